@@ -1,0 +1,1 @@
+"""Forecasting, loading, placement and scaling policies, and what carries them out."""

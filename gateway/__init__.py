@@ -1,0 +1,1 @@
+"""HTTP front door: routing, queueing and admission of inference requests."""

@@ -1,0 +1,1 @@
+"""Load generation, simulation and experiments."""

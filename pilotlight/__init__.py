@@ -1,0 +1,1 @@
+"""The face: the command line and the one-machine platform."""

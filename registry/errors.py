@@ -1,0 +1,27 @@
+"""What can go wrong between a component and the registry."""
+
+from __future__ import annotations
+
+
+class RegistryError(Exception):
+    """Root of the registry's errors."""
+
+
+class RegistryUnavailable(RegistryError):
+    """Redis did not answer; the caller goes on with its last copy."""
+
+
+class LeaseLost(RegistryError):
+    """The pod's lease is over or belongs to a newer process: register again with full state."""
+
+
+class ClaimLost(RegistryError):
+    """The load claim was fenced off: a newer claim exists, or the pod's lease is over."""
+
+
+class InvalidModel(RegistryError):
+    """A declaration has mistakes; `problems` holds all of them, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

@@ -1,0 +1,163 @@
+"""What a model is: its identity, what its InferenceService asked for, and its routing policy.
+
+Value types only. Parsing YAML and annotations into them is `inference_service` and `annotations`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    """Where a model's weights are for a pod, nearest to inference first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class Task(StrEnum):
+    """What a model does with a request; names follow the Hugging Face task vocabulary."""
+
+    TEXT_EMBEDDING = "text-embedding"
+    TEXT_TO_TEXT = "text2text-generation"
+    TEXT_CLASSIFICATION = "text-classification"
+    IMAGE_CLASSIFICATION = "image-classification"
+
+
+class RoutingPolicy(StrEnum):
+    """The routing policies of the gateway, by annotation value."""
+
+    AUTO = "auto"
+    COLOCATION = "colocation"
+    COLOCATION_QUEUEING = "colocation-queueing"
+    REMOTE_PROXY = "remote-proxy"
+    RANDOM = "random"
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
+
+
+class Preload(StrEnum):
+    """When a model is loaded ahead of requests."""
+
+    PREDICTIVE = "predictive"
+    EAGER = "eager"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelName:
+    """`namespace/name` of an InferenceService; the namespace is the tenant."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def path_segment(self) -> str:
+        """The name as one URL path segment, which is how pods know it: `namespace~name`."""
+        return f"{self.namespace}~{self.name}"
+
+    @classmethod
+    def from_path_segment(cls, segment: str) -> ModelName:
+        """Read `namespace~name`, or a bare `name` in the namespace `default`."""
+        namespace, found, name = segment.partition("~")
+        return cls(namespace, name) if found else cls("default", segment)
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        """Read `namespace/name`, or a bare `name` in the namespace `default`."""
+        namespace, found, name = text.partition("/")
+        return cls(namespace, name) if found else cls("default", text)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPolicy:
+    """How one model is served, typed from its `pilotlight.io/` annotations. Times in seconds."""
+
+    routing: RoutingPolicy = RoutingPolicy.AUTO
+    target_ongoing_requests: int = 3
+    """Liu 2025, section 4.6: `targetOngoingRequests`, default 3."""
+    queue_depth: int = 1024
+    queue_timeout_s: float = 60.0
+    deadline_s: float | None = None
+    priority: int = 0
+    min_copies: int = 0
+    max_copies: int | None = None
+    keep_alive_s: float | None = None
+    pin: bool = False
+    preload: Preload = Preload.PREDICTIVE
+    preload_tier: Tier = Tier.DEVICE
+    max_batch_size: int = 1
+    max_batch_wait_s: float = 0.0
+    application: str | None = None
+    profile: str | None = None
+    placement: str | None = None
+    loading: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model as declared: where its weights are, how to read them, how to serve it."""
+
+    name: ModelName
+    storage_uri: str
+    format: str = "huggingface"
+    task: Task | None = None
+    """None: the runtime reads it from the model's own configuration."""
+    protocol: str = "v2"
+    pool: str = "default"
+    policy: ModelPolicy = field(default_factory=ModelPolicy)
+    annotations: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def generation(self) -> str:
+        """A hash of what decides the weights: the storage URI and the format."""
+        digest = hashlib.sha256(f"{self.storage_uri}\0{self.format}\0{self.task or ''}".encode())
+        return digest.hexdigest()[:10]
+
+    @property
+    def key(self) -> str:
+        """`namespace/name@generation`: what tiers, claims and estimates are filed under."""
+        return f"{self.name}@{self.generation}"
+
+
+def name_of_key(key: str) -> ModelName:
+    """The model's name in a `namespace/name@generation` key."""
+    return ModelName.parse(key.rpartition("@")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """Why a generation could not be loaded, and until when nobody tries again."""
+
+    key: str
+    reason: str
+    """One of KServe's `lastFailureInfo.reason` values, such as `ModelLoadFailed`."""
+    message: str
+    attempts: int
+    retry_at_s: float
+    """Registry (Redis) time in seconds since the epoch."""
+    http_status: int = 503
+    """503 for a load that may succeed later; 507 where the model fits no budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A declared model in the registry, with what is known of its health."""
+
+    spec: ModelSpec
+    previous: ModelSpec | None = None
+    """The generation that serves until `spec`'s own is warm for the first time."""
+    failure: LoadFailure | None = None
+
+    @property
+    def serving(self) -> ModelSpec:
+        """The generation requests go to now."""
+        return self.previous or self.spec

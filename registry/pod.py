@@ -1,0 +1,66 @@
+"""What a pod tells the registry about itself: identity when it starts, a report per heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class PodPhase(StrEnum):
+    """Whether a pod takes requests."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Stage(StrEnum):
+    """The stages of a request, as in `server-timing` and the metrics."""
+
+    QUEUE = "queue"
+    LOAD = "load"
+    PREPROCESS = "preprocess"
+    INFER = "infer"
+    POSTPROCESS = "postprocess"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """What does not change while a pod lives."""
+
+    name: str
+    address: str
+    """`host:port` of its HTTP server."""
+    node: str
+    device: str = "cpu"
+    slots: int = 1
+    memory_bytes: int = 0
+    """Budget for models on the device."""
+    link_bytes_per_s: float | None = None
+    """Rate of its link to object storage where one is set; the prior for load times."""
+    process_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """New measurements of one model since the last heartbeat, in seconds.
+
+    `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
+    `load:<tier>` for a load that started from that tier.
+    """
+
+    key: str
+    measure: str
+    values_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """What a heartbeat carries."""
+
+    used_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes in use per tier."""
+    samples: tuple[Samples, ...] = ()
+    loads_total: int = 0
+    """Loads this pod has completed since it started."""

@@ -1,0 +1,1 @@
+"""The KServe predictor: many models per pod, tiered cache, device work."""
