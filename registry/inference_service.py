@@ -1,0 +1,216 @@
+"""Read InferenceService YAML, as a KServe user writes it, into model specifications.
+
+Every mistake of every object is collected before anything is refused: file, object, field, the
+value seen, what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from registry.annotations import parse_annotations
+from registry.errors import InvalidModel
+from registry.model import ModelName, ModelSpec
+
+API_VERSION = "serving.kserve.io/v1beta1"
+KIND = "InferenceService"
+MODEL_FORMATS = ("huggingface", "safetensors")
+PROTOCOLS = ("v1", "v2")
+STORAGE_SCHEMES = ("s3", "file")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""KServe's own rule for the name of an InferenceService."""
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_OTHER_PREDICTORS = (
+    "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
+    "lightgbm", "paddle",
+)  # fmt: skip
+
+
+def read_documents(
+    sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
+) -> list[ModelSpec]:
+    """Model specifications of all documents in `(source name, YAML text)` pairs.
+
+    Raises:
+        InvalidModel: with every mistake of every document; then nothing may be applied.
+    """
+    specs: list[ModelSpec] = []
+    problems: list[str] = []
+    declared: dict[ModelName, str] = {}
+    for source, text in sources:
+        try:
+            documents = [doc for doc in yaml.safe_load_all(text) if doc is not None]
+        except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
+            problems.append(f"{source}: not valid YAML: {_one_line(error)}")
+            continue
+        if not documents:
+            problems.append(f"{source}: holds no object; expected kind {KIND}")
+        for index, document in enumerate(documents, start=1):
+            place = source if len(documents) == 1 else f"{source} (document {index})"
+            reader = _Reader(place, default_namespace)
+            spec = reader.read(document)
+            problems += reader.problems
+            if spec is None:
+                continue
+            if spec.name in declared:
+                problems.append(
+                    f"{place}: {KIND} {spec.name}: metadata.name is declared twice, "
+                    f"also in {declared[spec.name]}"
+                )
+            declared.setdefault(spec.name, place)
+            specs.append(spec)
+    if problems:
+        raise InvalidModel(problems)
+    return specs
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one document; what is wrong with it gathers in `problems`."""
+
+    place: str
+    default_namespace: str
+    problems: list[str] = field(default_factory=list)
+    title: str = KIND
+
+    def read(self, document: object) -> ModelSpec | None:
+        if not isinstance(document, dict):
+            kind = type(document).__name__
+            self.problems.append(f"{self.place}: must be an object of kind {KIND}, was a {kind}")
+            return None
+        metadata = self._mapping(document, "metadata", required=True)
+        name = self._name(metadata)
+        self.title = f"{KIND} {name}"
+        self._literal(document, "apiVersion", API_VERSION)
+        if not self._literal(document, "kind", KIND):
+            return None
+        parsed = parse_annotations(self._strings(metadata, "annotations"))
+        for problem in parsed.problems:
+            self._say(problem)
+        labels = self._strings(metadata, "labels")
+        model = self._model(document)
+        spec = ModelSpec(
+            name=name,
+            storage_uri=self._storage_uri(model),
+            format=self._format(model),
+            task=parsed.task,
+            protocol=self._protocol(model),
+            pool=parsed.pool,
+            policy=parsed.policy,
+            annotations=tuple(sorted(self._strings(metadata, "annotations").items())),
+            labels=tuple(sorted(labels.items())),
+        )
+        return None if self.problems else spec
+
+    def _say(self, problem: str) -> None:
+        line = f"{self.place}: {self.title}: {problem}"
+        if line not in self.problems:
+            self.problems.append(line)
+
+    def _literal(self, document: Mapping[str, Any], key: str, wanted: str) -> bool:
+        seen = document.get(key)
+        if seen != wanted:
+            self._say(f"{key} must be {wanted!r}, was {seen!r}")
+        return seen == wanted
+
+    def _mapping(
+        self, parent: Mapping[str, Any], key: str, *, path: str = "", required: bool = False
+    ) -> dict[str, Any]:
+        value = parent.get(key)
+        if value is None and not required:
+            return {}
+        if not isinstance(value, dict):
+            self._say(f"{path}{key} must be an object, was {value!r}")
+            return {}
+        return value
+
+    def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
+        result: dict[str, str] = {}
+        for name, value in self._mapping(metadata, key, path="metadata.").items():
+            if isinstance(name, str) and isinstance(value, str):
+                result[name] = value
+            else:
+                self._say(
+                    f"metadata.{key}[{name}] must be a string (put it in quotes), was {value!r}"
+                )
+        return result
+
+    def _name(self, metadata: Mapping[str, Any]) -> ModelName:
+        name = metadata.get("name")
+        namespace = metadata.get("namespace", self.default_namespace)
+        self.title = f"{KIND} {namespace}/{name}"
+        for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
+            if not isinstance(value, str) or len(value) > 63 or not rule.fullmatch(value):
+                start = "starting with a letter, " if key == "name" else ""
+                self._say(
+                    f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
+                    f"{start}not ending with '-', was {value!r}"
+                )
+        return ModelName(str(namespace), str(name))
+
+    def _model(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        spec = self._mapping(document, "spec", required=True)
+        for part in ("transformer", "explainer"):
+            if part in spec:
+                self._say(f"spec.{part} is not supported: a model is served by its pool's runtime")
+        if not spec:
+            return {}
+        predictor = self._mapping(spec, "predictor", path="spec.", required=True)
+        legacy = [kind for kind in _OTHER_PREDICTORS if kind in predictor]
+        if legacy and "model" not in predictor:
+            self._say(
+                f"spec.predictor.{legacy[0]} is not supported; write spec.predictor.model with "
+                f"modelFormat.name one of {', '.join(MODEL_FORMATS)}"
+            )
+            return {}
+        return self._mapping(predictor, "model", path="spec.predictor.", required=bool(predictor))
+
+    def _format(self, model: Mapping[str, Any]) -> str:
+        if not model:
+            return ""
+        path = "spec.predictor.model."
+        name = self._mapping(model, "modelFormat", path=path, required=True).get("name")
+        if name not in MODEL_FORMATS:
+            self._say(f"{path}modelFormat.name must be one of {', '.join(MODEL_FORMATS)}, "
+                      f"was {name!r}")  # fmt: skip
+        return str(name)
+
+    def _protocol(self, model: Mapping[str, Any]) -> str:
+        protocol = model.get("protocolVersion", "v2")
+        if protocol not in PROTOCOLS:
+            self._say(f"spec.predictor.model.protocolVersion must be one of {', '.join(PROTOCOLS)},"
+                      f" was {protocol!r}")  # fmt: skip
+        return str(protocol)
+
+    def _storage_uri(self, model: Mapping[str, Any]) -> str:
+        if not model:
+            return ""
+        uri = model.get("storageUri")
+        allowed = " or ".join(f"{scheme}://…" for scheme in STORAGE_SCHEMES)
+        if not isinstance(uri, str) or not _is_storage_uri(uri):
+            self._say(f"spec.predictor.model.storageUri must be {allowed}, was {uri!r}")
+        return str(uri)
+
+
+def _is_storage_uri(uri: str) -> bool:
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return False
+    if parts.scheme not in STORAGE_SCHEMES or parts.query or parts.fragment:
+        return False
+    if any(segment in ("..", ".") for segment in parts.path.split("/")):
+        return False
+    if parts.scheme == "s3":
+        return len(parts.netloc) >= 3 and "@" not in parts.netloc
+    return parts.netloc == "" and parts.path.startswith("/")
