@@ -1,1 +1,1 @@
-"""The face: the command line and the one-machine platform."""
+"""The face of Pilotlight: the command line, the platform on one machine, the demo."""

@@ -1,0 +1,58 @@
+# Every target sets up what it needs; a second run reinstalls nothing.
+# Python 3.11 or later and make are enough to start with: `make demo`, `make test`.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+CODE := pilotlight load gateway autoscaler runtime registry benchmarks tests
+# The stamp's name carries the content of the locks: other content, another stamp.
+LOCKS := requirements.lock requirements-nodeps.lock
+STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
+PYTEST := $(BIN)/python -m pytest
+FLAGS ?=
+
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help install demo up test test-slow check format bench lock clean
+
+help:  ## What there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+$(STAMP):
+	@scripts/install $@
+
+install: $(STAMP)  ## Set up .venv (every other target does it, too)
+
+demo: $(STAMP)  ## The main job, end to end, in under 3 minutes (FLAGS=--full: as long as the thesis)
+	@$(BIN)/python -P -m pilotlight demo $(FLAGS)
+
+up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
+	@$(BIN)/python -P -m pilotlight up $(FLAGS)
+
+test: $(STAMP)  ## The quick tests
+	$(PYTEST) -m "not slow and not gpu" $(FLAGS)
+
+test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
+	$(PYTEST) -m "slow and not gpu" $(FLAGS)
+
+check: $(STAMP)  ## Format, lint, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## Format and repair what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## The benchmarks, with the facts of this machine
+	$(BIN)/python -m benchmarks $(FLAGS)
+
+lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml
+	@scripts/lock
+
+clean:  ## Remove .venv and caches (not $$PILOTLIGHT_HOME)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,41 @@
+"""What can go wrong on the command line and in the platform; `cli` maps each to an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PilotlightError(Exception):
+    """Root: an expected failure. Its text tells the user what to do; no traceback is shown."""
+
+
+class InvalidInput(PilotlightError):
+    """What the user gave is wrong; `problems` holds every mistake, one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class AlreadyRunning(PilotlightError):
+    """A platform holds this home folder."""
+
+
+class NotRunning(PilotlightError):
+    """No platform holds this home folder, and no address was given."""
+
+
+class StartFailed(PilotlightError):
+    """A part of the platform did not come up."""
+
+
+class RequestFailed(PilotlightError):
+    """The gateway, the registry or a pod refused what was asked."""
+
+
+class NotFound(RequestFailed):
+    """There is no such model or request."""
+
+
+class ExpectationFailed(PilotlightError):
+    """The demo ran, and something it promises did not show."""

@@ -1,0 +1,1 @@
+"""The platform on one machine: Redis, object store, zygote with its pods, gateway, supervised."""

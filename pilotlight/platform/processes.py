@@ -1,0 +1,96 @@
+"""Child processes of the supervisor: started on a lifeline, in a session of their own, logged.
+
+A session of its own keeps the terminal's Ctrl-C away from a child: the supervisor stops its
+children in order. The lifeline ends them when the supervisor is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_LIFELINE = str(Path(__file__).with_name("lifeline.py"))
+
+
+def python_module(module: str) -> list[str]:
+    """The command that runs one of our modules; `-P` keeps the working folder off the path."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+async def start_child(
+    command: Sequence[str], *, log_file: Path, env: Mapping[str, str], piped: bool = False
+) -> asyncio.subprocess.Process:
+    """Start a child on the lifeline; `piped` connects its standard input and output to us.
+
+    Call it from the main thread only: the death signal follows the thread that forked.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", _LIFELINE, str(os.getpid()), *command,
+            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if piped else descriptor,
+            stderr=descriptor,
+            env=dict(env),
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(descriptor)
+
+
+async def stop_child(child: asyncio.subprocess.Process, *, grace_s: float) -> None:
+    """Ask a child to end; after the grace, kill it and whatever it started."""
+    if child.returncode is None:
+        with suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                await child.wait()
+        except TimeoutError:
+            pass
+    kill_group(child)
+    await child.wait()
+
+
+def kill_group(child: asyncio.subprocess.Process) -> None:
+    """Kill what is left of the session that a child leads."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def last_lines(log_file: Path, *, count: int = 8) -> str:
+    """The end of a log, for an error message."""
+    try:
+        lines = log_file.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  | {line}" for line in lines[-count:])

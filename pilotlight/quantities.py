@@ -1,0 +1,44 @@
+"""Sizes and rates as users write them: `4Gi`, `512Mi`, `100MB/s`; and back to readable text."""
+
+from __future__ import annotations
+
+import re
+
+from pilotlight.errors import InvalidInput
+
+_FACTORS = {
+    "": 1,
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+def parse_bytes(text: str, *, field: str) -> int:
+    """Bytes of a Kubernetes quantity such as `4Gi`, or `100MB`, or a plain number."""
+    found = _SIZE.fullmatch(text.strip())
+    factor = _FACTORS.get(found[2].lower()) if found else None
+    amount = int(float(found[1]) * factor) if found and factor else 0
+    if amount <= 0:
+        raise InvalidInput([f"{field} must be a positive size such as 4Gi or 500MB, was {text!r}"])
+    return amount
+
+
+def parse_rate(text: str, *, field: str) -> float | None:
+    """Bytes per second of `100MB/s`; None for `unlimited`."""
+    if text.strip().lower() in {"unlimited", "none", ""}:
+        return None
+    try:
+        return float(parse_bytes(re.sub(r"(/s|ps)$", "", text.strip()), field=field))
+    except InvalidInput:
+        problem = f"{field} must be a rate such as 100MB/s, or unlimited, was {text!r}"
+        raise InvalidInput([problem]) from None
+
+
+def format_bytes(amount: float) -> str:
+    """A short size in decimal units: `242 MB`."""
+    for factor, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if amount >= factor:
+            scaled = amount / factor
+            return f"{scaled:.0f} {unit}" if scaled >= 10 else f"{scaled:.1f} {unit}"
+    return f"{amount:.0f} B"
