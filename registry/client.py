@@ -1,0 +1,233 @@
+"""The registry's operations, typed: what components say to it and ask of it.
+
+Every change goes through a server-side script (see `scripts/`), so that it is checked and written
+in one step. All methods raise RegistryUnavailable, soon, when Redis is away.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
+from registry.errors import ClaimLost, LeaseLost
+from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.pod import PodInfo, PodPhase, PodReport
+from registry.transactions import Transactions
+
+LEASE_TTL_S = 3.0
+HEARTBEAT_S = 1.0
+CLAIM_TTL_S = 5.0
+"""How long a claim may wait for its pod to begin the load."""
+
+
+class ClaimScope(StrEnum):
+    """Where no other load of the model may be for a claim to be granted."""
+
+    POD = "pod"
+    POOL = "pool"
+
+
+class LoadMode(StrEnum):
+    """What a reservation accepts at its predict pod."""
+
+    WARM = "warm"
+    JOIN = "join"
+    LOAD = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationRequest:
+    """A slot at `entry` and a place in the inference stage of `predict`, wanted together."""
+
+    id: str
+    entry: str
+    predict: str
+    key: str
+    mode: LoadMode
+    max_other_copies: int = -1
+    """With `LoadMode.LOAD`: claim only while no more other pods hold or load it; -1: any."""
+    target_ongoing: int = 0
+    """Most requests in the predict pod's inference stage; 0: any."""
+    ttl_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The reservation stands."""
+
+    start: str
+    """`warm`, or the tier the request will have waited from."""
+    load_token: int
+    """Fencing token of the load this reservation claimed at the predict pod; 0: none."""
+
+
+class Refusal(StrEnum):
+    """Why a reservation was not made: the copy the policy saw was out of date."""
+
+    GONE = "gone"
+    FULL = "full"
+    BUSY = "busy"
+    COLD = "cold"
+    ELSEWHERE = "elsewhere"
+
+
+class Registry:
+    """One pool's state, shared by all components through Redis."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        self.url = url
+        self.pool = pool
+        self.origin = uuid.uuid4().hex[:12]
+        self.transactions = Transactions(url, pool, self.origin)
+
+    @classmethod
+    async def connect(cls, url: str, pool: str = "default") -> Registry:
+        """A registry client that has spoken to Redis once. Raises RegistryUnavailable."""
+        registry = cls(url, pool)
+        await registry.transactions.submit("sync")
+        return registry
+
+    async def close(self) -> None:
+        """Let what is queued go out, then leave."""
+        await self.transactions.close()
+
+    # Models
+
+    async def put_models(self, specs: Sequence[ModelSpec]) -> list[str]:
+        """Declare models, all or nothing; per model `created`, `configured` or `unchanged`."""
+        outcomes: list[str] = await self.transactions.submit(
+            "put", [[str(spec.name), spec.key, encode_spec(spec)] for spec in specs]
+        )
+        return list(outcomes)
+
+    async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
+        """Withdraw models; returns those that were not there."""
+        names = list(names)
+        futures = [self.transactions.submit("delete", str(name)) for name in names]
+        existed = [await future for future in futures]
+        return [name for name, found in zip(names, existed, strict=True) if not found]
+
+    async def get_model(self, name: ModelName) -> ModelRecord | None:
+        """One model's record as it stands in Redis."""
+        spec, previous, failure = await self.transactions.submit("model", str(name))
+        return decode_record(spec, previous, failure) if spec else None
+
+    async def list_models(self) -> list[ModelRecord]:
+        """All models' records as they stand in Redis, by name."""
+        _, models, _ = await self.transactions.submit("snapshot")
+        records = [decode_record(*parts) for _, parts in models or []]
+        return sorted(records, key=lambda record: record.spec.name)
+
+    # Pods
+
+    async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
+        """Enter a pod and clear what an older process of its name left; returns its epoch."""
+        epoch: int = await self.transactions.submit(
+            "register", info.name, encode_pod(info), info.slots, int(lease_ttl_s * 1000)
+        )
+        return epoch
+
+    async def heartbeat(
+        self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
+    ) -> None:
+        """Extend the lease and hand in what was measured. Raises LeaseLost."""
+        _check(
+            await self.transactions.submit(
+                "beat",
+                pod,
+                epoch,
+                int(lease_ttl_s * 1000),
+                orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode(),
+                report.loads_total,
+                [[sample.key, sample.measure, sample.values_s] for sample in report.samples],
+            )
+        )
+
+    async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
+        """Say whether the pod takes requests. Raises LeaseLost."""
+        _check(await self.transactions.submit("phase", pod, epoch, phase))
+
+    async def deregister_pod(self, pod: str, epoch: int) -> None:
+        """Leave at once instead of by the end of the lease."""
+        await self.transactions.submit("leave", pod, epoch)
+
+    # Loads
+
+    async def claim_load(
+        self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S
+    ) -> int | None:
+        """Claim the load of a model for a pod.
+
+        Returns:
+            The fencing token, or None where the model is warm or loading within the scope.
+
+        Raises:
+            LeaseLost: when the pod's lease is over.
+        """
+        result = await self.transactions.submit("claim", pod, epoch, key, scope, int(ttl_s * 1000))
+        _check(result)
+        return int(result[1]) if result[0] == "ok" else None
+
+    async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:
+        """Begin a claimed load; it then lives as long as the lease. Raises ClaimLost, LeaseLost."""
+        _check(await self.transactions.submit("start", pod, epoch, key, token, source))
+
+    async def finish_load(
+        self, pod: str, epoch: int, key: str, token: int, memory_bytes: int
+    ) -> None:
+        """The pod is warm for the model. Raises ClaimLost (drop the model), LeaseLost."""
+        name = str(name_of_key(key))
+        _check(await self.transactions.submit("finish", pod, epoch, key, token, memory_bytes, name))
+
+    async def fail_load(
+        self, pod: str, epoch: int, key: str, token: int, failure: LoadFailure
+    ) -> None:
+        """The load failed; the model's record says why. Raises ClaimLost, LeaseLost."""
+        _check(
+            await self.transactions.submit(
+                "fail", pod, epoch, key, token, str(name_of_key(key)), encode_failure(failure)
+            )
+        )
+
+    async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
+        """Where the weights are at the pod outside of a load; REMOTE: nothing is left there."""
+        _check(await self.transactions.submit("tier", pod, epoch, key, tier, bytes_))
+
+    async def end_inference(self, pod: str, reservation_id: str) -> None:
+        """Free the reservation's place in the inference stage; its slot stays taken."""
+        await self.transactions.submit("infer_end", reservation_id, pod)
+
+    # Reservations
+
+    async def reserve(self, wanted: ReservationRequest) -> Granted | Refusal:
+        """Take a slot and a place in the inference stage together, or say why not."""
+        result = await self.transactions.submit(
+            "reserve", wanted.id, int(wanted.ttl_s * 1000), wanted.entry, wanted.predict,
+            wanted.key, wanted.mode, wanted.max_other_copies, wanted.target_ongoing,
+            int(CLAIM_TTL_S * 1000),
+        )  # fmt: skip
+        if result[0] == "ok":
+            return Granted(start=result[2], load_token=result[1])
+        return Refusal(result[0])
+
+    def release(self, reservation_id: str, *, entry: str, predict: str) -> None:
+        """Give back what `reserve` took. Nobody waits for it; it expires if Redis is away."""
+        self.transactions.submit("release", reservation_id, entry, predict)
+
+    def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+        """Keep a reservation of a long request from expiring."""
+        self.transactions.submit("renew", reservation_id, int(ttl_s * 1000), entry, predict)
+
+
+def _check(result: Any) -> None:
+    match result[0]:
+        case "lost":
+            raise LeaseLost("the pod's lease is over or belongs to a newer process")
+        case "fenced":
+            raise ClaimLost("the load claim is over or was given to somebody else")

@@ -1,0 +1,230 @@
+"""An in-process copy of a pool's state, kept by applying the registry's published changes.
+
+The copy is what routing policies look at. It has one owner (the watch) and is read between awaits
+only; it knows no clock and no network, so the simulator can keep one just as well. Every entity
+remembers the version that last touched it: changes may arrive twice (with a reply, and published)
+and in either order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from registry.codec import decode_pod, decode_record
+from registry.estimates import UNMEASURED, Measurements
+from registry.model import ModelName, ModelRecord, Tier
+from registry.pod import PodInfo, PodPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Where one model is for one pod."""
+
+    tier: Tier
+    loading_from: Tier | None
+    """The tier a load under way started from; None when no load is under way."""
+    since_s: float
+    """Registry time at which this became so."""
+    size_bytes: int
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the pod can infer with the model now."""
+        return self.tier is Tier.DEVICE
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether a load to the device is under way."""
+        return self.loading_from is not None
+
+
+class PodState:
+    """One pod as last heard of. Mutable for speed: a decision reads it, its owner writes it."""
+
+    __slots__ = (
+        "counts_version", "epoch", "info", "is_suspect", "loads_total", "name", "ongoing", "phase",
+        "slots", "slots_used", "used_bytes", "version",
+    )  # fmt: skip
+
+    def __init__(self, info: PodInfo) -> None:
+        self.info = info
+        self.name = info.name
+        self.slots = info.slots
+        self.epoch = 0
+        self.phase = PodPhase.READY
+        self.slots_used = 0
+        self.ongoing = 0
+        self.used_bytes: Mapping[str, int] = {}
+        self.loads_total = 0
+        self.is_suspect = False
+        """A gateway could not reach it; cleared by any news of the pod."""
+        self.version = 0
+        self.counts_version = 0
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the pod's HTTP server."""
+        return self.info.address
+
+    @property
+    def node(self) -> str:
+        """The node it runs on."""
+        return self.info.node
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its budget for models on the device."""
+        return self.info.memory_bytes
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests may be sent to it at all."""
+        return self.phase is PodPhase.READY and not self.is_suspect
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether it can be a request's entry pod now."""
+        return self.slots_used < self.slots and self.is_accepting
+
+
+_NOWHERE: Mapping[str, Residency] = {}
+
+
+class ClusterState:
+    """All pods, models, tiers and measurements of a pool."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.pods: dict[str, PodState] = {}
+        self.models: dict[ModelName, ModelRecord] = {}
+        self.residency: dict[str, dict[str, Residency]] = {}
+        self.measurements: dict[str, Measurements] = {}
+        self._residency_versions: dict[tuple[str, str], int] = {}
+        self._model_versions: dict[ModelName, int] = {}
+        self._gone_versions: dict[str, int] = {}
+
+    def holders(self, key: str) -> Mapping[str, Residency]:
+        """Per pod that has anything of the model: where it is."""
+        return self.residency.get(key, _NOWHERE)
+
+    def measured(self, key: str) -> Measurements:
+        """The model's measurements; priors only if there are none."""
+        return self.measurements.get(key, UNMEASURED)
+
+    # Changes
+
+    def replace(self, version: int, snapshot: Sequence[Any]) -> None:
+        """Start again from a full snapshot, as the script's `snapshot` operation returns it."""
+        self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
+        self.version = version
+        pods, models, samples = snapshot
+        for name, info, epoch, phase, used, loads, slots, ongoing, residency in pods or []:
+            self._apply_pod(version, name, info, epoch, phase, used, loads, slots, ongoing)
+            pairs = list(residency or [])
+            for key, text in zip(pairs[::2], pairs[1::2], strict=True):
+                self._apply_at(version, key, name, text)
+        for name, parts in models or []:
+            self._apply_model(version, name, *parts)
+        for key, measures in samples or []:
+            pairs = list(measures or [])
+            for measure, values in zip(pairs[::2], pairs[1::2], strict=True):
+                self._apply_samples(version, key, measure, orjson.loads(values))
+
+    def apply(self, version: int, changes: Sequence[Sequence[Any]]) -> None:
+        """Take in the changes of one version; those already known change nothing."""
+        for kind, *values in changes:
+            match kind:
+                case "counts":
+                    self._apply_counts(version, *values)
+                case "at":
+                    self._apply_at(version, *values)
+                case "pod":
+                    self._apply_pod(version, *values)
+                case "gone":
+                    self._apply_gone(version, *values)
+                case "model":
+                    self._apply_model(version, *values)
+                case "samples":
+                    self._apply_samples(version, *values)
+        self.version = max(self.version, version)
+
+    def _apply_counts(self, version: int, name: str, slots_used: int, ongoing: int) -> None:
+        pod = self.pods.get(name)
+        if pod is not None and version >= pod.counts_version:
+            pod.counts_version = version
+            pod.slots_used = slots_used
+            pod.ongoing = ongoing
+
+    def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
+        place = (key, name)
+        if version < self._residency_versions.get(place, 0):
+            return
+        self._residency_versions[place] = version
+        if not isinstance(text, str):
+            self._forget_residency(key, name)
+            return
+        tier, loading, since_ms, size = text.split("|")
+        self.residency.setdefault(key, {})[name] = Residency(
+            tier=Tier(tier),
+            loading_from=None if loading == "-" else Tier(loading),
+            since_s=float(since_ms) / 1000,
+            size_bytes=int(float(size)),
+        )
+
+    def _forget_residency(self, key: str, name: str) -> None:
+        holders = self.residency.get(key)
+        if holders is not None and holders.pop(name, None) and not holders:
+            del self.residency[key]
+
+    def _apply_pod(
+        self, version: int, name: str, info: str, epoch: int, phase: str, used: str, loads: int,
+        slots_used: int, ongoing: int,
+    ) -> None:  # fmt: skip
+        pod = self.pods.get(name)
+        if pod is not None and version < pod.version:
+            return
+        if version < self._gone_versions.get(name, 0):
+            return
+        if pod is None or pod.epoch != epoch:
+            fresh = PodState(decode_pod(info))
+            fresh.epoch = epoch
+            self.pods[name] = pod = fresh
+        pod.version = version
+        pod.phase = PodPhase(phase)
+        pod.used_bytes = orjson.loads(used)
+        pod.loads_total = loads
+        pod.is_suspect = False
+        self._apply_counts(version, name, slots_used, ongoing)
+
+    def _apply_gone(self, version: int, name: str) -> None:
+        pod = self.pods.get(name)
+        if pod is not None and version < pod.version:
+            return
+        self._gone_versions[name] = version
+        self.pods.pop(name, None)
+        for key in [key for key, holders in self.residency.items() if name in holders]:
+            if version >= self._residency_versions.get((key, name), 0):
+                self._residency_versions[key, name] = version
+                self._forget_residency(key, name)
+
+    def _apply_model(
+        self, version: int, text: str, spec: str | bool, previous: str | bool, failure: str | bool
+    ) -> None:
+        name = ModelName.parse(text)
+        if version < self._model_versions.get(name, 0):
+            return
+        self._model_versions[name] = version
+        if isinstance(spec, str):
+            self.models[name] = decode_record(spec, previous, failure)
+        else:
+            self.models.pop(name, None)
+
+    def _apply_samples(
+        self, version: int, key: str, measure: str, values_s: Sequence[float]
+    ) -> None:
+        del version  # samples only add up; each change is applied once by the watch
+        self.measurements.setdefault(key, Measurements()).add(measure, values_s)

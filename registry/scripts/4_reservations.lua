@@ -1,0 +1,70 @@
+-- Reservations: a slot at the entry pod and a place in the inference stage of the predict pod, taken
+-- together or not at all. They expire, so a gateway that dies leaks nothing.
+
+-- mode: 'warm' wants the model on the predict pod's device; 'join' accepts a load under way there;
+-- 'load' may claim a load at that pod, but only while at most `copies` other pods hold the model or
+-- are loading it (-1: however many), so that two gateways that saw the same state load once.
+function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, claim_ms)
+  if not alive(entry) then return {'gone', entry} end
+  local pod = redis.call('HMGET', key('pod:' .. entry), 'slots', 'phase')
+  if pod[2] ~= 'ready' then return {'gone', entry} end
+  local slots_set = key('slots:' .. entry)
+  purge(slots_set)
+  local used = redis.call('ZCARD', slots_set)
+  if used >= tonumber(pod[1]) then
+    touch(entry)
+    return {'full', entry}
+  end
+  if predict ~= entry and not alive(predict) then return {'gone', predict} end
+  local ongoing_set = key('ongoing:' .. predict)
+  if target > 0 then
+    purge(ongoing_set)
+    if redis.call('ZCARD', ongoing_set) >= target then
+      touch(predict)
+      return {'busy', predict}
+    end
+  end
+  local tier, loading = residency(predict, model)
+  local token, start = 0, 'warm'
+  if tier ~= 'device' then
+    start = loading and loading ~= '-' and loading or nil
+    if not start then
+      if mode ~= 'load' then return {'cold', predict} end
+      if copies >= 0 and copies_elsewhere(model, predict) > copies then
+        return {'elsewhere', predict}
+      end
+      token, start = make_claim(model, predict, claim_ms)
+    elseif mode == 'warm' then
+      return {'cold', predict}
+    end
+  end
+  redis.call('ZADD', slots_set, now + ttl_ms, id)
+  redis.call('ZADD', ongoing_set, now + ttl_ms, id)
+  touch(entry)
+  touch(predict)
+  return {'ok', token, start}
+end
+
+function op.release(id, entry, predict)
+  if redis.call('ZREM', key('slots:' .. entry), id) > 0 then touch(entry) end
+  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then touch(predict) end
+  return true
+end
+
+function op.renew(id, ttl_ms, entry, predict)
+  redis.call('ZADD', key('slots:' .. entry), 'XX', now + ttl_ms, id)
+  redis.call('ZADD', key('ongoing:' .. predict), 'XX', now + ttl_ms, id)
+  return true
+end
+
+-- The inference stage is over; the slot stays until the answer is out.
+function op.infer_end(id, predict)
+  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then touch(predict) end
+  return true
+end
+
+local function reap_reservations()
+  for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
+    if purge(key('slots:' .. pod)) + purge(key('ongoing:' .. pod)) > 0 then touch(pod) end
+  end
+end

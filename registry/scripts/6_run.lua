@@ -1,0 +1,66 @@
+-- The whole state for a new copy; the sweep; and the run of a batch: ARGV[1] holds the operations,
+-- ARGV[2] names their origin. What changed is published once, under one new version.
+
+function op.sync()
+  reap_pods()
+  reap_claims()
+  reap_reservations()
+  return tonumber(redis.call('GET', key('version')) or 0)
+end
+
+local function all_pods()
+  local pods = {}
+  for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
+    local fields = redis.call('HMGET', key('pod:' .. pod), 'info', 'epoch', 'phase', 'used', 'loads')
+    local slots, ongoing = counts(pod)
+    pods[#pods + 1] = {pod, fields[1], tonumber(fields[2]), fields[3], fields[4],
+      tonumber(fields[5]), slots, ongoing, redis.call('HGETALL', key('residency:' .. pod))}
+  end
+  return pods
+end
+
+local function all_models()
+  local models = {}
+  for _, name in ipairs(redis.call('HKEYS', key('models'))) do
+    models[#models + 1] = {name, op.model(name)}
+  end
+  return models
+end
+
+local function all_samples()
+  local samples = {}
+  for _, model in ipairs(redis.call('SMEMBERS', key('measured'))) do
+    local measures = redis.call('HGETALL', key('samples:' .. model))
+    if #measures == 0 then redis.call('SREM', key('measured'), model) end
+    samples[#samples + 1] = {model, measures}
+  end
+  return samples
+end
+
+function op.snapshot()
+  op.sync()
+  return {all_pods(), all_models(), all_samples()}
+end
+
+local results = {}
+for index, call in ipairs(cjson.decode(ARGV[1])) do
+  local run = op[call[1]]
+  if not run then return redis.error_reply('ERR no registry operation ' .. tostring(call[1])) end
+  results[index] = run(unpack(call, 2))
+end
+for pod in pairs(counted) do
+  if redis.call('EXISTS', key('pod:' .. pod)) == 1 then
+    local slots, ongoing = counts(pod)
+    change('counts', pod, slots, ongoing)
+  end
+end
+local version
+local encoded = '[]'
+if #changes > 0 then
+  version = redis.call('INCR', key('version'))
+  encoded = cjson.encode(changes)
+  redis.call('PUBLISH', key('changes'), version .. ' ' .. now .. ' ' .. ARGV[2] .. ' ' .. encoded)
+else
+  version = tonumber(redis.call('GET', key('version')) or 0)
+end
+return {version, now, cjson.encode(results), encoded}

@@ -1,0 +1,154 @@
+"""Keeps a `ClusterState` up to date: published changes, checked for gaps, repaired by snapshots.
+
+Published changes carry consecutive versions. A gap, a lost connection or a version that went back
+(another Redis) leads to a new snapshot. Once a second the version is asked for, which finds a lost
+last message, sweeps expired leases and reservations, and tells how old the copy is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from registry.client import Registry
+from registry.cluster import ClusterState
+from registry.errors import RegistryUnavailable
+from registry.resp import RespConnection, resolve
+from registry.transactions import Applied
+
+logger = logging.getLogger(__name__)
+
+SYNC_S: Final = 1.0
+_RECONNECT_S: Final = 0.2
+
+
+class ClusterWatch:
+    """The in-process copy of one pool, and the task that feeds it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.state = ClusterState()
+        self.repairs_total = 0
+        """Snapshots taken because the copy could not be continued."""
+        self._origin = registry.origin.encode()
+        self._pushed_version = 0
+        self._is_following = False
+        self._needs_snapshot = asyncio.Event()
+        self._synced = asyncio.Event()
+        self._confirmed_at_s: float | None = None
+        self._clock_offset_s = 0.0
+        self._callbacks: list[Callable[[], None]] = []
+        registry.transactions.on_applied = self._on_reply
+
+    # What readers ask
+
+    def age_s(self) -> float:
+        """Seconds since the copy was last known to be complete; infinite before the first."""
+        if self._confirmed_at_s is None:
+            return float("inf")
+        return time.monotonic() - self._confirmed_at_s
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether changes are being pushed to this copy now."""
+        return self._is_following
+
+    def registry_now_s(self) -> float:
+        """The registry's clock, as far as this process knows it."""
+        return time.time() + self._clock_offset_s
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change that was applied."""
+        self._callbacks.append(callback)
+
+    async def wait_synced(self) -> None:
+        """Return once the copy was complete for the first time."""
+        await self._synced.wait()
+
+    # The task
+
+    async def run(self) -> None:
+        """Follow the registry until cancelled; outages are waited out."""
+        while True:
+            try:
+                await self._follow()
+            except RegistryUnavailable as error:
+                if self._is_following:
+                    logger.warning("the registry is away; serving from the copy", exc_info=error)
+            self._is_following = False
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _follow(self) -> None:
+        address = await resolve(self.registry.url, self.registry.transactions.prefix)
+        connection = await RespConnection.open(address, on_message=self._on_message)
+        try:
+            await connection.call("SUBSCRIBE", f"{self.registry.transactions.prefix}changes")
+            await self._take_snapshot()
+            self._is_following = True
+            while connection.is_open:
+                if await self._lost_a_push():
+                    await self._take_snapshot()
+                    self.repairs_total += 1
+        finally:
+            connection.close()
+
+    async def _lost_a_push(self) -> bool:
+        """Wait for a reason to look, at most `SYNC_S`; say whether the copy has a hole."""
+        try:
+            async with asyncio.timeout(SYNC_S):
+                await self._needs_snapshot.wait()
+            return True
+        except TimeoutError:
+            before = self._pushed_version
+            version = await self.registry.transactions.submit("sync")
+            if version < self._pushed_version:
+                return True
+            is_quiet = before == self._pushed_version
+            if is_quiet and version > self._pushed_version:
+                await asyncio.sleep(0.05)  # the push may still be under way
+                return version > self._pushed_version
+            self._confirmed_at_s = time.monotonic()
+            return False
+
+    async def _take_snapshot(self) -> None:
+        self._needs_snapshot.clear()
+        version, now_ms, snapshot = await self.registry.transactions.snapshot()
+        self.state.replace(version, snapshot)
+        self._pushed_version = max(version, 0)
+        self._set_clock(now_ms)
+        self._confirmed_at_s = time.monotonic()
+        self._synced.set()
+        self._notify()
+
+    # Incoming changes
+
+    def _on_message(self, payload: bytes) -> None:
+        version_text, now_text, origin, changes = payload.split(b" ", 3)
+        version = int(version_text)
+        if version <= self._pushed_version:
+            return  # already in the snapshot
+        if version != self._pushed_version + 1:
+            self._needs_snapshot.set()
+        self._pushed_version = version
+        self._confirmed_at_s = time.monotonic()
+        if origin != self._origin:
+            self._set_clock(int(now_text))
+            self.state.apply(version, orjson.loads(changes))
+            self._notify()
+
+    def _on_reply(self, applied: Applied) -> None:
+        if self._synced.is_set():
+            self.state.apply(applied.version, orjson.loads(applied.changes))
+            self._notify()
+
+    def _set_clock(self, now_ms: int) -> None:
+        self._clock_offset_s = now_ms / 1000 - time.time()
+
+    def _notify(self) -> None:
+        for callback in self._callbacks:
+            callback()
