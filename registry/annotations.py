@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from registry.durations import parse_duration_s
 from registry.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from enum import StrEnum
 
 PREFIX = "pilotlight.io/"
 _MAX_DURATION_S = 30 * 86400.0

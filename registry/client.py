@@ -7,18 +7,21 @@ in one step. All methods raise RegistryUnavailable, soon, when Redis is away.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
 from registry.errors import ClaimLost, LeaseLost
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.pod import PodInfo, PodPhase, PodReport
 from registry.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from registry.pod import PodInfo, PodPhase, PodReport
 
 LEASE_TTL_S = 3.0
 HEARTBEAT_S = 1.0

@@ -8,9 +8,8 @@ and in either order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -18,6 +17,9 @@ from registry.codec import decode_pod, decode_record
 from registry.estimates import UNMEASURED, Measurements
 from registry.model import ModelName, ModelRecord, Tier
 from registry.pod import PodInfo, PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,10 @@ class ClusterState:
 
     def _forget_residency(self, key: str, name: str) -> None:
         holders = self.residency.get(key)
-        if holders is not None and holders.pop(name, None) and not holders:
+        if holders is None:
+            return
+        holders.pop(name, None)
+        if not holders:
             del self.residency[key]
 
     def _apply_pod(

@@ -7,12 +7,14 @@ first measurement and are marked as such, since a deadline is never refused on a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from registry.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 WINDOW: Final = 32
 """Samples kept per model and measure: short, so that a change is followed within seconds."""

@@ -7,9 +7,8 @@ value seen, what is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -17,6 +16,9 @@ import yaml
 from registry.annotations import parse_annotations
 from registry.errors import InvalidModel
 from registry.model import ModelName, ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"

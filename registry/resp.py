@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -18,6 +17,9 @@ import redis
 import redis.asyncio
 
 from registry.errors import RegistryUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONNECT_TIMEOUT_S = 1.0
 
@@ -82,7 +84,7 @@ async def _ask_sentinels(
 ) -> Address:
     hosts = [host.partition(":") for host in netloc.rpartition("@")[2].split(",")]
     service, _, database = path.strip("/").partition("/")
-    sentinel = redis.asyncio.Sentinel(
+    sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
         [(host, int(port or 26379)) for host, _, port in hosts],
         socket_timeout=CONNECT_TIMEOUT_S,
     )

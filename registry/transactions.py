@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from registry.errors import RegistryUnavailable
 from registry.resp import RespConnection, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 REPLY_TIMEOUT_S = 2.0
 MAX_BATCH = 256

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from registry.client import Registry
 from registry.cluster import ClusterState
 from registry.errors import RegistryUnavailable
 from registry.resp import RespConnection, resolve
-from registry.transactions import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from registry.client import Registry
+    from registry.transactions import Applied
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +108,7 @@ class ClusterWatch:
             return True
         except TimeoutError:
             before = self._pushed_version
-            version = await self.registry.transactions.submit("sync")
+            version: int = await self.registry.transactions.submit("sync")
             if version < self._pushed_version:
                 return True
             is_quiet = before == self._pushed_version
