@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
-from registry.errors import ClaimLost, LeaseLost
+from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from registry.pod import PodInfo, PodPhase, PodReport
 
@@ -208,24 +208,48 @@ class Registry:
 
     # Reservations
 
-    async def reserve(self, wanted: ReservationRequest) -> Granted | Refusal:
-        """Take a slot and a place in the inference stage together, or say why not."""
-        result = await self.transactions.submit(
+    def reserve(
+        self,
+        wanted: ReservationRequest,
+        settle: Callable[[Granted | Refusal | RegistryUnavailable], None],
+    ) -> None:
+        """Ask for a slot and a place in the inference stage together.
+
+        `settle` hears the outcome right after the copy has taken in what the call changed, with no
+        other code in between, so that a caller's own count of pending slots never doubles it.
+        """
+
+        def on_result(result: Any) -> None:
+            if isinstance(result, RegistryUnavailable):
+                settle(result)
+            elif result[0] == "ok":
+                settle(Granted(start=result[2], load_token=result[1]))
+            else:
+                settle(Refusal(result[0]))
+
+        self.transactions.submit_then(
+            on_result,
             "reserve", wanted.id, int(wanted.ttl_s * 1000), wanted.entry, wanted.predict,
             wanted.key, wanted.mode, wanted.max_other_copies, wanted.target_ongoing,
             int(CLAIM_TTL_S * 1000),
         )  # fmt: skip
-        if result[0] == "ok":
-            return Granted(start=result[2], load_token=result[1])
-        return Refusal(result[0])
 
-    def release(self, reservation_id: str, *, entry: str, predict: str) -> None:
+    def release(
+        self,
+        reservation_id: str,
+        *,
+        entry: str,
+        predict: str,
+        on_result: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         """Give back what `reserve` took. Nobody waits for it; it expires if Redis is away."""
-        self.transactions.submit("release", reservation_id, entry, predict)
+        self.transactions.submit_then(on_result, "release", reservation_id, entry, predict)
 
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         """Keep a reservation of a long request from expiring."""
-        self.transactions.submit("renew", reservation_id, int(ttl_s * 1000), entry, predict)
+        self.transactions.submit_then(
+            lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
+        )
 
 
 def _check(result: Any) -> None:

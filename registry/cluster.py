@@ -48,8 +48,8 @@ class PodState:
     """One pod as last heard of. Mutable for speed: a decision reads it, its owner writes it."""
 
     __slots__ = (
-        "counts_version", "epoch", "info", "is_suspect", "loads_total", "name", "ongoing", "phase",
-        "slots", "slots_used", "used_bytes", "version",
+        "counts_version", "epoch", "info", "is_suspect", "loads_total", "name", "ongoing",
+        "ongoing_pending", "phase", "slots", "slots_pending", "slots_used", "used_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -60,6 +60,9 @@ class PodState:
         self.phase = PodPhase.READY
         self.slots_used = 0
         self.ongoing = 0
+        self.slots_pending = 0
+        """Slots this process has asked for and not heard about: they count as taken here."""
+        self.ongoing_pending = 0
         self.used_bytes: Mapping[str, int] = {}
         self.loads_total = 0
         self.is_suspect = False
@@ -88,9 +91,24 @@ class PodState:
         return self.phase is PodPhase.READY and not self.is_suspect
 
     @property
+    def slots_busy(self) -> int:
+        """Slots taken, those asked for here included."""
+        return self.slots_used + self.slots_pending
+
+    @property
+    def inferring(self) -> int:
+        """Requests in their inference stage, those asked for here included."""
+        return self.ongoing + self.ongoing_pending
+
+    @property
     def has_free_slot(self) -> bool:
         """Whether it can be a request's entry pod now."""
-        return self.slots_used < self.slots and self.is_accepting
+        return self.slots_used + self.slots_pending < self.slots and self.is_accepting
+
+    @property
+    def free_bytes(self) -> int:
+        """Device memory a load can take without an eviction."""
+        return self.info.memory_bytes - self.used_bytes.get(Tier.DEVICE, 0)
 
 
 _NOWHERE: Mapping[str, Residency] = {}

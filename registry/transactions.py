@@ -40,7 +40,8 @@ class Applied:
 @dataclass(slots=True)
 class _Pending:
     operation: Sequence[Any]
-    future: asyncio.Future[Any]
+    settle: Callable[[Any], None]
+    """Given the result, or the RegistryUnavailable that took its place."""
 
 
 def read_script() -> bytes:
@@ -75,10 +76,23 @@ class Transactions:
     def submit(self, *operation: Any) -> asyncio.Future[Any]:
         """Queue one operation; the future holds its result or raises RegistryUnavailable."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(operation, future))
+
+        def settle(result: Any) -> None:
+            if future.done():
+                return
+            if isinstance(result, RegistryUnavailable):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.submit_then(settle, *operation)
+        return future
+
+    def submit_then(self, settle: Callable[[Any], None], *operation: Any) -> None:
+        """Queue one operation; `settle` gets its result or a RegistryUnavailable."""
+        self._pending.append(_Pending(operation, settle))
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run())
-        return future
 
     async def snapshot(self) -> tuple[int, int, Sequence[Any]]:
         """The version, the registry's time in ms, and the whole state of the pool."""
@@ -108,19 +122,13 @@ class Transactions:
                 orjson.dumps([item.operation for item in batch])
             )
         except RegistryUnavailable as error:
-            self._fail(batch, error)
+            for item in batch:
+                item.settle(error)
             return
         if self.on_applied is not None and len(changes) > 2:
             self.on_applied(Applied(version, now_ms, changes))
         for item, result in zip(batch, orjson.loads(results), strict=True):
-            if not item.future.done():
-                item.future.set_result(result)
-
-    def _fail(self, batch: Sequence[_Pending], error: RegistryUnavailable) -> None:
-        for item in batch:
-            if not item.future.done():
-                item.future.set_exception(error)
-                item.future.exception()  # a caller that does not wait has nothing to hear
+            item.settle(result)
 
     async def _call(self, operations: bytes) -> tuple[int, int, bytes, bytes]:
         connection = await self._connected()

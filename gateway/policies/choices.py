@@ -1,0 +1,84 @@
+"""Small pure choices that routing policies are composed of: filter, rank, pick."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gateway.policies.views import ClusterView, PodView
+    from registry.cluster import Residency
+
+_NEARNESS: Mapping[Tier, int] = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+
+
+def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
+    """Accepting pods that hold the model on their device."""
+    pods = cluster.pods
+    return [
+        pod
+        for name, residency in cluster.holders(key).items()
+        if residency.is_warm and (pod := pods.get(name)) is not None and pod.is_accepting
+    ]
+
+
+def warming_pods(cluster: ClusterView, key: str) -> list[PodView]:
+    """Accepting pods to whose device a load of the model is under way."""
+    pods = cluster.pods
+    return [
+        pod
+        for name, residency in cluster.holders(key).items()
+        if residency.is_warming and (pod := pods.get(name)) is not None and pod.is_accepting
+    ]
+
+
+def free_pods(cluster: ClusterView) -> list[PodView]:
+    """Pods that can be an entry pod now."""
+    return [pod for pod in cluster.pods.values() if pod.has_free_slot]
+
+
+def with_free_slot(pods: Sequence[PodView]) -> list[PodView]:
+    """Those of the pods that can be an entry pod now."""
+    return [pod for pod in pods if pod.has_free_slot]
+
+
+def load_rank(pod: PodView) -> tuple[float, int]:
+    """How loaded a pod is: share of slots taken, then requests in their inference stage."""
+    return (pod.slots_busy / pod.slots, pod.inferring)
+
+
+def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
+    """The least loaded pod; equals are chosen among by `draw`, in the order of their names."""
+    lowest = min(load_rank(pod) for pod in pods)
+    equals = sorted((pod for pod in pods if load_rank(pod) == lowest), key=_name)
+    return equals[int(draw * len(equals))]
+
+
+def fewest_inferring(pods: Sequence[PodView]) -> PodView:
+    """The pod with the fewest requests in their inference stage; ties to the first by name."""
+    return min(pods, key=lambda pod: (pod.inferring, pod.slots_busy, pod.name))
+
+
+def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: float) -> PodView:
+    """Where a cold start is cheapest: the nearest tier, then memory that needs no eviction.
+
+    Emptiest first, since a load that evicts makes the next cold start; then least loaded, then by
+    `draw` in the order of names.
+    """
+
+    def cost(pod: PodView) -> tuple[int, int, float, int]:
+        residency = holders.get(pod.name)
+        tier = Tier.REMOTE if residency is None else residency.tier
+        return (_NEARNESS[tier], -pod.free_bytes, *load_rank(pod))
+
+    costs = [cost(pod) for pod in pods]
+    lowest = min(costs)
+    equals = sorted((pod for pod, c in zip(pods, costs, strict=True) if c == lowest), key=_name)
+    return equals[int(draw * len(equals))]
+
+
+def _name(pod: PodView) -> str:
+    return pod.name

@@ -1,0 +1,41 @@
+"""Colocation without queueing: run where the model is warm, else start cold at once elsewhere.
+
+Source: Liu 2025, section 4.5. A request does not wait for a warm pod whose slots are taken, nor for
+a load under way at a pod without a free slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.policies.choices import (
+    best_cold,
+    fewest_inferring,
+    free_pods,
+    warm_pods,
+    warming_pods,
+    with_free_slot,
+)
+from gateway.policies.decision import Decision, Reason, SendTo, Wait
+from registry.client import LoadMode
+
+if TYPE_CHECKING:
+    from gateway.policies.views import ClusterView, RequestView
+
+
+def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+    """A warm pod with a free slot; else at once any pod with a free slot, which starts cold."""
+    del now_s
+    warm = warm_pods(cluster, request.key)
+    if ready := with_free_slot(warm):
+        pod = fewest_inferring(ready)
+        return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
+    if joinable := with_free_slot(warming_pods(cluster, request.key)):
+        pod = fewest_inferring(joinable)
+        return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
+    free = free_pods(cluster)
+    if not free:
+        return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
+    pod = best_cold(free, cluster.holders(request.key), request.draw)
+    reason = Reason.COLD_WARM_BUSY if warm else Reason.COLD
+    return SendTo(pod.name, pod.name, LoadMode.LOAD, reason)

@@ -1,0 +1,42 @@
+"""Colocation with queueing: run where the model is warm, and wait for it if need be.
+
+Source: Liu 2025, section 4.5. A cold start happens only when no pod is warm or warming.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.policies.choices import (
+    best_cold,
+    fewest_inferring,
+    free_pods,
+    warm_pods,
+    warming_pods,
+    with_free_slot,
+)
+from gateway.policies.decision import Decision, Reason, SendTo, Wait
+from registry.client import LoadMode
+
+if TYPE_CHECKING:
+    from gateway.policies.views import ClusterView, RequestView
+
+
+def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+    """A warm pod, waited for if its slots are taken; a cold start only when there is none."""
+    del now_s
+    if warm := warm_pods(cluster, request.key):
+        if ready := with_free_slot(warm):
+            pod = fewest_inferring(ready)
+            return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
+        return Wait(Reason.QUEUE_WARM_BUSY)
+    if warming := warming_pods(cluster, request.key):
+        if joinable := with_free_slot(warming):
+            pod = fewest_inferring(joinable)
+            return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
+        return Wait(Reason.QUEUE_WARMING)
+    free = free_pods(cluster)
+    if not free:
+        return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
+    pod = best_cold(free, cluster.holders(request.key), request.draw)
+    return SendTo(pod.name, pod.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)

@@ -1,0 +1,122 @@
+"""When a request would be answered, by each way of serving it.
+
+Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
+postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends on
+where the weights are), loads under way (their rest), several slots per pod, queue position, and work
+that drains while a request is on its way. All times are medians of live measurements, or priors that
+mark the forecast as unmeasured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from gateway.policies.decision import Forecast
+from registry.model import Tier
+
+if TYPE_CHECKING:
+    from gateway.policies.views import ClusterView, PodView, RequestView
+    from registry.cluster import Residency
+    from registry.estimates import Estimate, Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """A model's stage times in seconds, and whether all of them were measured."""
+
+    infer_s: float
+    around_s: float
+    """Pre- and postprocessing together: Liu's T_P."""
+    is_measured: bool
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request holds its slot when it waits for nothing: T_I + T_P."""
+        return self.infer_s + self.around_s
+
+
+def stage_times(measured: Measurements) -> StageTimes:
+    """The model's stage times from its measurements."""
+    infer, before, after = measured.infer, measured.preprocess, measured.postprocess
+    return StageTimes(
+        infer_s=infer.seconds,
+        around_s=before.seconds + after.seconds,
+        is_measured=infer.is_measured and before.is_measured and after.is_measured,
+    )
+
+
+def load_rest(
+    residency: Residency | None, pod: PodView, measured: Measurements, now_s: float
+) -> Estimate | None:
+    """How long until the model is on the pod's device; None where it is there already.
+
+    A load that takes longer than expected is expected to take as long again.
+    """
+    if residency is not None and residency.is_warm:
+        return None
+    link = pod.info.link_bytes_per_s
+    if residency is None:
+        return measured.load_from(Tier.REMOTE, link)
+    whole = measured.load_from(residency.loading_from or residency.tier, link)
+    if residency.loading_from is None:
+        return whole
+    elapsed_s = max(0.0, now_s - residency.since_s)
+    rest_s = whole.seconds - elapsed_s
+    return type(whole)(rest_s if rest_s > 0 else elapsed_s, whole.is_measured)
+
+
+def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
+    """Entry and predict pod the same, with a slot free now: cold, warming or warm.
+
+    Liu's eq. 1 without its second term: the other requests' end is not this one's. Inference waits
+    for the device's backlog, which drains while the model loads.
+    """
+    measured = cluster.measured(request.key)
+    times = stage_times(measured)
+    load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
+    load_s = load.seconds if load else 0.0
+    backlog_s = pod.inferring * times.infer_s
+    return Forecast(
+        max(load_s, backlog_s) + times.hold_s,
+        times.is_measured and (load is None or load.is_measured),
+    )
+
+
+def wait_for(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
+    """Wait in the gateway's queue for a slot at the pod, then run there (Liu's eq. 2).
+
+    Whoever has waited longer than forecast must expect to wait as long again, which lets `auto`
+    leave a queue that does not move.
+    """
+    measured = cluster.measured(request.key)
+    times = stage_times(measured)
+    load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
+    load_s = load.seconds if load else 0.0
+    turns = ceil((pod.slots_busy - pod.slots + 1 + request.ahead) / pod.slots)
+    wait_s = load_s + max(0, turns) * times.hold_s
+    waited_s = max(0.0, now_s - request.arrival_s)
+    return Forecast(
+        max(wait_s, waited_s if waited_s > wait_s else 0.0) + times.hold_s,
+        times.is_measured and (load is None or load.is_measured),
+    )
+
+
+def proxy_to(
+    predict: PodView, request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """Another pod is the entry pod, this one infers (Liu's eq. 3).
+
+    The network time and the backlog (a load's rest, other inferences) pass at the same time, so the
+    longer of them counts, not their sum.
+    """
+    measured = cluster.measured(request.key)
+    times = stage_times(measured)
+    network = measured.network
+    load = load_rest(cluster.holders(request.key).get(predict.name), predict, measured, now_s)
+    backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
+    return Forecast(
+        max(network.seconds, backlog_s) + times.hold_s,
+        times.is_measured and network.is_measured and (load is None or load.is_measured),
+    )

@@ -1,0 +1,53 @@
+"""Central registry with remote proxying: pre- and postprocess anywhere, infer where it is warm.
+
+Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is one that is warm or
+warming with fewer ongoing requests than the target. If there is none, the entry pod loads the model
+itself, unless another gateway has meanwhile begun a load that this decision did not see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.policies.choices import free_pods, least_loaded, warm_pods, warming_pods
+from gateway.policies.decision import Decision, Reason, SendTo, Wait
+from registry.client import LoadMode
+
+if TYPE_CHECKING:
+    from gateway.policies.views import ClusterView, PodView, RequestView
+
+
+def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+    """The least loaded pod as entry; the least busy warm or warming one below target predicts."""
+    del now_s
+    free = free_pods(cluster)
+    if not free:
+        return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
+    entry = least_loaded(free, request.draw)
+    warm = warm_pods(cluster, request.key)
+    warming = warming_pods(cluster, request.key)
+    predict = least_busy_below(request.target_ongoing, warm, warming)
+    if predict is None:
+        copies = len(warm) + len(warming)
+        reason = Reason.COLD_WARM_BUSY if copies else Reason.COLD
+        return SendTo(
+            entry.name, entry.name, LoadMode.LOAD, reason,
+            max_other_copies=copies, target_ongoing=request.target_ongoing,
+        )  # fmt: skip
+    is_remote = predict.name != entry.name
+    if predict in warm:
+        mode, reason = LoadMode.WARM, Reason.WARM_REMOTE if is_remote else Reason.WARM
+    else:
+        mode, reason = LoadMode.JOIN, Reason.WARMING_REMOTE if is_remote else Reason.WARMING
+    return SendTo(entry.name, predict.name, mode, reason, target_ongoing=request.target_ongoing)
+
+
+def least_busy_below(
+    target_ongoing: int, warm: list[PodView], warming: list[PodView]
+) -> PodView | None:
+    """The pod with the fewest ongoing requests below the target; warm before warming, then name."""
+    ranked = [(pod.inferring, 0, pod.name, pod) for pod in warm if pod.inferring < target_ongoing]
+    ranked += [
+        (pod.inferring, 1, pod.name, pod) for pod in warming if pod.inferring < target_ongoing
+    ]
+    return min(ranked)[3] if ranked else None
