@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class PilotlightError(Exception):
@@ -39,3 +42,11 @@ class NotFound(RequestFailed):
 
 class ExpectationFailed(PilotlightError):
     """The demo ran, and something it promises did not show."""
+
+
+class Interrupted(PilotlightError):
+    """A signal ended it before it was done; everything was stopped in order."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted")
+        self.signal_number = signal_number

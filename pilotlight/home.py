@@ -51,14 +51,17 @@ class Home:
 
     @property
     def lock_file(self) -> Path:
+        """Held by the supervisor for as long as it lives."""
         return self.root / "lock"
 
     @property
     def state_file(self) -> Path:
+        """`platform.json`; means nothing while the lock is free."""
         return self.root / "platform.json"
 
     @property
     def logs(self) -> Path:
+        """One file per process."""
         return self.root / "logs"
 
     @property
@@ -67,12 +70,13 @@ class Home:
         return self.root / "nodes"
 
     @property
-    def models(self) -> Path:
-        """Sample models, made once."""
-        return self.root / "models"
+    def objects(self) -> Path:
+        """What the object store serves: a folder per bucket."""
+        return self.root / "objects"
 
     @property
     def redis(self) -> Path:
+        """Working folder of the embedded Redis."""
         return self.root / "redis"
 
     def is_locked(self) -> bool:

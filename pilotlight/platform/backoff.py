@@ -22,9 +22,7 @@ class Backoff:
     deaths: int = 0
 
 
-def after_death(
-    state: Backoff, *, ran_s: float, params: BackoffParams
-) -> tuple[Backoff, float]:
+def after_death(state: Backoff, *, ran_s: float, params: BackoffParams) -> tuple[Backoff, float]:
     """The next state, and the delay in seconds before the restart."""
     deaths = 1 if ran_s >= params.healthy_after_s else state.deaths + 1
     delay_s = min(params.longest_s, params.first_s * 2.0 ** min(deaths - 1, 30))

@@ -1,0 +1,313 @@
+"""The command line: declares the verbs and their flags, and maps errors to exit status.
+
+0: done. 1: it failed, and standard error says why. 2: what was asked is wrong or refused as a
+whole (mistakes in flags or YAML, a platform that is already running); nothing was changed.
+"""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from pilotlight.commands import ask, declare, run, show
+from pilotlight.commands.options import (
+    FilesOption,
+    GatewayOption,
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PoolOption,
+    RedisOption,
+)
+from pilotlight.commands.target import Target, model_names
+from pilotlight.demo.runner import run_demo
+from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
+from pilotlight.home import Home
+from pilotlight.output import Output
+from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.quantities import parse_bytes, parse_rate
+from pilotlight.samples import make_model_command
+
+app = typer.Typer(
+    name="pilotlight",
+    help="Serverless model inference for KServe and Knative: a whole platform on one machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+get_app = typer.Typer(no_args_is_help=True, help="Show models or pods.")
+app.add_typer(get_app, name="get")
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    output = Output(as_json="--json" in sys.argv[1:])
+    try:
+        status = app(standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except InvalidInput as error:
+        output.failure("nothing was changed: the input has mistakes", error.problems)
+        return 2
+    except AlreadyRunning as error:
+        output.failure(str(error))
+        return 2
+    except Interrupted as error:
+        output.note("interrupted; everything is stopped")
+        return 128 + error.signal_number
+    except PilotlightError as error:
+        output.failure(str(error))
+        return 1
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        output.note("interrupted")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output left: nothing more to say
+        return 1
+
+
+@app.command()
+def up(
+    *,
+    pods: Annotated[
+        int, typer.Option(min=1, max=256, envvar="PILOTLIGHT_PODS", help="Runtime pods to start.")
+    ] = 8,
+    filename: FilesOption = [],  # noqa: B006 - typer copies it
+    redis_url: Annotated[
+        str | None,
+        typer.Option(envvar="PILOTLIGHT_REDIS_URL", help="Your own Redis; else an embedded one."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
+    host: Annotated[
+        str, typer.Option(envvar="PILOTLIGHT_HOST", help="Address the gateway listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, envvar="PILOTLIGHT_PORT", help="Port of the gateway; 0: any free one."
+        ),
+    ] = 8080,
+    slots: Annotated[
+        int, typer.Option(min=1, envvar="PILOTLIGHT_SLOTS", help="Requests a pod serves at a time.")
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, envvar="PILOTLIGHT_THREADS", help="Threads of one inference.")
+    ] = 1,
+    pod_memory: Annotated[
+        str, typer.Option(envvar="PILOTLIGHT_POD_MEMORY", help="Budget for models in one pod.")
+    ] = "4Gi",
+    pod_link_rate: Annotated[
+        str,
+        typer.Option(
+            envvar="PILOTLIGHT_POD_LINK_RATE",
+            help="Rate of a pod's link to object storage, such as 100MB/s. For experiments.",
+        ),
+    ] = "unlimited",
+    s3: Annotated[
+        bool,
+        typer.Option(
+            "--s3/--no-s3", envvar="PILOTLIGHT_S3",
+            help="The object store with the sample models; without it AWS_* name your own.",
+        ),
+    ] = True,
+    objects: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PILOTLIGHT_OBJECTS", show_default="objects in --home",
+            help="Folder the object store serves; each folder in it is a bucket.",
+        ),
+    ] = None,
+    allow_simulated_work: Annotated[
+        bool,
+        typer.Option(
+            "--allow-simulated-work", envvar="PILOTLIGHT_ALLOW_SIMULATED_WORK",
+            help="Honour x-pilotlight-simulate. For experiments.",
+        ),
+    ] = False,
+    pool: PoolOption = "default",
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Start the platform on this machine; Ctrl-C stops it and leaves nothing behind."""
+    at = Home(home.expanduser().absolute()) if home else Home.default()
+    settings = PlatformSettings(
+        home=at,
+        objects=(objects or at.objects).expanduser().absolute(),
+        pods=pods,
+        pod=PodSettings(
+            slots=slots,
+            threads=threads,
+            memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
+            link_bytes_per_s=parse_rate(pod_link_rate, field="--pod-link-rate"),
+            allow_simulated_work=allow_simulated_work,
+        ),
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        s3=s3,
+        pool=pool,
+    )
+    run.up(settings, Output(json_), files=filename, detach=detach, namespace=namespace)
+
+
+@app.command()
+def down(*, home: HomeOption = None, json_: JsonOption = False) -> None:
+    """Stop the platform of a home folder."""
+    run.down(Target.of(home).home, Output(json_))
+
+
+@app.command()
+def apply(
+    *,
+    filename: FilesOption,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Declare models from InferenceService YAML: all of them, or none."""
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(declare.apply(target, Output(json_), filename, namespace))
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str] | None, typer.Argument(help="NAME or NAMESPACE/NAME")] = None,
+    *,
+    filename: FilesOption = [],  # noqa: B006 - typer copies it
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Withdraw models, by name or by the files that declared them."""
+    if bool(names) == bool(filename):
+        raise InvalidInput(["give either names or -f FILE"])
+    wanted = model_names(names or [], namespace)
+    if filename:
+        wanted = [spec.name for spec in declare.read_models(filename, namespace)]
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(declare.delete(target, Output(json_), wanted))
+
+
+@get_app.command("models")
+@get_app.command("model", hidden=True)
+@get_app.command("isvc", hidden=True)
+@get_app.command("inferenceservices", hidden=True)
+def get_models(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these.")] = None,
+    *,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Models of all namespaces (or of -n): ready, policy, where each is warm."""
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    wanted = model_names(names or [], namespace)
+    asyncio.run(show.show_models(target, Output(json_), wanted, namespace))
+
+
+@get_app.command("pods")
+@get_app.command("pod", hidden=True)
+def get_pods(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these.")] = None,
+    *,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Pods: node, phase, slots, warm models, bytes per tier."""
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(show.show_pods(target, Output(json_), names or []))
+
+
+@app.command()
+def predict(
+    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...")] = None,
+    *,
+    image: Annotated[list[Path], typer.Option(help="An image file; several are one batch.")] = [],  # noqa: B006
+    data: Annotated[
+        str | None, typer.Option(help="The whole request body: JSON, @FILE, or - for stdin.")
+    ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2/--v1", help="Open Inference Protocol, or V1.")
+    ] = False,
+    policy: Annotated[str | None, typer.Option(help="Routing policy of this request.")] = None,
+    deadline_ms: Annotated[int | None, typer.Option(min=1, help="Give up after this.")] = None,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    gateway: GatewayOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Ask a model through the gateway."""
+    question = ask.Question(
+        texts=texts or [],
+        images=image,
+        data=data,
+        protocol="v2" if v2 else "v1",
+        policy=policy,
+        deadline_ms=deadline_ms,
+    )
+    target = Target.of(home, gateway=gateway)
+    [model] = model_names([name], namespace)
+    asyncio.run(ask.predict(target, Output(json_), model, question))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The answer's x-request-id.")],
+    *,
+    home: HomeOption = None,
+    gateway: GatewayOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Why a request went where it went: candidates, estimates, the choice."""
+    asyncio.run(ask.explain(Target.of(home, gateway=gateway), Output(json_), request_id))
+
+
+@app.command()
+def demo(
+    *,
+    full: Annotated[
+        bool, typer.Option("--full", help="Liu's workloads at the thesis's durations (slower).")
+    ] = False,
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """The main job, end to end: deploy, invoke, Liu's workloads; ends by itself."""
+    at = Home(home.expanduser().absolute()) if home else Home.default()
+    run_demo(at, Output(json_), full=full)
+
+
+@app.command("make-model")
+def make_model(
+    kind: Annotated[str, typer.Argument(help="Such as t5-small, bert-base, vit-base, tiny-t5.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    *,
+    json_: JsonOption = False,
+) -> None:
+    """Make a model of a true architecture with random weights, without any download."""
+    output = Output(json_)
+    output.note(f"making {kind} in {folder}: large ones take a minute")
+    made = subprocess.run(make_model_command(kind, folder), stdout=subprocess.PIPE, text=True)
+    if made.returncode == 2:
+        raise InvalidInput([f"KIND or DIR cannot be used: {kind} {folder}"])
+    if made.returncode:
+        raise PilotlightError(f"cannot make {kind} in {folder}; the reason is above")
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    output.result(
+        {"kind": kind, "folder": str(folder), "bytes": size}, made.stdout.strip().splitlines()
+    )

@@ -1,0 +1,174 @@
+"""`get models`, `get pods`: the registry's view as tables and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.errors import NotFound
+from pilotlight.quantities import format_bytes
+from registry.model import name_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pilotlight.commands.target import Target
+    from pilotlight.output import Output
+    from registry.cluster import ClusterState, PodState
+    from registry.model import ModelName, ModelRecord
+
+
+async def show_models(
+    target: Target, output: Output, names: Sequence[ModelName], namespace: str | None
+) -> None:
+    """Print the models: ready, policy, where each is warm, what is wrong with it."""
+    state = await target.cluster()
+    _require_known([str(name) for name in names], {str(name) for name in state.models})
+    documents = [
+        model_document(state, record)
+        for name, record in sorted(state.models.items())
+        if (not names or name in names) and (namespace is None or name.namespace == namespace)
+    ]
+    if output.as_json:
+        output.result(documents)
+        return
+    if not documents:
+        output.note("no models; declare some with `pilotlight apply -f manifests/samples/`")
+        return
+    output.table(
+        ("NAME", "READY", "POLICY", "TIERS", "STATUS"),
+        [
+            (
+                f"{each['namespace']}/{each['name']}",
+                "True" if each["ready"] else "False",
+                each["policy"],
+                _tiers(each),
+                _status(each),
+            )
+            for each in documents
+        ],
+    )
+
+
+def model_document(state: ClusterState, record: ModelRecord) -> dict[str, Any]:
+    """One model as JSON. Ready means that it can be served, not that it is warm."""
+    failure = record.failure
+    holders = state.holders(record.spec.key)
+    accepting = [pod for pod in state.pods.values() if pod.is_accepting]
+    return {
+        "namespace": record.spec.name.namespace,
+        "name": record.spec.name.name,
+        "ready": failure is None and bool(accepting),
+        "policy": str(record.spec.policy.routing),
+        "storage_uri": record.spec.storage_uri,
+        "task": None if record.spec.task is None else str(record.spec.task),
+        "generation": record.spec.generation,
+        "serving_generation": record.serving.generation,
+        "warm_on": sorted(pod for pod, place in holders.items() if place.is_warm),
+        "tiers": {pod: str(holders[pod].tier) for pod in sorted(holders)},
+        "loading": {
+            pod: str(place.loading_from)
+            for pod, place in sorted(holders.items())
+            if place.loading_from is not None
+        },
+        "failure": None
+        if failure is None
+        else {
+            "reason": failure.reason,
+            "message": failure.message,
+            "attempts": failure.attempts,
+            "http_status": failure.http_status,
+        },
+    }
+
+
+def _tiers(document: dict[str, Any]) -> str:
+    """Such as `warm on pod-1, pod-3; loading on pod-2; disk on pod-0`."""
+    parts = []
+    if document["warm_on"]:
+        parts.append(f"warm on {', '.join(document['warm_on'])}")
+    if document["loading"]:
+        parts.append(f"loading on {', '.join(document['loading'])}")
+    for tier in ("host", "disk"):
+        pods = [
+            pod
+            for pod, at in document["tiers"].items()
+            if at == tier and pod not in document["loading"]
+        ]
+        if pods:
+            parts.append(f"{tier} on {', '.join(pods)}")
+    return "; ".join(parts) or "remote"
+
+
+def _status(document: dict[str, Any]) -> str:
+    failure = document["failure"]
+    if failure is not None:
+        return f"{failure['reason']}: {failure['message']}"
+    if document["serving_generation"] != document["generation"]:
+        return "the former generation serves until the new one is warm"
+    return "" if document["ready"] else "no pod takes requests"
+
+
+async def show_pods(target: Target, output: Output, names: Sequence[str]) -> None:
+    """Print the pods: node, phase, slots, what is warm there, bytes per tier."""
+    state = await target.cluster()
+    _require_known(names, set(state.pods))
+    documents = [
+        pod_document(state, pod)
+        for name, pod in sorted(state.pods.items())
+        if not names or name in names
+    ]
+    if output.as_json:
+        output.result(documents)
+        return
+    if not documents:
+        output.note("no pods")
+        return
+    output.table(
+        ("NAME", "NODE", "PHASE", "SLOTS", "WARM MODELS", "DEVICE", "DISK", "LOADS"),
+        [
+            (
+                each["name"],
+                each["node"],
+                each["phase"],
+                f"{each['slots_used']}/{each['slots']}",
+                ", ".join(each["warm_models"]) or "-",
+                f"{format_bytes(each['used_bytes'].get('device', 0))} of "
+                f"{format_bytes(each['memory_bytes'])}",
+                format_bytes(each["used_bytes"].get("disk", 0)),
+                str(each["loads_total"]),
+            )
+            for each in documents
+        ],
+    )
+
+
+def pod_document(state: ClusterState, pod: PodState) -> dict[str, Any]:
+    """One pod as JSON."""
+    tiers = {
+        key: holders[pod.name].tier
+        for key, holders in sorted(state.residency.items())
+        if pod.name in holders
+    }
+    return {
+        "name": pod.name,
+        "node": pod.node,
+        "address": pod.address,
+        "pid": pod.info.process_id,
+        "phase": str(pod.phase),
+        "slots": pod.slots,
+        "slots_used": pod.slots_used,
+        "ongoing": pod.ongoing,
+        "memory_bytes": pod.memory_bytes,
+        "used_bytes": dict(pod.used_bytes),
+        "loads_total": pod.loads_total,
+        "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
+        "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
+    }
+
+
+def _require_known(names: Sequence[str], known: set[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise NotFound(
+            f"not found: {', '.join(unknown)}; there are: {', '.join(sorted(known)) or 'none'}"
+        )

@@ -1,0 +1,71 @@
+"""Requests to the gateway as a plain HTTP client sends them, timed, with what the answer says."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.errors import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+STAGES = ("queue", "load", "preprocess", "infer", "postprocess", "network")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answered request. Seconds."""
+
+    latency_s: float
+    start: str
+    """`warm`, or the tier that the request had to wait from."""
+    pod: str
+    predict_pod: str
+    reason: str
+    request_id: str
+    stages_s: Mapping[str, float]
+    body: Any
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether it had to wait for a promotion to the device."""
+        return self.start != "warm"
+
+
+def parse_server_timing(text: str) -> dict[str, float]:
+    """Seconds by stage of a `server-timing` header."""
+    stages = {}
+    for entry in text.split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key == "dur":
+                stages[name] = float(value) / 1000
+    return stages
+
+
+async def call(
+    client: httpx.AsyncClient, path: str, body: Any, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """POST a JSON body; `RequestFailed` for any answer that is not a success."""
+    started_s = time.perf_counter()
+    response = await client.post(path, json=body, headers=dict(headers or {}))
+    latency_s = time.perf_counter() - started_s
+    if not response.is_success:
+        raise RequestFailed(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
+    told = response.headers
+    pod = told.get("x-pilotlight-pod", "")
+    return Answer(
+        latency_s=latency_s,
+        start=told.get("x-pilotlight-start", ""),
+        pod=pod,
+        predict_pod=told.get("x-pilotlight-predict-pod", pod),
+        reason=told.get("x-pilotlight-reason", ""),
+        request_id=told.get("x-request-id", ""),
+        stages_s=parse_server_timing(told.get("server-timing", "")),
+        body=response.json(),
+    )

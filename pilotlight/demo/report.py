@@ -1,0 +1,155 @@
+"""The demo's tables and its JSON document: our figures beside the thesis's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.demo.calls import STAGES
+from pilotlight.demo.results import latencies_s, mean_s, mean_stages_s, percentile_s
+from pilotlight.demo.scenarios import FIXED_POLICIES, LIU_SIMPLE
+from pilotlight.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pilotlight.demo.invocations import Invocation
+    from pilotlight.demo.results import Expectation, SimpleRun, WinRun
+    from pilotlight.demo.scenarios import DemoScale
+    from pilotlight.output import Output
+
+POLICIES = (*FIXED_POLICIES, "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """Everything the demo saw."""
+
+    ready_s: float
+    duration_s: float
+    scale: DemoScale
+    invocations: Sequence[Invocation]
+    simple: Sequence[SimpleRun]
+    wins: Sequence[WinRun]
+    expectations: Sequence[Expectation]
+
+
+def tell_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
+    """The tour through the samples."""
+    output.line()
+    output.table(
+        ("REQUEST", "ANSWER", "START", "POD", "SECONDS"),
+        [
+            (each.how, each.shown, each.answer.start, each.answer.pod,
+             f"{each.answer.latency_s:.2f}")
+            for each in invocations
+        ],
+        title="Samples, asked over HTTP",
+    )  # fmt: skip
+
+
+def tell_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) -> None:
+    """Section 6.2: cold starts, mean, p95; then where the time went."""
+    output.line()
+    link = format_bytes(scale.simple_link_bytes_per_s)
+    rows, stage_rows = [], []
+    for policy in LIU_SIMPLE:
+        mine = [run for run in runs if run.policy == policy]
+        values, liu = latencies_s(mine), LIU_SIMPLE[policy]
+        seeds = ", ".join(str(run.cold_starts) for run in mine)
+        rows.append((
+            policy, seeds, f"{mean_s(values):.2f}", f"{percentile_s(values, 0.95):.2f}",
+            f"{mean_s([run.total_s for run in mine]):.2f}",
+            str(liu.cold_starts), f"{liu.mean_s:.2f}", f"{liu.total_s:.2f}",
+        ))  # fmt: skip
+        stages = mean_stages_s([answer for run in mine for answer in run.answers])
+        stage_rows.append((policy, *(f"{1000 * stages[stage]:.1f}" for stage in STAGES)))
+    output.table(
+        ("POLICY", "COLD STARTS BY SEED", "MEAN S", "P95 S", "TOTAL S",
+         "LIU: COLD", "LIU: MEAN S", "LIU: TOTAL S"),
+        rows,
+        title=f"Liu 2025, section 6.2: ten translations by t5-small, cold; link {link}/s per pod",
+    )  # fmt: skip
+    output.line()
+    output.table(
+        ("POLICY", *(stage.upper() for stage in STAGES)), stage_rows,
+        title="Mean milliseconds per request and stage (server-timing)",
+    )  # fmt: skip
+
+
+def tell_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
+    """Section 6.4: the thesis's three tables."""
+    output.line()
+    link = format_bytes(scale.win_link_bytes_per_s)
+    rows = []
+    for run in runs:
+        liu_s = run.scenario.liu_s.get(run.policy)
+        mine = [each for each in runs if each.scenario == run.scenario]
+        fastest = min(each.concurrent_s for each in mine if each.policy != "auto")
+        starts = ", ".join(sorted(answer.start for answer in run.answers))
+        marks = "fastest" if run.concurrent_s == fastest and run.policy != "auto" else ""
+        rows.append((
+            f"{run.scenario.section} {run.scenario.title}" if run.policy == POLICIES[0] else "",
+            run.policy, f"{run.concurrent_s:.2f}", f"{run.total_s:.2f}", starts,
+            f"{liu_s:.2f}" if liu_s else "-", marks,
+        ))  # fmt: skip
+    output.table(
+        ("WORKLOAD", "POLICY", "2 CONCURRENT S", "END TO END S", "STARTS", "LIU: S", ""),
+        rows,
+        title=(f"Liu 2025, section 6.4: 5 s scaled to {scale.sleep_s:g} s; link {link}/s per pod"),
+    )
+
+
+def tell_end(output: Output, report: DemoReport) -> None:
+    """What was promised and what showed."""
+    output.line()
+    output.table(
+        ("PROMISE", "SHOWN", "SEEN"),
+        [(each.text, "yes" if each.is_met else "NO", each.seen) for each in report.expectations],
+        title=(
+            f"Platform ready after {report.ready_s:.1f} s; the demo took {report.duration_s:.0f} s"
+        ),
+    )
+
+
+def as_document(report: DemoReport) -> dict[str, Any]:
+    """The whole report for `--json`, without the answers' bodies."""
+    return {
+        "ready_s": round(report.ready_s, 3),
+        "duration_s": round(report.duration_s, 3),
+        "scale": asdict(report.scale),
+        "invocations": [
+            {
+                "how": each.how,
+                "shown": each.shown,
+                "start": each.answer.start,
+                "pod": each.answer.pod,
+                "latency_s": each.answer.latency_s,
+            }
+            for each in report.invocations
+        ],
+        "simple": [
+            {
+                "policy": run.policy,
+                "seed": run.seed,
+                "cold_starts": run.cold_starts,
+                "latencies_s": [answer.latency_s for answer in run.answers],
+                "mean_stages_s": mean_stages_s(run.answers),
+                "liu_total_s": LIU_SIMPLE[run.policy].total_s,
+            }
+            for run in report.simple
+        ],
+        "wins": [
+            {
+                "section": run.scenario.section,
+                "policy": run.policy,
+                "concurrent_s": run.concurrent_s,
+                "total_s": run.total_s,
+                "starts": [answer.start for answer in run.answers],
+                "reasons": [answer.reason for answer in run.answers],
+                "liu_s": run.scenario.liu_s.get(run.policy),
+            }
+            for run in report.wins
+        ],
+        "expectations": [asdict(each) for each in report.expectations],
+    }

@@ -1,0 +1,131 @@
+"""What the demo measured, and whether it shows what it promises. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pilotlight.demo.calls import STAGES
+from pilotlight.demo.scenarios import FIXED_POLICIES, LIU_REDUCTION_RATIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pilotlight.demo.calls import Answer
+    from pilotlight.demo.scenarios import WinScenario
+
+AUTO_TOLERANCE_RATIO = 0.05
+AUTO_TOLERANCE_S = 0.15
+"""Noise of a busy machine on a makespan of about a second; added to the 5 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleRun:
+    """Ten sequential requests under one policy, one seed."""
+
+    policy: str
+    seed: int
+    answers: tuple[Answer, ...]
+
+    @property
+    def cold_starts(self) -> int:
+        """Requests that waited for a load."""
+        return sum(answer.is_cold for answer in self.answers)
+
+    @property
+    def total_s(self) -> float:
+        """The workload's end-to-end time."""
+        return math.fsum(answer.latency_s for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class WinRun:
+    """One workload of section 6.4 under one policy."""
+
+    scenario: WinScenario
+    policy: str
+    warming_s: float
+    """Time of the request that warms a pod; 0 where there is none."""
+    concurrent_s: float
+    """From sending the two concurrent requests to the later answer."""
+    answers: tuple[Answer, ...]
+    """Those of the two concurrent requests."""
+
+    @property
+    def total_s(self) -> float:
+        """End-to-end time, as the thesis's tables give it."""
+        return self.warming_s + self.concurrent_s
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Something the demo promises, and whether it showed."""
+
+    text: str
+    is_met: bool
+    seen: str
+
+
+def mean_s(values: Sequence[float]) -> float:
+    """Arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def percentile_s(values: Sequence[float], ratio: float) -> float:
+    """Nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(ratio * len(ordered)) - 1)]
+
+
+def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
+    """All latencies of several runs."""
+    return [answer.latency_s for run in runs for answer in run.answers]
+
+
+def mean_stages_s(answers: Sequence[Answer]) -> dict[str, float]:
+    """Mean time per request in each stage."""
+    return {
+        stage: mean_s([answer.stages_s.get(stage, 0.0) for answer in answers]) for stage in STAGES
+    }
+
+
+def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -> list[Expectation]:
+    """Section 6.2: one cold start, and Liu's gain in mean latency or more."""
+    counts = [run.cold_starts for run in colocation]
+    before_s, after_s = mean_s(latencies_s(random)), mean_s(latencies_s(colocation))
+    gain = 1 - after_s / before_s
+    return [
+        Expectation(
+            "6.2: exactly one cold start under colocation",
+            all(count == 1 for count in counts),
+            f"{counts} against {[run.cold_starts for run in random]} under random",
+        ),
+        Expectation(
+            f"6.2: mean latency lower by Liu's {LIU_REDUCTION_RATIO:.1%} or more",
+            gain >= LIU_REDUCTION_RATIO,
+            f"{gain:.1%}: {before_s:.2f} s to {after_s:.2f} s",
+        ),
+    ]
+
+
+def judge_win(runs: Sequence[WinRun]) -> list[Expectation]:
+    """Section 6.4: the scenario's policy wins among the fixed ones, and `auto` is with it."""
+    scenario = runs[0].scenario
+    by_policy = {run.policy: run.concurrent_s for run in runs}
+    fixed = {policy: by_policy[policy] for policy in FIXED_POLICIES}
+    best = min(fixed, key=lambda policy: (fixed[policy], policy))
+    limit_s = fixed[best] * (1 + AUTO_TOLERANCE_RATIO) + AUTO_TOLERANCE_S
+    return [
+        Expectation(
+            f"{scenario.section}: {scenario.winner} wins",
+            best == scenario.winner,
+            ", ".join(f"{policy} {seconds:.2f} s" for policy, seconds in fixed.items()),
+        ),
+        Expectation(
+            f"{scenario.section}: auto is with the winner "
+            f"(within {AUTO_TOLERANCE_RATIO:.0%} and {AUTO_TOLERANCE_S:g} s)",
+            by_policy["auto"] <= limit_s,
+            f"auto {by_policy['auto']:.2f} s, {best} {fixed[best]:.2f} s",
+        ),
+    ]

@@ -1,0 +1,123 @@
+"""Liu's workloads, and the figures of the thesis that the demo prints beside its own.
+
+Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SENTENCE = "quick brown fox jumps over"
+"""The five words that every request of the thesis translates."""
+SIMPLE_REQUESTS = 10
+FIXED_POLICIES = ("colocation", "colocation-queueing", "remote-proxy")
+THESIS_SLEEP_S = 5.0
+"""Post-processing, and the way to another machine, in 6.4.1 to 6.4.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleFigures:
+    """Section 6.2, t5-small: ten sequential requests. Seconds."""
+
+    cold_starts: int
+    total_s: float
+
+    @property
+    def mean_s(self) -> float:
+        """Mean latency of the ten."""
+        return self.total_s / SIMPLE_REQUESTS
+
+
+LIU_SIMPLE: Mapping[str, SimpleFigures] = {
+    "random": SimpleFigures(cold_starts=5, total_s=29.43),
+    "colocation": SimpleFigures(cold_starts=1, total_s=16.64),
+}
+LIU_REDUCTION_RATIO = 1 - LIU_SIMPLE["colocation"].total_s / LIU_SIMPLE["random"].total_s
+
+
+@dataclass(frozen=True, slots=True)
+class WinScenario:
+    """One of the workloads of section 6.4, each won by another policy."""
+
+    section: str
+    model: str
+    """A name of its own, so that its measurements do not mix with the others'."""
+    title: str
+    is_prewarmed: bool
+    """Whether one request comes before the two concurrent ones."""
+    has_postprocessing: bool
+    has_slow_network: bool
+    winner: str
+    liu_s: Mapping[str, float]
+    """End-to-end seconds of the thesis's table, by policy."""
+
+    def simulated_work(self, sleep_s: float) -> str:
+        """The value of `x-pilotlight-simulate`; empty where nothing is simulated."""
+        parts = []
+        if self.has_postprocessing:
+            parts.append(f"postprocess={sleep_s:g}")
+        if self.has_slow_network:
+            parts.append(f"network={sleep_s:g}")
+        return ",".join(parts)
+
+
+def _liu(colocation: float, queueing: float, proxy: float) -> Mapping[str, float]:
+    return dict(zip(FIXED_POLICIES, (colocation, queueing, proxy), strict=True))
+
+
+WIN_SCENARIOS = (
+    WinScenario(
+        section="6.4.1",
+        model="liu-641",
+        title="cold, slow post-processing, slow network",
+        is_prewarmed=False,
+        has_postprocessing=True,
+        has_slow_network=True,
+        winner="colocation",
+        liu_s=_liu(12.38, 18.80, 14.41),
+    ),
+    WinScenario(
+        section="6.4.2",
+        model="liu-642",
+        title="pre-warmed, no post-processing, slow network",
+        is_prewarmed=True,
+        has_postprocessing=False,
+        has_slow_network=True,
+        winner="colocation-queueing",
+        liu_s=_liu(11.18, 9.65, 15.19),
+    ),
+    WinScenario(
+        section="6.4.3",
+        model="liu-643",
+        title="pre-warmed, slow post-processing, fast network",
+        is_prewarmed=True,
+        has_postprocessing=True,
+        has_slow_network=False,
+        winner="remote-proxy",
+        liu_s=_liu(23.09, 25.27, 20.34),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoScale:
+    """How the thesis's seconds are shortened, and the links that go with it."""
+
+    simple_link_bytes_per_s: float
+    win_link_bytes_per_s: float
+    sleep_s: float
+    random_seeds: tuple[int, ...]
+
+    @property
+    def factor(self) -> float:
+        """Simulated seconds per second of the thesis."""
+        return self.sleep_s / THESIS_SLEEP_S
+
+
+SHORT = DemoScale(100e6, 300e6, 1.5, (1, 2, 3))
+FULL = DemoScale(100e6, 100e6, THESIS_SLEEP_S, (1, 2, 3, 4, 5))
+"""At 100 MB/s a T5-small cold start costs about what it does in the thesis: 2.5 s against 3."""

@@ -1,0 +1,104 @@
+"""Second part of the demo: runs Liu's workloads against a running platform."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from pilotlight.demo.calls import call
+from pilotlight.demo.results import SimpleRun, WinRun
+from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS
+from registry.model import ModelName, ModelSpec
+
+if TYPE_CHECKING:
+    import httpx
+
+    from pilotlight.demo.calls import Answer
+    from pilotlight.demo.scenarios import WinScenario
+    from pilotlight.platform.platform import Platform
+
+STORAGE_URI = "s3://models/t5-small"
+_SETTLE_S = 30.0
+
+
+def t5_small(name: str) -> ModelSpec:
+    """T5-small under a name of its own; each request names its policy itself."""
+    return ModelSpec(name=ModelName("default", name), storage_uri=STORAGE_URI)
+
+
+async def make_cold(platform: Platform, spec: ModelSpec) -> None:
+    """Withdraw a model, wait until no pod has anything of it, declare it again."""
+    await platform.registry.delete_models([spec.name])
+    await platform.until(
+        lambda: not platform.watch.state.holders(spec.key),
+        timeout_s=_SETTLE_S,
+        what=f"no pod holds {spec.name}",
+    )
+    await platform.registry.put_models([spec])
+
+
+async def until_idle(platform: Platform) -> None:
+    """Return when no slot is taken: an answer arrives a moment before its slot is given back."""
+    await platform.until(
+        lambda: not any(pod.slots_used for pod in platform.watch.state.pods.values()),
+        timeout_s=_SETTLE_S,
+        what="all slots free",
+    )
+
+
+async def run_simple(
+    platform: Platform, client: httpx.AsyncClient, policy: str, seed: int
+) -> SimpleRun:
+    """Section 6.2: ten sequential translations, the model cold everywhere at the start."""
+    spec = t5_small("liu-62")
+    await make_cold(platform, spec)
+    answers = []
+    for index in range(SIMPLE_REQUESTS):
+        headers = {
+            "x-pilotlight-policy": policy,
+            "x-pilotlight-seed": str(seed * 1000 + index),
+        }
+        answers.append(await _translate(client, spec, headers))
+        await until_idle(platform)
+    return SimpleRun(policy, seed, tuple(answers))
+
+
+async def run_win(
+    platform: Platform, client: httpx.AsyncClient, scenario: WinScenario, policy: str,
+    sleep_s: float,
+) -> WinRun:  # fmt: skip
+    """Section 6.4: two concurrent translations, after a warming one where the scenario says so."""
+    spec = t5_small(scenario.model)
+    await make_cold(platform, spec)
+    headers = {"x-pilotlight-policy": policy}
+    if work := scenario.simulated_work(sleep_s):
+        headers["x-pilotlight-simulate"] = work
+    warming_s = 0.0
+    if scenario.is_prewarmed:
+        warming_s = (await _translate(client, spec, headers)).latency_s
+        await until_idle(platform)
+    started_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_translate(client, spec, headers)) for _ in range(2)]
+    concurrent_s = time.perf_counter() - started_s
+    await until_idle(platform)
+    return WinRun(scenario, policy, warming_s, concurrent_s, tuple(task.result() for task in tasks))
+
+
+async def until_measured(platform: Platform, scenario: WinScenario) -> None:
+    """Return when the pods have reported what `auto` needs: they do so once a second."""
+    measured = ["infer", "load:remote"]
+    measured += ["network"] if scenario.has_slow_network else []
+    measured += ["postprocess"] if scenario.has_postprocessing else []
+    key = t5_small(scenario.model).key
+    await platform.until(
+        lambda: all(platform.watch.state.measured(key).get(name) for name in measured),
+        timeout_s=10.0,
+        what=f"{scenario.model}: measurements of {', '.join(measured)}",
+    )
+
+
+async def _translate(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]) -> Answer:
+    name = spec.name.name
+    return await call(client, f"/v1/models/{name}:predict", {"instances": [SENTENCE]}, headers)
