@@ -142,6 +142,9 @@ class Transactions:
             raise RegistryUnavailable(
                 f"Redis did not answer within {REPLY_TIMEOUT_S:g} s"
             ) from error
+        except RegistryUnavailable:
+            connection.close()  # a server without our script, or no master any more: look again
+            raise
         return reply[0], reply[1], reply[2], reply[3]
 
     async def _connected(self) -> RespConnection:

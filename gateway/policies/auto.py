@@ -45,21 +45,21 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
         add(forecast, SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM), "colocate")
     elif joinable := with_free_slot(warming):
         pod = fewest_inferring(joinable)
-        decision = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
-        add(run_at(pod, request, cluster, now_s), decision, "join")
+        join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
+        add(run_at(pod, request, cluster, now_s), join, "join")
     for pods, reason in ((warm, Reason.QUEUE_WARM_BUSY), (warming, Reason.QUEUE_WARMING)):
         if busy := [pod for pod in pods if not pod.has_free_slot]:
             pod = _shortest_queue(busy)
             add(wait_for(pod, request, cluster, now_s), Wait(reason), f"queue at {pod.name}")
-    if free and (decision := _proxy(request, warm, warming, free)):
-        predict = cluster.pods[decision.predict]
-        add(proxy_to(predict, request, cluster, now_s), decision, "proxy")
+    if free and (proxy := _proxy(request, warm, warming, free)):
+        predict = cluster.pods[proxy.predict]
+        add(proxy_to(predict, request, cluster, now_s), proxy, "proxy")
     if cold := [pod for pod in free if pod not in warm and pod not in warming]:
         pod = best_cold(cold, cluster.holders(request.key), request.draw)
         reason = Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD
         copies = len(warm) + len(warming)
-        decision = SendTo(pod.name, pod.name, LoadMode.LOAD, reason, max_other_copies=copies)
-        add(run_at(pod, request, cluster, now_s), decision, "cold start")
+        start = SendTo(pod.name, pod.name, LoadMode.LOAD, reason, max_other_copies=copies)
+        add(run_at(pod, request, cluster, now_s), start, "cold start")
     if not ways:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     return _smallest(ways)

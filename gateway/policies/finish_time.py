@@ -1,10 +1,10 @@
 """When a request would be answered, by each way of serving it.
 
 Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
-postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends on
-where the weights are), loads under way (their rest), several slots per pod, queue position, and work
-that drains while a request is on its way. All times are medians of live measurements, or priors that
-mark the forecast as unmeasured.
+postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
+on where the weights are), loads under way (their rest), several slots per pod, queue position,
+and work that drains while a request is on its way. All times are medians of live measurements, or
+priors that mark the forecast as unmeasured.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gateway.policies.decision import Forecast
 from registry.model import Tier
 
 if TYPE_CHECKING:
+    from gateway.policies.decision import SendTo
     from gateway.policies.views import ClusterView, PodView, RequestView
     from registry.cluster import Residency
     from registry.estimates import Estimate, Measurements
@@ -120,3 +121,15 @@ def proxy_to(
         max(network.seconds, backlog_s) + times.hold_s,
         times.is_measured and network.is_measured and (load is None or load.is_measured),
     )
+
+
+def forecast_of(
+    decision: SendTo, request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """The forecast of a decision, whichever policy made it."""
+    if decision.forecast is not None:
+        return decision.forecast
+    predict = cluster.pods[decision.predict]
+    if decision.entry == decision.predict:
+        return run_at(predict, request, cluster, now_s)
+    return proxy_to(predict, request, cluster, now_s)

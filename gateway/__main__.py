@@ -1,0 +1,119 @@
+"""Run one gateway: `python -m gateway --redis-url … --port …`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from gateway.api import create_api
+from gateway.dispatcher import Dispatcher
+from gateway.exchange import Tools
+from gateway.explanations import Explanations
+from gateway.metrics import GatewayMetrics
+from gateway.record import Recorder
+from gateway.reservations import Reservations
+from gateway.retries import RetryBudget
+from gateway.server import Front, GatewayProtocol
+from gateway.settings import GatewaySettings
+from gateway.upstream import PodPool
+from registry.client import Registry
+from registry.configuration import read_settings
+from registry.watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn's server, which says that it drains before it stops accepting."""
+
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+        super().__init__(config)
+        self._front = front
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Refuse new work on open connections, let the rest finish."""
+        self._front.is_draining = True
+        await super().shutdown(sockets)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
+    """A gateway's parts, wired and running, without its HTTP server."""
+    registry = Registry(settings.redis_url, settings.pool)
+    watch = ClusterWatch(registry)
+    reservations = Reservations(registry, watch.state, uuid.uuid4().hex[:8])
+    explanations = Explanations()
+    dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
+    watch.subscribe(dispatcher.kick)
+    metrics = GatewayMetrics()
+    pool = PodPool()
+    tools = Tools(dispatcher, pool, RetryBudget(), Recorder(metrics), reservations.give_back)
+    front: Front
+
+    def is_draining() -> bool:
+        return front.is_draining
+
+    api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
+    front = Front(api, tools, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(watch.run()),
+            group.create_task(dispatcher.run()),
+            group.create_task(reservations.keep_alive()),
+        ]
+        try:
+            yield front
+        finally:
+            for task in tasks:
+                task.cancel()
+    pool.close()
+    await registry.close()
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until told to stop."""
+    async with running_front(settings) as front:
+        config = uvicorn.Config(
+            front,
+            host=settings.host,
+            port=settings.port,
+            http=GatewayProtocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=int(settings.drain_timeout),
+            backlog=4096,
+        )
+        gc.freeze()  # what is here now stays: keep the collector from walking it
+        gc.set_threshold(50_000, 20, 20)
+        await GatewayServer(config, front).serve()
+
+
+def main() -> None:
+    """Read the settings and serve."""
+    settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A request's body: counted while it streams, held while it is small enough to be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from gateway.errors import BodyTooLarge, BodyTooSlow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, MutableMapping
+
+    from gateway.settings import GatewaySettings
+
+Receive = Callable[[], Awaitable["MutableMapping[str, Any]"]]
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody waits for the answer."""
+
+
+class RequestBody:
+    """The body of one request. `held` has its beginning, or all of it once `is_whole`."""
+
+    def __init__(self, receive: Receive, declared: int | None, settings: GatewaySettings) -> None:
+        self._receive = receive
+        self._most = settings.max_body_bytes
+        self._timeout_s = settings.body_timeout
+        self._hold_most = settings.buffer_bytes
+        self._count = 0
+        self._streamed = False
+        self.declared = declared
+        self.held = b""
+        self.is_whole = False
+        if declared is not None and declared > self._most:
+            raise self._too_large(f"content-length {declared}")
+
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether the whole body can (still) be sent to a pod."""
+        return self.is_whole or not self._streamed
+
+    async def hold(self) -> None:
+        """Take in the body until it is whole or too long to be held."""
+        parts: list[bytes] = []
+        while not self.is_whole and self._count <= self._hold_most:
+            parts.append(await self._next())
+        self.held = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What comes after `held`; it can be had once."""
+        self._streamed = True
+        while not self.is_whole:
+            yield await self._next()
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"nothing of the body came for {self._timeout_s:g} s, {self._count} bytes are here"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        self._count += len(chunk)
+        if self._count > self._most:
+            raise self._too_large(f"already {self._count} bytes")
+        self.is_whole = not message.get("more_body", False)
+        return chunk
+
+    def _too_large(self, seen: str) -> BodyTooLarge:
+        return BodyTooLarge(f"the body may have {self._most} bytes (--max-body-bytes), was {seen}")

@@ -1,0 +1,93 @@
+"""What a request can fail of at the gateway, and the one table that turns it into HTTP."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from gateway.policies.decision import Reason
+
+
+class GatewayError(Exception):
+    """Root of the gateway's errors; each is answered as `{"error": message}`."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    reason = "internal"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(GatewayError):
+    """The request cannot be understood."""
+
+    status = HTTPStatus.BAD_REQUEST
+    reason = "bad-request"
+
+
+class ModelNotFound(GatewayError):
+    """Nobody declared such a model."""
+
+    status = HTTPStatus.NOT_FOUND
+    reason = "model-not-found"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over the limit, by its declared length or by count."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    reason = "body-too-large"
+
+
+class BodyTooSlow(GatewayError):
+    """The client stopped sending its body."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    reason = "body-too-slow"
+
+
+class ShuttingDown(GatewayError):
+    """The gateway drains and takes nothing new."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    reason = "draining"
+
+
+class UpstreamLost(GatewayError):
+    """The pod went away while it held the request, and it could not be tried elsewhere."""
+
+    status = HTTPStatus.BAD_GATEWAY
+    reason = "pod-lost"
+
+
+class UpstreamTimeout(GatewayError):
+    """The deadline passed while the pod held the request."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    reason = "deadline"
+
+
+_STATUS_OF_REASON = {
+    Reason.DEADLINE: HTTPStatus.GATEWAY_TIMEOUT,
+    Reason.QUEUE_TIMEOUT: HTTPStatus.GATEWAY_TIMEOUT,
+    Reason.QUEUE_FULL: HTTPStatus.TOO_MANY_REQUESTS,
+    Reason.LOAD_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Reason.MODEL_GONE: HTTPStatus.NOT_FOUND,
+}
+
+
+class Rejected(GatewayError):
+    """A decision: the request is not served, for a reason from the closed set."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+        known = _STATUS_OF_REASON.get(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.status = HTTPStatus(http_status) if http_status else known

@@ -1,0 +1,161 @@
+"""The headers of requests and answers: what is read, passed on, dropped and added."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gateway.errors import BadRequest
+from registry.model import RoutingPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Headers = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP: Final = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+_NOT_FORWARDED: Final = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_OURS: Final = b"x-pilotlight-"
+"""Between gateway and pod these are commands: what a client sends under the prefix stays here."""
+_FROM_CLIENT: Final = b"x-pilotlight-simulate"
+"""The one exception: pods refuse it unless they were started for experiments."""
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_LONGEST_DEADLINE_MS: Final = 86_400_000
+
+
+@dataclass(slots=True)
+class RequestHeaders:
+    """What the gateway reads of a request's headers."""
+
+    host: str = ""
+    request_id: str = ""
+    content_length: int | None = None
+    deadline_s: float | None = None
+    policy: RoutingPolicy | None = None
+    seed: int | None = None
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """Read what routing needs. Raises BadRequest."""
+    read = RequestHeaders()
+    for name, value in headers:
+        if name == b"host":
+            read.host = value.decode("latin-1")
+        elif name == b"content-length":
+            read.content_length = _whole("content-length", value, 1 << 50)
+        elif name == b"x-request-id":
+            read.request_id = _request_id(value)
+        elif name.startswith(_OURS):
+            _read_ours(read, name, value)
+    if not read.request_id:
+        read.request_id = uuid.uuid4().hex
+    return read
+
+
+def _read_ours(read: RequestHeaders, name: bytes, value: bytes) -> None:
+    if name == b"x-pilotlight-policy":
+        text = value.decode("latin-1")
+        try:
+            read.policy = RoutingPolicy(text)
+        except ValueError:
+            allowed = ", ".join(RoutingPolicy)
+            raise BadRequest(
+                f"header x-pilotlight-policy must be one of {allowed}, was {text!r}"
+            ) from None
+    elif name == b"x-pilotlight-deadline-ms":
+        read.deadline_s = _milliseconds(name.decode(), value) / 1000
+    elif name == b"x-pilotlight-seed":
+        read.seed = _whole(name.decode(), value, 1 << 62)
+
+
+def _request_id(value: bytes) -> str:
+    if not _REQUEST_ID.fullmatch(value):
+        raise BadRequest(
+            f"header x-request-id must be 1 to 128 visible ASCII characters, was {value[:140]!r}"
+        )
+    return value.decode()
+
+
+def _whole(name: str, value: bytes, most: int) -> int:
+    if not value.isdigit() or len(value) > 20 or int(value) > most:
+        raise BadRequest(f"header {name} must be a whole number up to {most}, was {value[:40]!r}")
+    return int(value)
+
+
+def _milliseconds(name: str, value: bytes) -> float:
+    allowed = f"a positive number of milliseconds up to {_LONGEST_DEADLINE_MS}"
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= _LONGEST_DEADLINE_MS:
+        raise BadRequest(f"header {name} must be {allowed}, was {value[:40]!r}")
+    return number
+
+
+def request_head(
+    path: bytes, address: str, headers: Iterable[tuple[bytes, bytes]], ours: Headers
+) -> bytes:
+    """The head of the request to a pod: the caller's headers, without those that end here."""
+    lines = [b"POST ", path, b" HTTP/1.1\r\nhost: ", address.encode(), b"\r\n"]
+    for name, value in headers:
+        if name in _NOT_FORWARDED or (name.startswith(_OURS) and name != _FROM_CLIENT):
+            continue
+        lines += (name, b": ", value, b"\r\n")
+    for name, value in ours:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+@dataclass(slots=True)
+class PodAnswer:
+    """What the gateway reads of an answer's headers; the rest passes as it is."""
+
+    passed: Headers
+    pod: bytes = b""
+    predict_pod: bytes = b""
+    start: str = "warm"
+    stages_ms: dict[str, float] | None = None
+    not_executed: str | None = None
+
+
+def read_answer(headers: Iterable[tuple[bytes, bytes]]) -> PodAnswer:
+    """Split an answer's headers into what passes and what the gateway writes itself."""
+    answer = PodAnswer([])
+    for name, value in headers:
+        if name == b"server-timing":
+            answer.stages_ms = _read_timing(value)
+        elif name.startswith(_OURS):
+            if name == b"x-pilotlight-start":
+                answer.start = value.decode("latin-1")
+            elif name == b"x-pilotlight-pod":
+                answer.pod = value
+            elif name == b"x-pilotlight-predict-pod":
+                answer.predict_pod = value
+            elif name == b"x-pilotlight-not-executed":
+                answer.not_executed = value.decode("latin-1")
+        elif name not in _HOP_BY_HOP and name != b"x-request-id":
+            answer.passed.append((name, value))
+    return answer
+
+
+def _read_timing(value: bytes) -> dict[str, float]:
+    """Stages and milliseconds of a `server-timing` header; what it does not fit is left out."""
+    stages: dict[str, float] = {}
+    for part in value.decode("latin-1").split(","):
+        name, found, duration = part.partition(";dur=")
+        if found:
+            try:
+                stages[name.strip()] = float(duration)
+            except ValueError:
+                continue
+    return stages

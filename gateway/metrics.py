@@ -1,0 +1,68 @@
+"""What the gateway counts. Labels are closed sets; a model is a label, a pod or request never."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_STAGE_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+class GatewayMetrics:
+    """The gateway's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "pilotlight_gateway_requests", "Requests answered.", ("model", "policy", "code"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.decisions = Counter(
+            "pilotlight_gateway_decisions", "Requests by the reason of their last decision.",
+            ("policy", "reason"), registry=self.registry,
+        )  # fmt: skip
+        self.starts = Counter(
+            "pilotlight_gateway_starts", "Answers by the tier they had to wait from.",
+            ("model", "tier"), registry=self.registry,
+        )  # fmt: skip
+        self.stages = Histogram(
+            "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", ("stage",),
+            buckets=_STAGE_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.durations = Histogram(
+            "pilotlight_gateway_request_seconds", "Time from arrival to the end of the answer.",
+            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.predicted = Histogram(
+            "pilotlight_gateway_predicted_seconds", "Forecast of the decision that was taken.",
+            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.prediction_errors = Histogram(
+            "pilotlight_gateway_prediction_error_seconds",
+            "Absolute difference between a measured forecast and what happened.",
+            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.retries = Counter(
+            "pilotlight_gateway_retries", "Requests tried again on another pod.", ("reason",),
+            registry=self.registry,
+        )  # fmt: skip
+        self.disconnects = Counter(
+            "pilotlight_gateway_client_disconnects", "Clients that left before their answer.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.waiting = Gauge(
+            "pilotlight_gateway_waiting_requests", "Requests in the waiting room.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.reserved = Gauge(
+            "pilotlight_gateway_reservations", "Reservations held now.", registry=self.registry
+        )
+        self.registry_age = Gauge(
+            "pilotlight_gateway_registry_age_seconds", "Age of the copy of the registry.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.registry_repairs = Gauge(
+            "pilotlight_gateway_registry_repairs", "Snapshots taken since pushes were missed.",
+            registry=self.registry,
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Which model a request names, by path or by KServe-style Host header. Bodies are never parsed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from gateway.errors import BadRequest, ModelNotFound
+from registry.model import ModelName
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+_SERVING = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
+_INFERENCE = re.compile(
+    r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
+)
+_ADDRESS = re.compile(r"[0-9.]+|\[.*\]|localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An inference request's model, and the path it has at a pod."""
+
+    model: ModelName
+    name: str
+    """The model's name as the caller wrote it, for `model_name` in the answer."""
+    pod_path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path with its `/serving/NAMESPACE/NAME` prefix taken off."""
+
+    path: str
+    namespace: str = "default"
+    name: str | None = None
+    """The model the prefix or the Host names; None: the path alone does."""
+
+
+def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
+    """Read the namespace and model that prefix or Host name. Raises BadRequest."""
+    match = _SERVING.fullmatch(path)
+    if match:
+        namespace, name = _plain(match[1]), _plain(match[2])
+        return Place(match[3] or "/", namespace, name)
+    named = model_of_host(host, known)
+    return Place(path, named.namespace, named.name) if named else Place(path)
+
+
+def is_inference(path: str) -> bool:
+    """Whether the path, its prefix taken off, asks for an inference."""
+    return path.endswith(("/infer", ":predict")) and _INFERENCE.fullmatch(path) is not None
+
+
+def target_of(place: Place) -> Target:
+    """The target of an inference path. Raises BadRequest, ModelNotFound."""
+    match = _INFERENCE.fullmatch(place.path)
+    if match is None:
+        raise BadRequest(f"{place.path!r} is no inference path")
+    name = _plain(match[1] or match[2])
+    if place.name is not None and place.name != name:
+        raise ModelNotFound(
+            f"the path names model {name!r}, its prefix or Host {place.namespace}/{place.name}"
+        )
+    model = ModelName(place.namespace, name)
+    if match[1]:
+        return Target(model, name, f"/v1/models/{model.path_segment}:predict".encode())
+    return Target(model, name, f"/v2/models/{model.path_segment}/infer".encode())
+
+
+def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:
+    """The declared model that a Host such as `NAME.NAMESPACE.example.com` names, if any.
+
+    KServe's forms: `NAME.NAMESPACE.…`, `NAME-predictor.NAMESPACE.…`, `NAME-NAMESPACE.DOMAIN`.
+    """
+    host = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if not host or _ADDRESS.fullmatch(host):
+        return None
+    labels = host.lower().split(".")
+    if len(labels) < 2:
+        return None
+    first, second = labels[0].removesuffix("-predictor"), labels[1]
+    for name in (ModelName(second, labels[0]), ModelName(second, first)):
+        if name in known:
+            return name
+    parts = first.split("-")
+    for cut in range(1, len(parts)):
+        name = ModelName("-".join(parts[cut:]), "-".join(parts[:cut]))
+        if name in known:
+            return name
+    return None
+
+
+def _plain(segment: str) -> str:
+    """A path segment without escapes. Raises BadRequest for an escaped slash or the like."""
+    text = unquote(segment)
+    if any(c in text for c in "/~\\") or not text.isprintable() or text in (".", ".."):
+        raise BadRequest(f"a name in the path may not hold {segment!r}")
+    return text

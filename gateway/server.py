@@ -1,0 +1,187 @@
+"""The gateway's ASGI front: inference paths by hand, everything else by FastAPI.
+
+Inference requests skip routing, validation and middleware, whose cost would be a multiple of the
+gateway's own. The HTTP server tells when a client is gone, so that its slot is free at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.body import ClientGone, RequestBody
+from gateway.decide import Arrival
+from gateway.errors import BadRequest, GatewayError, ModelNotFound, ShuttingDown
+from gateway.exchange import Exchange
+from gateway.headers import read_headers
+from gateway.routes import is_inference, place_of, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from gateway.exchange import Tools
+    from gateway.headers import RequestHeaders
+    from gateway.routes import Place
+    from gateway.settings import GatewaySettings
+    from registry.watch import ClusterWatch
+
+    Scope = dict[str, Any]
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+    ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+_ON_DISCONNECT = "pilotlight.on_disconnect"
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, which besides tells the running request that its client is gone."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let uvicorn clean up, then tell the request."""
+        super().connection_lost(exc)
+        scope: Any = self.scope
+        if scope is not None and (tell := scope.get(_ON_DISCONNECT)):
+            tell()
+
+
+class Front:
+    """The ASGI application of the gateway."""
+
+    def __init__(
+        self, api: ASGIApp, tools: Tools, watch: ClusterWatch, settings: GatewaySettings
+    ) -> None:
+        self._api = api
+        self._tools = tools
+        self._watch = watch
+        self._settings = settings
+        self._random = random.Random(settings.seed)
+        self._sequence = 0
+        self.is_draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope["type"] != "http":
+            await self._api(scope, receive, send)
+            return
+        path: str = scope["path"]
+        try:
+            if b"%" in scope["raw_path"]:
+                path = scope["raw_path"].decode("latin-1")
+            place = place_of(path, _host(scope), self._watch.state.models)
+            if scope["method"] == "POST" and is_inference(place.path):
+                await self._infer(scope, receive, send, place)
+                return
+        except GatewayError as error:
+            await _send_error(send, error, "")
+            return
+        scope["pilotlight.namespace"] = place.namespace
+        scope["path"], scope["raw_path"] = place.path, place.path.encode()
+        await self._api(scope, receive, send)
+
+    async def _infer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
+        request_id = ""
+        exchange: Exchange | None = None
+        try:
+            read = read_headers(scope["headers"])
+            request_id = read.request_id
+            exchange = self._exchange(scope, receive, place, read)
+            await self._run_while_connected(scope, exchange, send, read)
+        except ClientGone:
+            self._tools.recorder.client_left()
+        except GatewayError as error:
+            if exchange is not None:
+                self._tools.recorder.failed(exchange, error)
+            if exchange is not None and exchange.has_answered:
+                logger.warning("an answer broke off", extra={"request_id": request_id})
+                raise
+            await _send_error(send, error, request_id)
+
+    def _exchange(
+        self, scope: Scope, receive: Receive, place: Place, read: RequestHeaders
+    ) -> Exchange:
+        if self.is_draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
+        target = target_of(place)
+        record = self._watch.state.models.get(target.model)
+        if record is None:
+            raise ModelNotFound(f"model {target.model} does not exist")
+        if read.policy is not None and not self._settings.allow_policy_header:
+            raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
+        self._sequence += 1
+        self._tools.budget.earn()
+        deadline_s = read.deadline_s or record.serving.policy.deadline_s
+        now_s = self._watch.registry_now_s()
+        draws = self._random if read.seed is None else random.Random(read.seed)
+        arrival = Arrival(
+            id=read.request_id,
+            model=target.model,
+            arrival_s=now_s,
+            draw=draws.random(),
+            sequence=self._sequence,
+            policy=read.policy,
+            deadline_s=None if deadline_s is None else now_s + deadline_s,
+        )
+        read.deadline_s = deadline_s
+        body = RequestBody(receive, read.content_length, self._settings)
+        return Exchange(self._tools, target, read, scope["headers"], arrival, body)
+
+    async def _run_while_connected(
+        self, scope: Scope, exchange: Exchange, send: Send, read: RequestHeaders
+    ) -> None:
+        task = asyncio.current_task()
+        is_gone = False
+
+        def leave() -> None:
+            nonlocal is_gone
+            is_gone = True
+            if task is not None:
+                task.cancel()
+
+        scope[_ON_DISCONNECT] = leave
+        patience_s = read.deadline_s or self._settings.request_timeout
+        until_s = asyncio.get_running_loop().time() + patience_s
+        try:
+            await exchange.run(send, until_s)
+        except asyncio.CancelledError:
+            if not is_gone or task is None:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            scope[_ON_DISCONNECT] = None
+
+
+def _host(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"host":
+            text: str = value.decode("latin-1")
+            return text
+    return ""
+
+
+async def _send_error(send: Send, error: GatewayError, request_id: str) -> None:
+    """Answer `{"error": …}`, as KServe does."""
+    body = orjson.dumps({"error": str(error)})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-pilotlight-reason", str(error.reason).encode()),
+    ]
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
+        headers.append((b"connection", b"close"))  # the rest of the body will not be read
+    with contextlib.suppress(ConnectionError):
+        await send({"type": "http.response.start", "status": int(error.status), "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,39 @@
+"""The settings of one gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.configuration import option, positive_seconds, truth, whole
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Everything a gateway is told when it starts. Times in seconds, sizes in bytes."""
+
+    host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
+    port: int = option(8080, whole(0, 65535), "port to listen on; 0 takes a free one")
+    redis_url: str = option("redis://127.0.0.1:6379", str, "the registry")
+    pool: str = option("default", str, "pool of pods to send requests to")
+    max_body_bytes: int = option(
+        64 * MIB, whole(1), "longest request body; raise it for large inputs"
+    )
+    buffer_bytes: int = option(
+        1 * MIB, whole(1), "bodies up to this size are held until answered, so can be retried"
+    )
+    request_timeout: float = option(
+        300.0, positive_seconds, "longest a request without a deadline may take"
+    )
+    body_timeout: float = option(
+        30.0, positive_seconds, "longest pause inside a request body before 408"
+    )
+    drain_timeout: float = option(
+        30.0, positive_seconds, "how long requests in flight may take after SIGTERM"
+    )
+    allow_policy_header: bool = option(
+        True, truth, "let requests choose a policy by x-pilotlight-policy"
+    )
+    seed: int = option(0, whole(0), "seed of random choices; runs with one seed choose alike")
+    log_level: str = option("INFO", str, "least level that is logged")

@@ -1,0 +1,109 @@
+"""Settings tables: one dataclass drives flags, environment variables, defaults and reference.
+
+Every component declares a frozen dataclass whose fields are made by `option`, and reads it once at
+start: flag over environment over default. All mistakes are reported together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Settings = TypeVar("Settings")
+
+
+def option(default: object, parse: Callable[[str], object], help_text: str) -> Any:
+    """A settings field that carries its parser and one line on when to change it."""
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text})
+
+
+def truth(text: str) -> bool:
+    """Read a yes or a no. Raises ValueError."""
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError(f"must be true or false, was {text!r}")
+
+
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A reader of whole numbers within bounds."""
+    allowed = f"from {low} to {high}" if high is not None else f"of at least {low}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"must be a whole number {allowed}, was {text!r}") from None
+        if value < low or (high is not None and value > high):
+            raise ValueError(f"must be a whole number {allowed}, was {text!r}")
+        return value
+
+    return parse
+
+
+def positive_seconds(text: str) -> float:
+    """Read a positive, finite number of seconds. Raises ValueError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"must be a positive number of seconds, was {text!r}")
+    return value
+
+
+def environment_name(field_name: str, prefix: str = "PILOTLIGHT_") -> str:
+    """The environment variable of a setting."""
+    return f"{prefix}{field_name.upper()}"
+
+
+def read_settings(
+    kind: type[Settings],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    prog: str,
+    variable: Callable[[str], str] = environment_name,
+) -> Settings:
+    """Settings from flags over environment over defaults; exits with status 2 on mistakes."""
+    parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass, by contract
+    for each in fields:
+        flag = "--" + each.name.replace("_", "-")
+        text = f"{each.metadata['help']} (environment {variable(each.name)})".replace("%", "%%")
+        if isinstance(each.default, bool):
+            parser.add_argument(
+                flag, dest=each.name, nargs="?", const="true", metavar="BOOL", help=text
+            )
+        else:
+            parser.add_argument(flag, dest=each.name, help=text)
+    given = vars(parser.parse_args(arguments))
+    texts = {
+        each.name: value
+        for each in fields
+        if (value := given[each.name] or environment.get(variable(each.name))) is not None
+    }
+    try:
+        return settings_from_fields(kind, texts)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def settings_from_fields(kind: type[Settings], values: Mapping[str, object]) -> Settings:
+    """Settings from keyword fields; raises ValueError naming all mistakes together."""
+    fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    problems = [f"unknown setting {name!r}" for name in values if name not in fields]
+    parsed: dict[str, object] = {}
+    for name in values.keys() & fields.keys():
+        try:
+            parsed[name] = fields[name].metadata["parse"](str(values[name]))
+        except ValueError as error:
+            problems.append(f"--{name.replace('_', '-')} {error}")
+    if problems:
+        raise ValueError("; ".join(sorted(problems)))
+    return kind(**parsed)
