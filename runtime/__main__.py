@@ -1,0 +1,26 @@
+"""Run one pod: `python -m runtime --name POD --redis-url URL`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from runtime.settings import read_settings
+
+
+def main() -> int:
+    """Read the settings, prepare the process, run the pod."""
+    settings = read_settings(sys.argv[1:], os.environ)
+    sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from runtime.logs import configure_logs
+    from runtime.pod import run_pod
+
+    configure_logs(settings)
+    return run_pod(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The architectures that `make_model` can make: true published shapes, and tiny ones for tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Family(StrEnum):
+    """Which network and which tokenizer or image processor a made model has."""
+
+    T5 = "t5"
+    BERT = "bert"
+    VIT = "vit"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One model that can be made: its family, its shape, its vocabulary and output length."""
+
+    family: Family
+    shape: Mapping[str, int]
+    piece_count: int = 0
+    """Pieces in the tokenizer; the embedding may be larger, as T5's 32,128 rows are."""
+    new_token_count: int = 0
+    """Tokens of every generated answer; sets how long one inference takes."""
+    label_count: int = 0
+
+
+T5_PIECES = 32_100
+T5_NEW_TOKENS = 16
+"""About 0.3 s an inference for t5-small on one thread of the development machine."""
+
+
+def _t5(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> Architecture:
+    shape = {
+        "vocab_size": 32_128,
+        "d_model": d_model,
+        "d_kv": 64,
+        "d_ff": d_ff,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+    }
+    return Architecture(Family.T5, shape, piece_count=T5_PIECES, new_token_count=T5_NEW_TOKENS)
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "t5-small": _t5(d_model=512, d_ff=2048, num_layers=6, num_heads=8),
+    "t5-base": _t5(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "t5-large": _t5(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+    "bert-base": Architecture(
+        Family.BERT,
+        {
+            "vocab_size": 30_522,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 512,
+        },
+        piece_count=30_522,
+        label_count=5,
+    ),
+    "vit-base": Architecture(
+        Family.VIT,
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "image_size": 224,
+            "patch_size": 16,
+        },
+        label_count=1000,
+    ),
+    "tiny-t5": Architecture(
+        Family.T5,
+        {
+            "vocab_size": 640,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+        },
+        piece_count=600,
+        new_token_count=4,
+    ),
+    "tiny-bert": Architecture(
+        Family.BERT,
+        {
+            "vocab_size": 600,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 64,
+        },
+        piece_count=600,
+        label_count=3,
+    ),
+    "tiny-vit": Architecture(
+        Family.VIT,
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        label_count=10,
+    ),
+}
+"""The names `make_model` takes."""

@@ -1,0 +1,73 @@
+"""A model's configuration files: what it is, without running anything that came with it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from registry.model import Task
+from runtime.errors import ModelInvalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PretrainedConfig
+
+TASK_OF_ENDING = {
+    "ForConditionalGeneration": Task.TEXT_TO_TEXT,
+    "ForSequenceClassification": Task.TEXT_CLASSIFICATION,
+    "ForImageClassification": Task.IMAGE_CLASSIFICATION,
+    "Model": Task.TEXT_EMBEDDING,
+}
+"""What an architecture's name says of its task, where the InferenceService does not."""
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a model; raises ModelInvalid where it cannot be served."""
+    from transformers import CONFIG_MAPPING  # heavy: only a process that loads models needs it
+
+    fields = read_json(folder / "config.json")
+    kind = fields.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        custom = (
+            " and code of its own (auto_map), which is never run" if "auto_map" in fields else ""
+        )
+        raise ModelInvalid(
+            f"config.json has model_type {kind!r}{custom};"
+            " it must be an architecture that transformers has built in"
+        )
+    fields.pop("auto_map", None)
+    fields.pop("quantization_config", None)
+    try:
+        config: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(fields)
+    except Exception as error:  # validation of a config differs per architecture
+        raise ModelInvalid(f"config.json is not valid for model_type {kind!r}: {error}") from error
+    return config
+
+
+def task_of(config: PretrainedConfig, declared: Task | None) -> Task:
+    """The declared task, or the one that the configuration's architecture implies."""
+    if declared is not None:
+        return declared
+    names = config.architectures or []
+    for name in names:
+        for ending, task in TASK_OF_ENDING.items():
+            if name.endswith(ending):
+                return task
+    raise ModelInvalid(
+        f"config.json names architectures {list(names)}, which imply no known task;"
+        f" declare one of {[task.value for task in Task]} with the annotation pilotlight.io/task"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model; raises ModelInvalid."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ModelInvalid(f"the model has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise ModelInvalid(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ModelInvalid(f"{path.name} must hold a JSON object, holds {type(fields).__name__}")
+    return fields

@@ -1,0 +1,57 @@
+"""Finding what a request asks for among the declared models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.errors import RegistryUnavailable
+from runtime.errors import ModelNotFound
+
+if TYPE_CHECKING:
+    from registry.client import Registry
+    from registry.model import ModelName, ModelRecord, ModelSpec
+    from registry.watch import ClusterWatch
+
+
+class DeclaredModels:
+    """The watch's copy first, then the registry: a declaration may be newer than the copy."""
+
+    def __init__(self, watch: ClusterWatch, registry: Registry) -> None:
+        self._watch = watch
+        self._registry = registry
+
+    async def find(self, name: ModelName, generation: str | None) -> ModelSpec:
+        """The generation that is asked for, or the one that serves now; raises ModelNotFound."""
+        record = self._watch.state.models.get(name)
+        spec = pick_generation(record, generation)
+        if spec is not None:
+            return spec
+        try:
+            newer = await self._registry.get_model(name)
+        except RegistryUnavailable:
+            newer = None
+        record = newer or record
+        spec = pick_generation(record, generation) or pick_generation(record, None)
+        if spec is None:
+            raise ModelNotFound(f"model {name} is not declared")
+        return spec
+
+    def names(self) -> list[ModelName]:
+        """All declared models."""
+        return sorted(self._watch.state.models)
+
+    def record(self, name: ModelName) -> ModelRecord | None:
+        """What is known of a model."""
+        return self._watch.state.models.get(name)
+
+
+def pick_generation(record: ModelRecord | None, generation: str | None) -> ModelSpec | None:
+    """The generation of a record that is asked for; None asks for the one that serves now."""
+    if record is None:
+        return None
+    if generation is None:
+        return record.serving
+    for spec in (record.spec, record.previous):
+        if spec is not None and spec.generation == generation:
+            return spec
+    return None

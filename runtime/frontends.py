@@ -1,0 +1,68 @@
+"""The frontends a pod has at hand: tokenizers and the like, for models it serves or forwards.
+
+They are small and live in memory beside the device's budget, the most recently used ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from runtime.errors import ModelInvalid
+from runtime.single_flight import SingleFlight
+from runtime.tasks.frontends import load_frontend
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from registry.model import ModelSpec
+    from runtime.disk_cache import DiskCache
+    from runtime.tasks.task import Frontend
+
+MOST_FRONTENDS = 64
+
+
+class Frontends:
+    """Fetches the small files of models and builds frontends from them, once each."""
+
+    def __init__(self, cache: DiskCache, threads: Executor, tasks: asyncio.TaskGroup) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._ready: OrderedDict[str, Frontend] = OrderedDict()
+        self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
+        self._builds: SingleFlight[str, Frontend] = SingleFlight(tasks)
+
+    async def folder(self, spec: ModelSpec) -> Path:
+        """The folder with the model's small files, fetched if need be; raises LoadFailed."""
+        return await self._folders.run(
+            spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
+        )
+
+    async def get(self, spec: ModelSpec) -> Frontend:
+        """The model's frontend; raises LoadFailed."""
+        frontend = self._ready.get(spec.key)
+        if frontend is None:
+            frontend = await self._builds.run(spec.key, lambda: self._build(spec))
+        if spec.key in self._ready:
+            self._ready.move_to_end(spec.key)
+        return frontend
+
+    def forget(self, key: str) -> None:
+        """Drop the frontend of a model whose files are deleted."""
+        self._ready.pop(key, None)
+
+    async def _build(self, spec: ModelSpec) -> Frontend:
+        folder = await self.folder(spec)
+        try:
+            frontend = await in_thread(self._threads, load_frontend, folder, spec.task)
+        except ModelInvalid:
+            # The files may be mended at their source: the next try fetches them again.
+            await in_thread(self._threads, self._cache.discard, spec.key)
+            raise
+        self._ready[spec.key] = frontend
+        while len(self._ready) > MOST_FRONTENDS:
+            self._ready.popitem(last=False)
+        return frontend

@@ -1,0 +1,160 @@
+"""The inference routes: raw ASGI, so that a body's length is checked while it streams in.
+
+A client that goes away takes its request with it, as far as it has not reached the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import orjson
+
+from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError, status_of
+from runtime.metrics import REQUESTS
+from runtime.peer import PeerRefused
+from runtime.request import read_head
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from runtime.bodies import Protocol
+    from runtime.service import Answer, PredictService
+
+logger = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[str, str]]
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer."""
+
+
+class InferRoute:
+    """One protocol's inference endpoint, as an ASGI application."""
+
+    def __init__(
+        self,
+        service: PredictService,
+        protocol: Protocol,
+        *,
+        pod_name: str,
+        most_body_bytes: int,
+        allow_simulated_work: bool,
+    ) -> None:
+        self._service = service
+        self._protocol = protocol
+        self._pod_name = pod_name
+        self._most_body_bytes = most_body_bytes
+        self._allow_simulated_work = allow_simulated_work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+        stage = "infer" if "x-pilotlight-stage" in headers else "entry"
+        common = [("x-pilotlight-pod", self._pod_name)]
+        if request_id := headers.get("x-request-id"):
+            common.append(("x-request-id", request_id))
+        try:
+            answer = await self._answer(scope["path_params"]["model"], headers, receive)
+        except ClientGone:
+            REQUESTS.labels(stage=stage, status="gone").inc()
+            return
+        except PeerRefused as refused:
+            status, body = refused.status, refused.body
+            answered = [*refused.headers.items(), *common]
+        except RuntimePackageError as error:
+            status, body, about = error_response(error)
+            answered = [*about, *common]
+        except Exception as error:
+            logger.exception("request broke")
+            status, body, about = _reply(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+            answered = [*about, *common]
+        else:
+            status, body = HTTPStatus.OK, answer.body.content
+            answered = [*answer.body.headers, *_facts(answer), *common]
+        REQUESTS.labels(stage=stage, status=str(int(status))).inc()
+        await _send(send, status, body, answered)
+
+    async def _answer(self, segment: str, headers: Mapping[str, str], receive: Receive) -> Answer:
+        head = read_head(segment, headers, allow_simulated_work=self._allow_simulated_work)
+        self._service.check_open(head)
+        body = await self._read(headers, receive)
+        work = asyncio.ensure_future(self._service.answer(head, self._protocol, body))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGone
+            return await work
+        finally:
+            for task in (gone, work):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+    async def _read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """The whole body; raises BodyTooLarge before more than the limit is held."""
+        declared = headers.get("content-length")
+        if declared is not None and int(declared) > self._most_body_bytes:
+            raise self._too_large(f"{declared} bytes")
+        chunks, total = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            total += len(chunk)
+            if total > self._most_body_bytes:
+                raise self._too_large(f"{total} bytes and more")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+        if not total:
+            raise InvalidRequest("the body is empty")
+        return b"".join(chunks)
+
+    def _too_large(self, seen: str) -> BodyTooLarge:
+        return BodyTooLarge(f"the body may have {self._most_body_bytes} bytes, has {seen}")
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _facts(answer: Answer) -> Headers:
+    """How the answer came about, as headers."""
+    timings = ", ".join(
+        f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in answer.stages.items()
+    )
+    return [
+        ("x-pilotlight-predict-pod", answer.predict_pod),
+        ("x-pilotlight-start", answer.start),
+        ("server-timing", timings),
+    ]
+
+
+def error_response(error: RuntimePackageError) -> tuple[HTTPStatus, bytes, list[tuple[str, str]]]:
+    """Status, body and headers of an error."""
+    status, body, headers = _reply(status_of(error), str(error))
+    if error.refusal is not None:
+        headers.append(("x-pilotlight-not-executed", error.refusal))
+    if error.retry_after_s is not None:
+        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+    return status, body, headers
+
+
+def _reply(status: HTTPStatus, message: str) -> tuple[HTTPStatus, bytes, list[tuple[str, str]]]:
+    return status, orjson.dumps({"error": message}), [("content-type", "application/json")]
+
+
+async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+    raw.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": int(status), "headers": raw})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,305 @@
+"""Answering requests: the three stages, here or with the inference at another pod.
+
+An entry request takes one of the pod's slots from its preprocessing to the end of its
+postprocessing. A request for the inference stage alone comes from another pod and takes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
+
+from registry.pod import Stage
+from runtime.bodies import Protocol, ReadBody, read_body, write_answer
+from runtime.errors import (
+    DeadlinePassed,
+    Draining,
+    InferenceFailed,
+    InvalidRequest,
+    RuntimePackageError,
+    SlotsFull,
+)
+from runtime.metrics import SLOTS_USED, STAGE_SECONDS
+from runtime.threads import in_thread
+from runtime.v2 import EncodedBody, decode_request, encode_response
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from registry.model import ModelSpec
+    from runtime.declared import DeclaredModels
+    from runtime.ends import InferenceEnds
+    from runtime.frontends import Frontends
+    from runtime.loads import HeldModel, Loads
+    from runtime.measurements import Measurements
+    from runtime.peer import PeerClient
+    from runtime.request import RequestHead
+    from runtime.tasks.task import Frontend
+    from runtime.tensors import Tensor
+
+KSERVE_HISTOGRAMS = {
+    Stage.PREPROCESS: PRE_HIST_TIME,
+    Stage.INFER: PREDICT_HIST_TIME,
+    Stage.POSTPROCESS: POST_HIST_TIME,
+}
+BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
+"""What torch raises for tensors of the wrong shape, type or range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request's answer and how it came about."""
+
+    body: EncodedBody
+    predict_pod: str
+    start: str
+    stages: Mapping[Stage, float]
+    """Seconds per stage."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A request on its way. Mutable: owned by the task that answers it."""
+
+    head: RequestHead
+    spec: ModelSpec
+    predict_pod: str
+    start: str = "warm"
+    stages: dict[Stage, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """Who this pod is to others."""
+
+    name: str
+    address: str
+    slots: int
+
+
+class PredictService:
+    """All requests of a pod."""
+
+    def __init__(
+        self,
+        identity: PodIdentity,
+        *,
+        declared: DeclaredModels,
+        loads: Loads,
+        frontends: Frontends,
+        peers: PeerClient,
+        ends: InferenceEnds,
+        measurements: Measurements,
+        threads: Executor,
+    ) -> None:
+        self._identity = identity
+        self._declared = declared
+        self._loads = loads
+        self._frontends = frontends
+        self._peers = peers
+        self._ends = ends
+        self._measurements = measurements
+        self._threads = threads
+        self._slots_used = 0
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_draining = False
+
+    async def wait_idle(self) -> None:
+        """Return once no request is being answered."""
+        await self._idle.wait()
+
+    def check_open(self, head: RequestHead) -> None:
+        """Refuse early, before the body is read; raises Draining, SlotsFull, DeadlinePassed."""
+        if self.is_draining:
+            raise Draining(f"pod {self._identity.name} is draining")
+        if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
+            raise DeadlinePassed("the deadline had passed when the request arrived")
+        if not head.is_infer_stage and self._slots_used >= self._identity.slots:
+            raise SlotsFull(f"all {self._identity.slots} slots of the pod are taken")
+
+    async def answer(self, head: RequestHead, protocol: Protocol, body: bytes) -> Answer:
+        """The answer to a request; raises RuntimePackageError, PeerRefused."""
+        with self._place(head):
+            if head.is_infer_stage:
+                return await self._answer_inference(head, body)
+            return await self._answer_entry(head, read_body(protocol, body, head.v2_header_length))
+
+    @contextmanager
+    def _place(self, head: RequestHead) -> Iterator[None]:
+        """Count the request, and its slot if it takes one."""
+        self.check_open(head)
+        slots = 0 if head.is_infer_stage else 1
+        self._slots_used += slots
+        self._in_flight += 1
+        self._idle.clear()
+        SLOTS_USED.set(self._slots_used)
+        try:
+            yield
+        finally:
+            self._slots_used -= slots
+            self._in_flight -= 1
+            SLOTS_USED.set(self._slots_used)
+            if self._in_flight == 0:
+                self._idle.set()
+
+    # Entry requests
+
+    async def _answer_entry(self, head: RequestHead, body: ReadBody) -> Answer:
+        spec = await self._declared.find(head.name, head.generation)
+        progress = _Progress(head, spec, self._identity.name)
+        if head.predict_address in {None, self._identity.address}:
+            frontend, outputs = await self._infer_here(progress, body)
+        else:
+            frontend, outputs = await self._infer_there(progress, body)
+        content = await self._postprocess(progress, frontend, body, outputs)
+        return Answer(content, progress.predict_pod, progress.start, progress.stages)
+
+    async def _infer_here(
+        self, progress: _Progress, body: ReadBody
+    ) -> tuple[Frontend, tuple[Tensor, ...]]:
+        head = progress.head
+        try:
+            held = await self._hold(progress)
+            try:
+                frontend = held.model.frontend
+                inputs = await self._preprocess(progress, frontend, body)
+                return frontend, await self._infer(progress, held, inputs)
+            finally:
+                await self._loads.release(held)
+        finally:
+            self._ends.end(head.reservation)
+
+    async def _infer_there(
+        self, progress: _Progress, body: ReadBody
+    ) -> tuple[Frontend, tuple[Tensor, ...]]:
+        head = progress.head
+        started_s = time.monotonic()
+        frontend = await self._frontends.get(progress.spec)
+        assets_s = time.monotonic() - started_s
+        inputs = await self._preprocess(progress, frontend, body)
+        if head.simulation.network_s:
+            await asyncio.sleep(head.simulation.network_s)
+        answer = await self._peers.infer(head, inputs)
+        progress.predict_pod = answer.pod
+        progress.start = answer.start
+        progress.stages[Stage.LOAD] = assets_s + answer.load_s
+        progress.stages[Stage.INFER] = answer.infer_s
+        network_s = head.simulation.network_s + answer.network_s
+        self._record(progress, Stage.NETWORK, network_s, sample_s=network_s)
+        return frontend, answer.outputs
+
+    # The inference stage, for another pod
+
+    async def _answer_inference(self, head: RequestHead, body: bytes) -> Answer:
+        request = decode_request(body, head.v2_header_length)
+        spec = await self._declared.find(head.name, head.generation)
+        progress = _Progress(head, spec, self._identity.name)
+        try:
+            held = await self._hold(progress)
+            try:
+                outputs = await self._infer(progress, held, request.inputs)
+            finally:
+                await self._loads.release(held)
+        finally:
+            self._ends.end(head.reservation)
+        content = encode_response(outputs, model_name=head.answer_name, request=request)
+        return Answer(content, progress.predict_pod, progress.start, progress.stages)
+
+    # Stages
+
+    async def _hold(self, progress: _Progress) -> HeldModel:
+        head = progress.head
+        held = await self._loads.hold(
+            progress.spec, token=head.load_token, deadline_s=head.deadline_s
+        )
+        progress.start = held.start
+        if held.load_s:
+            self._record(progress, Stage.LOAD, held.load_s)
+        return held
+
+    async def _preprocess(
+        self, progress: _Progress, frontend: Frontend, body: ReadBody
+    ) -> tuple[Tensor, ...]:
+        started_s = time.monotonic()
+        inputs = await in_thread(self._threads, _preprocessed, frontend, body)
+        await _simulate(progress.head.simulation.preprocess_s)
+        seconds = time.monotonic() - started_s
+        self._record(progress, Stage.PREPROCESS, seconds, sample_s=seconds)
+        return inputs
+
+    async def _infer(
+        self, progress: _Progress, held: HeldModel, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        head = progress.head
+        try:
+            ran = await held.model.infer(inputs, deadline_s=head.deadline_s)
+        except RuntimePackageError:
+            raise
+        except BAD_TENSOR_ERRORS as error:
+            if head.is_infer_stage:  # these tensors came from outside
+                raise InvalidRequest(f"the model refused these tensors: {error}") from error
+            raise InferenceFailed(f"inference of {held.resident.key} failed: {error}") from error
+        self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
+        return ran.value
+
+    async def _postprocess(
+        self,
+        progress: _Progress,
+        frontend: Frontend,
+        body: ReadBody,
+        outputs: Sequence[Tensor],
+    ) -> EncodedBody:
+        started_s = time.monotonic()
+        content = await in_thread(
+            self._threads, _postprocessed, frontend, body, outputs, progress.head.answer_name
+        )
+        await _simulate(progress.head.simulation.postprocess_s)
+        seconds = time.monotonic() - started_s
+        self._record(progress, Stage.POSTPROCESS, seconds, sample_s=seconds)
+        return content
+
+    def _record(
+        self, progress: _Progress, stage: Stage, seconds: float, *, sample_s: float | None = None
+    ) -> None:
+        """Note a stage's time; `sample_s` is what the registry's estimates are made of."""
+        progress.stages[stage] = seconds
+        STAGE_SECONDS.labels(stage=stage.value).observe(seconds)
+        histogram = KSERVE_HISTOGRAMS.get(stage)
+        if histogram is not None:
+            histogram.labels(model_name=progress.spec.name.path_segment).observe(seconds)
+        if sample_s is not None:
+            self._measurements.add(progress.spec.key, stage.value, sample_s)
+
+
+async def _simulate(seconds: float) -> None:
+    if seconds:
+        await asyncio.sleep(seconds)
+
+
+def _preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
+    """Runs in a thread: reading images and tokenizing both take their time."""
+    items = (
+        frontend.read_instances(body.instances)
+        if body.v2 is None
+        else frontend.read_tensors(body.v2.inputs)
+    )
+    try:
+        return frontend.preprocess(items)
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
+
+
+def _postprocessed(
+    frontend: Frontend, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
+) -> EncodedBody:
+    final = frontend.postprocess(outputs)
+    predictions: list[Any] = frontend.predictions(final) if body.v2 is None else []
+    return write_answer(body, final, predictions=predictions, model_name=answer_name)

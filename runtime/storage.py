@@ -1,0 +1,124 @@
+"""Where models come from: a storage URI becomes a listing of files and a way to fetch one.
+
+This module owns the interface and the rules on paths and kinds; `storage_s3` and `storage_file`
+carry it out. Where fetched files are kept is `disk_cache`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from runtime.errors import ModelInvalid, StorageFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from runtime.link import LinkRate
+
+ASSET_SUFFIXES = frozenset({".json", ".txt", ".model"})
+WEIGHT_SUFFIX = ".safetensors"
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
+
+MOST_FILES = 1_000
+MOST_ASSET_BYTES = 256 * 1024**2
+CHUNK_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a model in storage; `path` is relative to the model's own folder."""
+
+    path: str
+    size_bytes: int
+    version: str = ""
+    """What changes when the content does: an ETag, or a modification time."""
+
+
+class ModelStorage(Protocol):
+    """One model in one storage system. Methods block: they are called in threads."""
+
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        """All files under the model's folder; raises StorageFailed."""
+
+    def fetch(self, file: RemoteFile, target: Path, link: LinkRate) -> None:
+        """Write `file` to `target`, whole and of the listed size; raises StorageFailed."""
+
+
+def open_storage(uri: str) -> ModelStorage:
+    """The storage that a model's URI names."""
+    scheme = urlsplit(uri).scheme
+    match scheme:
+        case "s3":
+            from runtime.storage_s3 import S3Storage  # boto3 is loaded by those who use it
+
+            return S3Storage(uri)
+        case "file":
+            from runtime.storage_file import FileStorage
+
+            return FileStorage(uri)
+        case _:
+            raise StorageFailed(f"storage URI {uri!r} must begin with s3:// or file://")
+
+
+def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    """The small files: configuration, tokenizer, index; raises ModelInvalid on absurd listings."""
+    chosen = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
+    total = sum(file.size_bytes for file in chosen)
+    if len(chosen) > MOST_FILES or total > MOST_ASSET_BYTES:
+        raise ModelInvalid(
+            f"{uri} has {len(chosen)} small files of {total} bytes;"
+            f" at most {MOST_FILES} files and {MOST_ASSET_BYTES} bytes are fetched"
+        )
+    if all(file.path != "config.json" for file in chosen):
+        seen = sorted(file.path for file in files)[:8]
+        raise ModelInvalid(f"{uri} has no config.json; found {seen}")
+    return chosen
+
+
+def weights_of(
+    files: Iterable[RemoteFile], uri: str, indexed: frozenset[str] | None
+) -> tuple[RemoteFile, ...]:
+    """The files of weights: those of the index where there is one, else the only one."""
+    by_path = {file.path: file for file in files}
+    if indexed is not None:
+        missing = sorted(indexed - by_path.keys())
+        if missing:
+            raise ModelInvalid(f"{uri} lacks {missing}, named by its index of weights")
+        return tuple(by_path[path] for path in sorted(indexed))
+    if "model.safetensors" in by_path:
+        return (by_path["model.safetensors"],)
+    found = [path for path in by_path if path.endswith(WEIGHT_SUFFIX) and "/" not in path]
+    if len(found) == 1:
+        return (by_path[found[0]],)
+    if found:
+        raise ModelInvalid(f"{uri} has several files of weights and no index: {sorted(found)}")
+    pickled = sorted(path for path in by_path if PurePosixPath(path).suffix in PICKLE_SUFFIXES)
+    if pickled:
+        raise ModelInvalid(
+            f"{uri} holds its weights only as {pickled}, which can run code when read;"
+            " only safetensors are loaded: convert the model to safetensors"
+        )
+    raise ModelInvalid(f"{uri} has no *.safetensors file")
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether a file's path stays inside the folder it is written to."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or "\\" in path or "\0" in path:
+        return False
+    return all(part not in {"..", "."} and not part.startswith(".") for part in parts)
+
+
+def checked_listing(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    """The listing without hidden files; raises ModelInvalid where a path would leave its folder."""
+    kept = []
+    for file in files:
+        parts = PurePosixPath(file.path).parts
+        if ".." in parts or file.path.startswith("/") or "\\" in file.path or "\0" in file.path:
+            raise ModelInvalid(f"{uri} holds a file with a path outside its folder: {file.path!r}")
+        if is_safe_path(file.path):
+            kept.append(file)
+    return tuple(sorted(kept, key=lambda file: file.path))

@@ -1,0 +1,1 @@
+"""What models do with a request: one module per task, `task.py` says what each must offer."""

@@ -1,0 +1,107 @@
+"""Texts in: reading them from V1 and V2 bodies, and turning them into token tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.tasks.task import MOST_ITEMS
+from runtime.tensors import BYTES, Tensor, numeric_tensor, only_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+MOST_TOKENS = 512
+"""Texts are cut here where the model's own files set no limit."""
+
+TEXT_INPUT: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
+
+
+def texts_of_instances(instances: Sequence[Any]) -> list[str]:
+    """Strings, or objects with a string `text`."""
+    _check_count(len(instances))
+    texts = []
+    for index, instance in enumerate(instances):
+        text = instance.get("text") if isinstance(instance, dict) else instance
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"instances[{index}] must be a string or an object with a string 'text',"
+                f" was {_described(instance)}"
+            )
+        texts.append(text)
+    return texts
+
+
+def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
+    """One tensor of UTF-8 strings."""
+    tensor = only_tensor(tensors, "text")
+    if tensor.datatype != BYTES:
+        raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
+    _check_count(tensor.data.size)
+    try:
+        return [value.decode("utf-8") for value in tensor.data.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {tensor.name!r} must hold UTF-8: {error}") from error
+
+
+class TextEncoder:
+    """A model's tokenizer."""
+
+    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                folder, config=config, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # tokenizer files fail in as many ways as there are kinds
+            raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
+        limit = min(
+            self.tokenizer.model_max_length,
+            getattr(config, "max_position_embeddings", None) or MOST_TOKENS,
+        )
+        self.most_tokens = int(min(limit, 100_000))
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, ...]:
+        """Token tensors, padded to the longest text and cut at the model's limit."""
+        encoded = self.tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=self.most_tokens,
+            return_tensors="np",
+        )
+        return tuple(
+            numeric_tensor(name, np.ascontiguousarray(values, dtype=np.int64))
+            for name, values in encoded.items()
+        )
+
+
+def torch_inputs(inputs: Sequence[Tensor], needed: str = "input_ids") -> dict[str, torch.Tensor]:
+    """The network's keyword arguments; raises InvalidRequest where the tensors do not belong."""
+    arguments = {}
+    for tensor in inputs:
+        if tensor.datatype == BYTES:
+            raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
+        array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
+        arguments[tensor.name] = torch.from_numpy(array)
+    if needed not in arguments:
+        raise InvalidRequest(f"inference needs a tensor {needed!r}, got {sorted(arguments)}")
+    return arguments
+
+
+def _check_count(count: int) -> None:
+    if not 0 < count <= MOST_ITEMS:
+        raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"an object with {sorted(map(str, value))[:4]}"
+    return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,20 @@
+"""Blocking work off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+async def in_thread(
+    threads: Executor, function: Callable[[*Arguments], Result], *arguments: *Arguments
+) -> Result:
+    """The result of `function(*arguments)`, run in one of `threads`."""
+    return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)

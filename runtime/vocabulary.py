@@ -1,0 +1,54 @@
+"""Literal vocabularies of made-up syllable words, for models whose weights are random.
+
+Trained tokenizers are not deterministic (Unigram, WordPiece); a literal vocabulary is. Output
+decoded with these pieces is readable nonsense, never empty or all padding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONSONANTS = "bdfghjklmnprstvwz"
+VOWELS = "aeiou"
+LETTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
+SPACE = "▁"
+
+
+def syllable_words(count: int) -> list[str]:
+    """The first `count` words of one, then two, then three syllables; every word is unique."""
+    words = list(itertools.islice(_words_by_length(), count))
+    if len(words) < count:
+        raise ValueError(f"at most {len(words)} words exist, {count} were asked for")
+    return words
+
+
+def unigram_pieces(count: int, *, sentinel_count: int) -> list[tuple[str, float]]:
+    """A T5 vocabulary of `count` pieces: specials, space, letters, words, then sentinels."""
+    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), (SPACE, -4.0)]
+    letters = [(letter, -12.0) for letter in LETTERS]
+    sentinels = [(f"<extra_id_{index}>", 0.0) for index in reversed(range(sentinel_count))]
+    word_count = count - len(specials) - len(letters) - len(sentinels)
+    words = [(SPACE + word, -10.0) for word in syllable_words(word_count)]
+    return [*specials, *letters, *words, *sentinels]
+
+
+def wordpiece_vocabulary(count: int) -> dict[str, int]:
+    """A BERT vocabulary of `count` pieces: specials, letters (also as continuation), words."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [letter for letter in LETTERS if not letter.isupper()]
+    pieces = [*specials, *letters, *(f"##{letter}" for letter in letters)]
+    pieces += syllable_words(count - len(pieces))
+    return {piece: index for index, piece in enumerate(pieces)}
+
+
+def _words_by_length() -> Iterator[str]:
+    """Words in a fixed order; the last syllable varies slowest so that neighbours differ."""
+    syllables = [consonant + vowel for vowel in VOWELS for consonant in CONSONANTS]
+    for length in (1, 2, 3):
+        for parts in itertools.product(syllables, repeat=length):
+            yield "".join(reversed(parts))

