@@ -18,11 +18,12 @@ from gateway.api import create_api
 from gateway.dispatcher import Dispatcher
 from gateway.exchange import Tools
 from gateway.explanations import Explanations
+from gateway.http_server import install
 from gateway.metrics import GatewayMetrics
 from gateway.record import Recorder
 from gateway.reservations import Reservations
 from gateway.retries import RetryBudget
-from gateway.server import Front, GatewayProtocol
+from gateway.server import Front
 from gateway.settings import GatewaySettings
 from gateway.upstream import PodPool
 from registry.client import Registry
@@ -89,11 +90,12 @@ async def serve(settings: GatewaySettings) -> None:
             front,
             host=settings.host,
             port=settings.port,
-            http=GatewayProtocol,
+            http=install(),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=int(settings.drain_timeout),

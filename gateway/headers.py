@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
 import re
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -56,7 +56,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
         elif name.startswith(_OURS):
             _read_ours(read, name, value)
     if not read.request_id:
-        read.request_id = uuid.uuid4().hex
+        read.request_id = f"{random.getrandbits(128):032x}"  # unique, no secret: uuid4 costs 2 us
     return read
 
 

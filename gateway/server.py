@@ -14,13 +14,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.body import ClientGone, RequestBody
 from gateway.decide import Arrival
 from gateway.errors import BadRequest, GatewayError, ModelNotFound, ShuttingDown
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
+from gateway.http_server import ON_DISCONNECT
 from gateway.routes import is_inference, place_of, target_of
 
 if TYPE_CHECKING:
@@ -38,19 +38,6 @@ if TYPE_CHECKING:
     ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
-
-_ON_DISCONNECT = "pilotlight.on_disconnect"
-
-
-class GatewayProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which besides tells the running request that its client is gone."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Let uvicorn clean up, then tell the request."""
-        super().connection_lost(exc)
-        scope: Any = self.scope
-        if scope is not None and (tell := scope.get(_ON_DISCONNECT)):
-            tell()
 
 
 class Front:
@@ -146,7 +133,7 @@ class Front:
             if task is not None:
                 task.cancel()
 
-        scope[_ON_DISCONNECT] = leave
+        scope[ON_DISCONNECT] = leave
         patience_s = read.deadline_s or self._settings.request_timeout
         until_s = asyncio.get_running_loop().time() + patience_s
         try:
@@ -157,7 +144,7 @@ class Front:
             task.uncancel()
             raise ClientGone from None
         finally:
-            scope[_ON_DISCONNECT] = None
+            scope[ON_DISCONNECT] = None
 
 
 def _host(scope: Scope) -> str:

@@ -56,6 +56,7 @@ class PodConnection(asyncio.Protocol):
         self.headers: Headers = []
         self.is_complete = False
         self._has_head = False
+        self._keeps_alive = False
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._wake: asyncio.Future[None] | None = None
@@ -189,11 +190,12 @@ class PodConnection(asyncio.Protocol):
         """The answer is whole."""
         if self._has_head:
             self.is_complete = True
+            self._keeps_alive = self._parser.should_keep_alive()
 
     @property
     def can_be_reused(self) -> bool:
         """Whether another exchange may follow on this connection."""
-        return self.is_complete and not self.is_closed and self._parser.should_keep_alive()
+        return self._keeps_alive and not self.is_closed
 
 
 class PodPool:

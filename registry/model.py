@@ -116,16 +116,17 @@ class ModelSpec:
     annotations: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def generation(self) -> str:
-        """A hash of what decides the weights: the storage URI and the format."""
-        digest = hashlib.sha256(f"{self.storage_uri}\0{self.format}\0{self.task or ''}".encode())
-        return digest.hexdigest()[:10]
+    generation: str = field(init=False, compare=False)
+    """A hash of what decides the weights: the storage URI, the format and the task."""
+    key: str = field(init=False, compare=False)
+    """`namespace/name@generation`: what tiers, claims and estimates are filed under."""
 
-    @property
-    def key(self) -> str:
-        """`namespace/name@generation`: what tiers, claims and estimates are filed under."""
-        return f"{self.name}@{self.generation}"
+    def __post_init__(self) -> None:
+        """Work out the identity once: it is looked up several times per request."""
+        digest = hashlib.sha256(f"{self.storage_uri}\0{self.format}\0{self.task or ''}".encode())
+        generation = digest.hexdigest()[:10]
+        object.__setattr__(self, "generation", generation)
+        object.__setattr__(self, "key", f"{self.name}@{generation}")
 
 
 def name_of_key(key: str) -> ModelName:
