@@ -91,10 +91,8 @@ class Bringer:
 
     async def _warm_up(self, model: ServedModel) -> None:
         """One inference, so that no request pays for what the first one sets up."""
-        frontend = model.frontend
         try:
-            sample = await in_thread(self.threads, frontend.preprocess, frontend.sample_items())
-            await model.infer(sample)
+            await model.warm_up()
         except RuntimePackageError:
             raise
         except Exception as error:  # a network that cannot infer once is not served

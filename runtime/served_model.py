@@ -51,6 +51,11 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self._threads = threads
         self.ready = True
 
+    async def warm_up(self) -> None:
+        """One short inference; raises whatever the network raises."""
+        network = self._network
+        await self._device.run(lambda: network and self.frontend.warm_up(network))
+
     async def infer(
         self, inputs: tuple[Tensor, ...], *, deadline_s: float | None = None
     ) -> Ran[tuple[Tensor, ...]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
     from runtime.link import LinkRate
 
@@ -129,12 +130,7 @@ class S3Storage:
         if start >= end:
             return end
         try:
-            answer = self._client.get_object(
-                Bucket=self._bucket,
-                Key=f"{self._prefix}/{file.path}",
-                IfMatch=file.version or "*",
-                Range=f"bytes={start}-{end - 1}",
-            )
+            answer = self._get(file, start, end)
         except TRANSFER_ERRORS as error:
             raise StorageFailed(f"{self._uri}/{file.path} cannot be fetched: {error}") from error
         try:
@@ -146,6 +142,15 @@ class S3Storage:
         except TRANSFER_ERRORS as error:
             raise _BrokenOff(start) from error
         return start
+
+    def _get(self, file: RemoteFile, start: int, end: int) -> GetObjectOutputTypeDef:
+        """Ask for bytes [start, end) of the version that was listed."""
+        key, version = f"{self._prefix}/{file.path}", file.version or "*"
+        if (start, end) == (0, file.size_bytes):
+            return self._client.get_object(Bucket=self._bucket, Key=key, IfMatch=version)
+        return self._client.get_object(
+            Bucket=self._bucket, Key=key, IfMatch=version, Range=f"bytes={start}-{end - 1}"
+        )
 
 
 class _BrokenOff(Exception):

@@ -59,9 +59,9 @@ class Embedding:
         """One list of numbers per text."""
         return list(outputs[0].data.tolist())
 
-    def sample_items(self) -> list[str]:
+    def warm_up(self, network: PreTrainedModel) -> None:
         """A short text."""
-        return ["warm"]
+        self.infer(network, self.preprocess(["warm"]))
 
     def input_types(self) -> list[dict[str, Any]]:
         """One string per item."""

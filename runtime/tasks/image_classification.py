@@ -90,9 +90,9 @@ class ImageClassification:
         """One object per image."""
         return label_predictions(outputs)
 
-    def sample_items(self) -> list[Image.Image]:
+    def warm_up(self, network: PreTrainedModel) -> None:
         """A black picture."""
-        return [Image.new("RGB", (16, 16))]
+        self.infer(network, self.preprocess([Image.new("RGB", (16, 16))]))
 
     def input_types(self) -> list[dict[str, Any]]:
         """One encoded image per item."""

@@ -40,8 +40,8 @@ class Frontend(Protocol):
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """The answer's V1 predictions from its V2 outputs."""
 
-    def sample_items(self) -> Sequence[Any]:
-        """Items to warm the network up with."""
+    def warm_up(self, network: PreTrainedModel) -> None:
+        """One short inference; called by the device worker alone."""
 
     def input_types(self) -> list[dict[str, Any]]:
         """The V2 metadata of the inputs."""

@@ -52,9 +52,9 @@ class TextClassification:
         """One object per text."""
         return label_predictions(outputs)
 
-    def sample_items(self) -> list[str]:
+    def warm_up(self, network: PreTrainedModel) -> None:
         """A short text."""
-        return ["warm"]
+        self.infer(network, self.preprocess(["warm"]))
 
     def input_types(self) -> list[dict[str, Any]]:
         """One string per item."""

@@ -56,9 +56,10 @@ class TextToText:
         """One string per text."""
         return [value.decode() for value in outputs[0].data]
 
-    def sample_items(self) -> list[str]:
-        """A short text."""
-        return ["warm"]
+    def warm_up(self, network: PreTrainedModel) -> None:
+        """One token: a whole answer would cost as much as a request."""
+        inputs = torch_inputs(self.preprocess(["warm"]))
+        network.generate(**inputs, min_new_tokens=1, max_new_tokens=1)
 
     def input_types(self) -> list[dict[str, Any]]:
         """One string per item."""
