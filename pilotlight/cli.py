@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from pilotlight.commands import ask, declare, run, show
@@ -44,11 +43,10 @@ app.add_typer(get_app, name="get")
 
 
 def main() -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; returns the exit status, or raises SystemExit with it."""
     output = Output(as_json="--json" in sys.argv[1:])
     try:
-        status = app(standalone_mode=False)
-        return status if isinstance(status, int) else 0
+        app()
     except InvalidInput as error:
         output.failure("nothing was changed: the input has mistakes", error.problems)
         return 2
@@ -61,15 +59,7 @@ def main() -> int:
     except PilotlightError as error:
         output.failure(str(error))
         return 1
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        output.note("interrupted")
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output left: nothing more to say
-        return 1
+    return 0
 
 
 @app.command()

@@ -14,6 +14,7 @@ from registry.client import Registry
 from registry.cluster import ClusterState
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName
+from registry.resp import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -47,10 +48,7 @@ class Target:
             url, pool = state.redis_url, state.pool
         else:
             url, pool = self.redis_url, self.pool
-        try:
-            registry = await Registry.connect(url, pool)
-        except (RegistryUnavailable, ValueError) as error:
-            raise RequestFailed(f"no registry answers at {url}: {error}") from error
+        registry = await connect_registry(url, pool)
         try:
             yield registry
         except RegistryUnavailable as error:
@@ -83,6 +81,17 @@ class Target:
                 return await client.request(method, url + path, content=content, headers=headers)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise RequestFailed(f"no answer from the gateway at {url}: {error}") from error
+
+
+async def connect_registry(url: str, pool: str) -> Registry:
+    """A registry client, or an error that says whether the address or the server is wrong."""
+    try:
+        await resolve(url, "")
+        return await Registry.connect(url, pool)
+    except RegistryUnavailable as error:
+        raise RequestFailed(f"no registry answers at {url}: {error}") from error
+    except ValueError as error:
+        raise InvalidInput([f"--redis-url: {error}"]) from error
 
 
 def model_names(names: Sequence[str], namespace: str | None) -> list[ModelName]:
