@@ -43,7 +43,7 @@ class RequestBody:
 
     async def hold(self) -> None:
         """Take in the body until it is whole or too long to be held."""
-        parts: list[bytes] = []
+        parts = [self._take(await self._receive())]  # mostly all of it, and here already
         while not self.is_whole and self._count <= self._hold_most:
             parts.append(await self._next())
         self.held = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -62,6 +62,9 @@ class RequestBody:
             raise BodyTooSlow(
                 f"nothing of the body came for {self._timeout_s:g} s, {self._count} bytes are here"
             ) from None
+        return self._take(message)
+
+    def _take(self, message: MutableMapping[str, Any]) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk: bytes = message.get("body", b"")

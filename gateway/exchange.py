@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import UpstreamLost, UpstreamTimeout
+from gateway.errors import UpstreamLost
 from gateway.headers import PodAnswer, read_answer, request_head
 from gateway.upstream import PodConnectionLost, PodUnreachable
 
@@ -87,21 +87,13 @@ class Exchange:
         self.has_answered = False
 
     async def run(self, send: Send, until_s: float) -> None:
-        """Serve the request; `until_s` is when it must be answered, on the loop's clock.
+        """Serve the request; `until_s` is when its time is up, on the loop's clock.
 
         Raises:
             GatewayError: when it cannot be answered; nothing was sent then unless `has_answered`.
         """
-        try:
-            async with asyncio.timeout_at(until_s):
-                await self._body.hold()
-                await self._try_pods(send, until_s)
-        except TimeoutError:
-            raise UpstreamTimeout(
-                "the deadline passed before the pod answered"
-                if self._read.deadline_s
-                else "the gateway's request timeout passed before the pod answered"
-            ) from None
+        await self._body.hold()
+        await self._try_pods(send, until_s)
 
     async def _try_pods(self, send: Send, until_s: float) -> None:
         for _ in range(_MOST_TRIES):
@@ -134,6 +126,7 @@ class Exchange:
         if self._reservation_open and self.placement is not None:
             self._reservation_open = False
             self._tools.give_back(self.placement.reservation)
+            self._tools.dispatcher.kick()
 
     # Talking to the pod
 
@@ -267,6 +260,11 @@ class Exchange:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     # What the recorder asks
+
+    @property
+    def model_text(self) -> str:
+        """The model as a label."""
+        return self._target.label
 
     @property
     def arrival(self) -> Arrival:

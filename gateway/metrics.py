@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from gateway.histograms import Histogram
 
 _STAGE_BUCKETS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -26,23 +28,24 @@ class GatewayMetrics:
             "pilotlight_gateway_starts", "Answers by the tier they had to wait from.",
             ("model", "tier"), registry=self.registry,
         )  # fmt: skip
-        self.stages = Histogram(
-            "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", ("stage",),
-            buckets=_STAGE_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.durations = Histogram(
-            "pilotlight_gateway_request_seconds", "Time from arrival to the end of the answer.",
-            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.predicted = Histogram(
-            "pilotlight_gateway_predicted_seconds", "Forecast of the decision that was taken.",
-            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.prediction_errors = Histogram(
+        self.stages = self._histogram(
+            "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", "stage"
+        )
+        self.durations = self._histogram(
+            "pilotlight_gateway_request_seconds",
+            "Time from arrival to the end of the answer.",
+            "policy",
+        )
+        self.predicted = self._histogram(
+            "pilotlight_gateway_predicted_seconds",
+            "Measured forecast of the decision that was taken.",
+            "policy",
+        )
+        self.prediction_errors = self._histogram(
             "pilotlight_gateway_prediction_error_seconds",
             "Absolute difference between a measured forecast and what happened.",
-            ("policy",), buckets=_STAGE_BUCKETS, registry=self.registry,
-        )  # fmt: skip
+            "policy",
+        )
         self.retries = Counter(
             "pilotlight_gateway_retries", "Requests tried again on another pod.", ("reason",),
             registry=self.registry,
@@ -66,3 +69,6 @@ class GatewayMetrics:
             "pilotlight_gateway_registry_repairs", "Snapshots taken since pushes were missed.",
             registry=self.registry,
         )  # fmt: skip
+
+    def _histogram(self, name: str, documentation: str, label: str) -> Histogram:
+        return Histogram(name, documentation, label, _STAGE_BUCKETS, self.registry)

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from registry.pod import Stage
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter
+
     from gateway.errors import GatewayError
     from gateway.exchange import Exchange
     from gateway.headers import Headers, PodAnswer
+    from gateway.histograms import Series
     from gateway.metrics import GatewayMetrics
 
 _POD_STAGES = (Stage.LOAD, Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Everything counted for one combination of labels, looked up once per request."""
+
+    requests: Counter
+    decisions: Counter
+    starts: Counter
+    duration: Series
+    predicted: Series
+    prediction_error: Series
 
 
 class Recorder:
@@ -20,79 +36,84 @@ class Recorder:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
-        self._stages = {stage: metrics.stages.labels(stage) for stage in Stage}
-        self._children: dict[tuple[Any, ...], Any] = {}
+        self._queue = metrics.stages.labels(Stage.QUEUE)
+        self._network = metrics.stages.labels(Stage.NETWORK)
+        self._pod_stages = [(stage.value, metrics.stages.labels(stage)) for stage in _POD_STAGES]
+        self._series: dict[tuple[str, ...], _Series] = {}
 
     def answered(self, exchange: Exchange, answer: PodAnswer, status: int, pod_s: float) -> Headers:
         """Count a pod's answer; returns the headers it goes out with."""
         placement = exchange.placement
         if placement is None:
             raise ValueError("an answer needs a placement")
-        stages_ms = self._stage_times(exchange, answer, pod_s)
+        decision = placement.decision
         start = exchange.start(answer)
-        model, policy = str(exchange.arrival.model), placement.policy.value
-        reason = placement.decision.reason.value
-        self._child(self._metrics.requests, model, policy, str(status)).inc()
-        self._child(self._metrics.decisions, policy, reason).inc()
-        self._child(self._metrics.starts, model, start).inc()
-        total_s = exchange.queue_s + pod_s
-        self._child(self._metrics.durations, policy).observe(total_s)
-        forecast = placement.decision.forecast
+        series = self._labelled(
+            exchange.model_text, placement.policy, decision.reason, start, str(status)
+        )
+        series.requests.inc()
+        series.decisions.inc()
+        series.starts.inc()
+        series.duration.observe(exchange.queue_s + pod_s)
+        forecast = decision.forecast
         if forecast is not None and forecast.is_measured:
-            self._child(self._metrics.predicted, policy).observe(forecast.seconds)
-            error_s = abs(forecast.seconds - pod_s)
-            self._child(self._metrics.prediction_errors, policy).observe(error_s)
-        timing = ", ".join([f"{stage};dur={value:.3f}" for stage, value in stages_ms])
-        return [
-            *answer.passed,
+            series.predicted.observe(forecast.seconds)
+            series.prediction_error.observe(abs(forecast.seconds - pod_s))
+        reservation = placement.reservation
+        headers = answer.passed
+        headers += (
             (b"x-request-id", exchange.arrival.id.encode()),
-            (b"x-pilotlight-pod", answer.pod or placement.reservation.entry.name.encode()),
-            (
-                b"x-pilotlight-predict-pod",
-                answer.predict_pod or placement.reservation.predict.name.encode(),
-            ),
-            (b"x-pilotlight-policy", policy.encode()),
-            (b"x-pilotlight-reason", reason.encode()),
+            (b"x-pilotlight-pod", answer.pod or reservation.entry.name.encode()),
+            (b"x-pilotlight-predict-pod", answer.predict_pod or reservation.predict.name.encode()),
+            (b"x-pilotlight-policy", placement.policy.encode()),
+            (b"x-pilotlight-reason", decision.reason.encode()),
             (b"x-pilotlight-start", start.encode()),
-            (b"server-timing", timing.encode()),
-        ]
+            (b"server-timing", self._timing(exchange, answer, pod_s)),
+        )
+        return headers
 
-    def _stage_times(
-        self, exchange: Exchange, answer: PodAnswer, pod_s: float
-    ) -> list[tuple[str, float]]:
-        """Milliseconds per stage; what the pod does not account for is time on the network."""
+    def _timing(self, exchange: Exchange, answer: PodAnswer, pod_s: float) -> bytes:
+        """The `server-timing` header; what the pod does not account for is time on the network."""
         told = answer.stages_ms or {}
-        stages_ms = [(Stage.QUEUE.value, exchange.queue_s * 1000)]
-        self._stages[Stage.QUEUE].observe(exchange.queue_s)
+        self._queue.observe(exchange.queue_s)
+        parts = [f"queue;dur={exchange.queue_s * 1000:.3f}"]
         accounted_ms = 0.0
-        for stage in _POD_STAGES:
-            value_ms = told.get(stage.value, 0.0)
+        for stage, series in self._pod_stages:
+            value_ms = told.get(stage, 0.0)
             accounted_ms += value_ms
-            stages_ms.append((stage.value, value_ms))
-            self._stages[stage].observe(value_ms / 1000)
+            series.observe(value_ms / 1000)
+            parts.append(f"{stage};dur={value_ms:.3f}")
         network_ms = max(0.0, pod_s * 1000 - accounted_ms)
-        stages_ms.append((Stage.NETWORK.value, network_ms))
-        self._stages[Stage.NETWORK].observe(network_ms / 1000)
-        return stages_ms
+        self._network.observe(network_ms / 1000)
+        parts.append(f"network;dur={network_ms:.3f}")
+        return ", ".join(parts).encode()
 
     def failed(self, exchange: Exchange, error: GatewayError) -> None:
         """Count a request that the gateway answered itself."""
         policy = exchange.placement.policy.value if exchange.placement else "none"
         code = str(int(error.status))
-        self._child(self._metrics.requests, str(exchange.arrival.model), policy, code).inc()
-        self._child(self._metrics.decisions, policy, str(error.reason)).inc()
+        self._metrics.requests.labels(exchange.model_text, policy, code).inc()
+        self._metrics.decisions.labels(policy, str(error.reason)).inc()
 
     def retried(self, reason: str) -> None:
         """Count a request that goes to another pod."""
-        self._child(self._metrics.retries, reason).inc()
+        self._metrics.retries.labels(reason).inc()
 
     def client_left(self) -> None:
         """Count a client that left before its answer."""
         self._metrics.disconnects.inc()
 
-    def _child(self, metric: Any, *labels: str) -> Any:
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
+    def _labelled(self, model: str, policy: str, reason: str, start: str, code: str) -> _Series:
+        key = (model, policy, reason, start, code)
+        series = self._series.get(key)
+        if series is None:
+            metrics = self._metrics
+            series = self._series[key] = _Series(
+                requests=metrics.requests.labels(model, policy, code),
+                decisions=metrics.decisions.labels(policy, reason),
+                starts=metrics.starts.labels(model, start),
+                duration=metrics.durations.labels(policy),
+                predicted=metrics.predicted.labels(policy),
+                prediction_error=metrics.prediction_errors.labels(policy),
+            )
+        return series

@@ -28,6 +28,8 @@ class Target:
     name: str
     """The model's name as the caller wrote it, for `model_name` in the answer."""
     pod_path: bytes
+    label: str
+    """The model as a metric label: `namespace/name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,10 @@ def target_of(place: Place) -> Target:
         )
     model = ModelName(place.namespace, name)
     if match[1]:
-        return Target(model, name, f"/v1/models/{model.path_segment}:predict".encode())
-    return Target(model, name, f"/v2/models/{model.path_segment}/infer".encode())
+        pod_path = f"/v1/models/{model.path_segment}:predict"
+    else:
+        pod_path = f"/v2/models/{model.path_segment}/infer"
+    return Target(model, name, pod_path.encode(), str(model))
 
 
 def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.body import ClientGone, RequestBody
 from gateway.decide import Arrival
-from gateway.errors import BadRequest, GatewayError, ModelNotFound, ShuttingDown
+from gateway.errors import BadRequest, GatewayError, ModelNotFound, ShuttingDown, UpstreamTimeout
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
 from gateway.http_server import ON_DISCONNECT
@@ -81,7 +81,7 @@ class Front:
             read = read_headers(scope["headers"])
             request_id = read.request_id
             exchange = self._exchange(scope, receive, place, read)
-            await self._run_while_connected(scope, exchange, send, read)
+            await self._run_while_wanted(scope, exchange, send, read)
         except ClientGone:
             self._tools.recorder.client_left()
         except GatewayError as error:
@@ -121,29 +121,37 @@ class Front:
         body = RequestBody(receive, read.content_length, self._settings)
         return Exchange(self._tools, target, read, scope["headers"], arrival, body)
 
-    async def _run_while_connected(
+    async def _run_while_wanted(
         self, scope: Scope, exchange: Exchange, send: Send, read: RequestHeaders
     ) -> None:
-        task = asyncio.current_task()
-        is_gone = False
+        """Run the exchange until its client is gone or its time is up.
 
-        def leave() -> None:
-            nonlocal is_gone
-            is_gone = True
-            if task is not None:
+        One cancellation with two causes: `asyncio.timeout` and a task that listens for the client
+        would cost more than the rest of the bookkeeping.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        cause: type[Exception] | None = None
+
+        def end(why: type[Exception]) -> None:
+            nonlocal cause
+            if cause is None and task is not None:
+                cause = why
                 task.cancel()
 
-        scope[ON_DISCONNECT] = leave
-        patience_s = read.deadline_s or self._settings.request_timeout
-        until_s = asyncio.get_running_loop().time() + patience_s
+        scope[ON_DISCONNECT] = lambda: end(ClientGone)
+        until_s = loop.time() + (read.deadline_s or self._settings.request_timeout)
+        timer = loop.call_at(until_s, end, UpstreamTimeout)
         try:
             await exchange.run(send, until_s)
         except asyncio.CancelledError:
-            if not is_gone or task is None:
+            if cause is None or task is None:
                 raise
             task.uncancel()
-            raise ClientGone from None
+            limit = "deadline" if read.deadline_s else "gateway's request timeout"
+            raise cause(f"the {limit} passed before the pod answered") from None
         finally:
+            timer.cancel()
             scope[ON_DISCONNECT] = None
 
 

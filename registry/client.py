@@ -242,8 +242,12 @@ class Registry:
         predict: str,
         on_result: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """Give back what `reserve` took. Nobody waits for it; it expires if Redis is away."""
-        self.transactions.submit_then(on_result, "release", reservation_id, entry, predict)
+        """Give back what `reserve` took. Nobody waits for it; it expires if Redis is away.
+
+        It goes out with the next operation or a millisecond later, which halves the round trips
+        of a lone client.
+        """
+        self.transactions.submit_lazily(on_result, "release", reservation_id, entry, predict)
 
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         """Keep a reservation of a long request from expiring."""

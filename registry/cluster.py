@@ -61,7 +61,7 @@ class PodState:
         self.slots_used = 0
         self.ongoing = 0
         self.slots_pending = 0
-        """Slots this process has asked for and not heard about: they count as taken here."""
+        """Slots this process has asked for, less those it has given back, not heard about yet."""
         self.ongoing_pending = 0
         self.used_bytes: Mapping[str, int] = {}
         self.loads_total = 0
@@ -98,7 +98,7 @@ class PodState:
     @property
     def inferring(self) -> int:
         """Requests in their inference stage, those asked for here included."""
-        return self.ongoing + self.ongoing_pending
+        return max(0, self.ongoing + self.ongoing_pending)
 
     @property
     def has_free_slot(self) -> bool:

@@ -130,7 +130,7 @@ class RespConnection(asyncio.Protocol):
 
     def __init__(self, on_message: Callable[[bytes], None] | None = None) -> None:
         self._reader = hiredis.Reader()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[Callable[[Any], None]] = deque()
         self._transport: asyncio.Transport | None = None
         self._on_message = on_message
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -170,12 +170,25 @@ class RespConnection(asyncio.Protocol):
     def call(self, *arguments: str | bytes) -> asyncio.Future[Any]:
         """Send one command; the future holds its reply or raises RegistryUnavailable."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._transport is None or self._transport.is_closing():
-            future.set_exception(RegistryUnavailable("the connection to Redis is closed"))
-            return future
-        self._waiting.append(future)
-        self._transport.write(hiredis.pack_command(arguments))
+
+        def settle(reply: Any) -> None:
+            if future.done():
+                return
+            if isinstance(reply, RegistryUnavailable):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        self.call_then(settle, *arguments)
         return future
+
+    def call_then(self, settle: Callable[[Any], None], *arguments: str | bytes) -> None:
+        """Send one command; `settle` gets its reply, or a RegistryUnavailable in its place."""
+        if self._transport is None or self._transport.is_closing():
+            settle(RegistryUnavailable("the connection to Redis is closed"))
+            return
+        self._waiting.append(settle)
+        self._transport.write(hiredis.pack_command(arguments))
 
     def close(self) -> None:
         """Drop the connection; calls under way fail."""
@@ -210,20 +223,16 @@ class RespConnection(asyncio.Protocol):
         if self._on_message is not None and isinstance(reply, list) and reply[0] == b"message":
             self._on_message(reply[2])
             return
-        future = self._waiting.popleft()
-        if future.done():
-            return
+        settle = self._waiting.popleft()
         if isinstance(reply, hiredis.ReplyError):
-            future.set_exception(RegistryUnavailable(f"Redis refused the call: {reply}"))
+            settle(RegistryUnavailable(f"Redis refused the call: {reply}"))
         else:
-            future.set_result(reply)
+            settle(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail everything that waits."""
         error = RegistryUnavailable(f"the connection to Redis was lost: {exc or 'closed'}")
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(error)
+            self._waiting.popleft()(error)
         if not self._closed.done():
             self._closed.set_result(None)

@@ -7,6 +7,7 @@ costs one round trip, at high load many share one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 REPLY_TIMEOUT_S = 2.0
+LAZY_S = 0.001
 MAX_BATCH = 256
+_NO_CHANGES = len(b"[]")
 _RETRY_FIRST_S = 0.05
 _RETRY_LONGEST_S = 1.0
 
@@ -55,8 +58,10 @@ def read_script() -> bytes:
 class Transactions:
     """Runs operations against one pool's keys over one connection of its own.
 
-    After a failure it tries to connect again no sooner than a growing pause; until then every
-    operation fails at once, so that nobody waits for a server that is away.
+    One batch is on its way at a time; what comes meanwhile makes the next. Plain callbacks, since a
+    task per batch cost as much as the batch. After a failure it connects again no sooner than a
+    growing pause; until then operations fail at once, so that nobody waits for a server that is
+    away.
     """
 
     def __init__(self, url: str, pool: str, origin: str) -> None:
@@ -66,8 +71,12 @@ class Transactions:
         self._script = read_script()
         self._sha = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
         self._connection: RespConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._connector: asyncio.Task[None] | None = None
         self._pending: list[_Pending] = []
-        self._runner: asyncio.Task[None] | None = None
+        self._under_way: Sequence[_Pending] = ()
+        self._is_scheduled = False
+        self._lazy_timer: asyncio.TimerHandle | None = None
         self._pause_s = _RETRY_FIRST_S
         self._retry_at_s = 0.0
         self.on_applied: Callable[[Applied], None] | None = None
@@ -91,75 +100,149 @@ class Transactions:
     def submit_then(self, settle: Callable[[Any], None], *operation: Any) -> None:
         """Queue one operation; `settle` gets its result or a RegistryUnavailable."""
         self._pending.append(_Pending(operation, settle))
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run())
+        if not self._under_way and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def submit_lazily(self, settle: Callable[[Any], None], *operation: Any) -> None:
+        """Queue an operation that may go out with the next one, at most `LAZY_S` later."""
+        self._pending.append(_Pending(operation, settle))
+        if not self._under_way and not self._is_scheduled and self._lazy_timer is None:
+            loop = asyncio.get_running_loop()
+            self._lazy_timer = loop.call_later(LAZY_S, self._flush)
 
     async def snapshot(self) -> tuple[int, int, Sequence[Any]]:
         """The version, the registry's time in ms, and the whole state of the pool."""
-        version, now_ms, results, _ = await self._call(b'[["snapshot"]]')
+        return await self._alone("snapshot")
+
+    async def sync(self) -> tuple[int, int]:
+        """Sweep what has expired; the version after it, and the registry's time in ms."""
+        version, now_ms, _ = await self._alone("sync")
+        return version, now_ms
+
+    async def _alone(self, name: str) -> tuple[int, int, Any]:
+        """One operation in a batch of its own, with the version and time of its reply."""
+        connection = await self._connected()
+        reply = connection.call(*self._command(b'[["%b"]]' % name.encode()))
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                version, now_ms, results, changes = await reply
+        except TimeoutError as error:
+            connection.close()
+            raise _too_late() from error
+        self._applied(version, now_ms, changes)
         return version, now_ms, orjson.loads(results)[0]
 
     async def close(self) -> None:
         """Let what is queued go out, then drop the connection."""
-        if self._runner is not None:
-            await asyncio.wait([self._runner], timeout=REPLY_TIMEOUT_S)
+        if self._pending or self._under_way:
+            with contextlib.suppress(RegistryUnavailable):
+                await self.submit("sync")
+        if self._connector is not None:
+            self._connector.cancel()
         if self._connection is not None:
             self._connection.close()
             await self._connection.wait_closed()
 
-    async def _run(self) -> None:
-        """Owns the connection while anything is queued; ends when nothing is."""
-        try:
-            while self._pending:
-                batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
-                await self._run_batch(batch)
-        finally:
-            self._runner = None
+    # A batch
 
-    async def _run_batch(self, batch: Sequence[_Pending]) -> None:
-        try:
-            version, now_ms, results, changes = await self._call(
-                orjson.dumps([item.operation for item in batch])
-            )
-        except RegistryUnavailable as error:
-            for item in batch:
-                item.settle(error)
+    def _flush(self) -> None:
+        """Send what is queued, unless a batch is on its way."""
+        self._is_scheduled = False
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
+        if self._under_way or not self._pending:
             return
-        if self.on_applied is not None and len(changes) > 2:
-            self.on_applied(Applied(version, now_ms, changes))
-        for item, result in zip(batch, orjson.loads(results), strict=True):
-            item.settle(result)
+        if self._connection is None or not self._connection.is_open:
+            self._reconnect()
+            return
+        batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+        self._under_way = batch
+        connection = self._connection
+        timer = asyncio.get_running_loop().call_later(REPLY_TIMEOUT_S, connection.close)
 
-    async def _call(self, operations: bytes) -> tuple[int, int, bytes, bytes]:
-        connection = await self._connected()
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                reply = await connection.call(
-                    "EVALSHA", self._sha, "1", self.prefix, operations, self._origin
-                )
-        except TimeoutError as error:
-            connection.close()
-            raise RegistryUnavailable(
-                f"Redis did not answer within {REPLY_TIMEOUT_S:g} s"
-            ) from error
-        except RegistryUnavailable:
+        def settle(reply: Any) -> None:
+            timer.cancel()
+            self._settle_batch(batch, connection, reply)
+
+        operations = orjson.dumps([item.operation for item in batch])
+        connection.call_then(settle, *self._command(operations))
+
+    def _command(self, operations: bytes) -> tuple[str | bytes, ...]:
+        return ("EVALSHA", self._sha, "1", self.prefix, operations, self._origin)
+
+    def _settle_batch(
+        self, batch: Sequence[_Pending], connection: RespConnection, reply: Any
+    ) -> None:
+        self._under_way = ()
+        if isinstance(reply, RegistryUnavailable):
             connection.close()  # a server without our script, or no master any more: look again
-            raise
-        return reply[0], reply[1], reply[2], reply[3]
+            _fail(batch, reply)
+        else:
+            version, now_ms, results, changes = reply
+            self._applied(version, now_ms, changes)
+            for item, result in zip(batch, orjson.loads(results), strict=True):
+                item.settle(result)
+        if self._pending and not self._is_scheduled:
+            self._flush()
+
+    def _applied(self, version: int, now_ms: int, changes: bytes) -> None:
+        if self.on_applied is not None and len(changes) > _NO_CHANGES:
+            self.on_applied(Applied(version, now_ms, changes))
+
+    # The connection
+
+    def _reconnect(self) -> None:
+        """Connect and then flush; in the pause after a failure, fail what is queued at once."""
+        if time.monotonic() < self._retry_at_s:
+            self._fail_pending(RegistryUnavailable("Redis is away; not asked again yet"))
+        elif self._connector is None:
+            self._connector = asyncio.get_running_loop().create_task(self._connect_and_flush())
+
+    async def _connect_and_flush(self) -> None:
+        try:
+            await self._connected()
+        except RegistryUnavailable as error:
+            self._fail_pending(error)
+        finally:
+            self._connector = None
+        self._flush()
+
+    def _fail_pending(self, error: RegistryUnavailable) -> None:
+        failed, self._pending = self._pending, []
+        _fail(failed, error)
 
     async def _connected(self) -> RespConnection:
-        if self._connection is not None and self._connection.is_open:
+        async with self._connecting:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            if time.monotonic() < self._retry_at_s:
+                raise RegistryUnavailable("Redis is away; not asked again yet")
+            try:
+                self._connection = await self._connect()
+            except RegistryUnavailable:
+                self._retry_at_s = time.monotonic() + self._pause_s
+                self._pause_s = min(self._pause_s * 2, _RETRY_LONGEST_S)
+                raise
+            self._pause_s = _RETRY_FIRST_S
             return self._connection
-        now_s = time.monotonic()
-        if now_s < self._retry_at_s:
-            raise RegistryUnavailable("Redis is away; not asked again yet")
+
+    async def _connect(self) -> RespConnection:
+        connection = await RespConnection.open(await resolve(self._url, self.prefix))
         try:
-            connection = await RespConnection.open(await resolve(self._url, self.prefix))
-            await connection.call("SCRIPT", "LOAD", self._script)
-        except RegistryUnavailable:
-            self._retry_at_s = time.monotonic() + self._pause_s
-            self._pause_s = min(self._pause_s * 2, _RETRY_LONGEST_S)
-            raise
-        self._pause_s = _RETRY_FIRST_S
-        self._connection = connection
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await connection.call("SCRIPT", "LOAD", self._script)
+        except TimeoutError as error:
+            connection.close()
+            raise _too_late() from error
         return connection
+
+
+def _fail(batch: Sequence[_Pending], error: RegistryUnavailable) -> None:
+    for item in batch:
+        item.settle(error)
+
+
+def _too_late() -> RegistryUnavailable:
+    return RegistryUnavailable(f"Redis did not answer within {REPLY_TIMEOUT_S:g} s")

@@ -108,7 +108,8 @@ class ClusterWatch:
             return True
         except TimeoutError:
             before = self._pushed_version
-            version: int = await self.registry.transactions.submit("sync")
+            version, now_ms = await self.registry.transactions.sync()
+            self._set_clock(now_ms)
             if version < self._pushed_version:
                 return True
             is_quiet = before == self._pushed_version
