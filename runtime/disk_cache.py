@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
-from runtime.storage import ModelStorage, RemoteFile, assets_of, open_storage, weights_of
+from runtime.storage import ModelStorage, RemoteFile, assets_of, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from registry.model import ModelSpec
     from runtime.link import LinkRate
+    from runtime.storages import Storages
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,9 @@ FILES_AT_ONCE = 4
 class DiskCache:
     """Fetches models into `folder` and knows which of them are complete."""
 
-    def __init__(self, folder: Path, link: LinkRate) -> None:
+    def __init__(self, folder: Path, storages: Storages, link: LinkRate) -> None:
         self._folder = folder
+        self._storages = storages
         self._link = link
         self._weight_bytes: dict[str, int] = {}
         """Per model with any file here: bytes of its weights, 0 while they are not complete.
@@ -65,7 +67,7 @@ class DiskCache:
         folder = self.folder_of(spec.key)
         if self._listing(folder) is not None:
             return folder
-        storage = open_storage(spec.storage_uri)
+        storage = self._storages.open(spec.storage_uri)
         listing = storage.list_files()
         folder.mkdir(parents=True, exist_ok=True)
         self._weight_bytes.setdefault(spec.key, 0)
@@ -92,7 +94,7 @@ class DiskCache:
         files = self.weight_files(spec)
         missing = [file for file in files if not _has_size(folder / file.path, file.size_bytes)]
         if missing:
-            self._fetch_all(open_storage(spec.storage_uri), missing, folder)
+            self._fetch_all(self._storages.open(spec.storage_uri), missing, folder)
         self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
         return tuple(folder / file.path for file in files)
 

@@ -34,6 +34,7 @@ from runtime.peer import PeerClient
 from runtime.routes import Routes
 from runtime.server import PodServer, listen
 from runtime.service import PodIdentity, PredictService
+from runtime.storages import Storages
 from runtime.store import ModelStore
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _Pod:
         settings = self._settings
         watch = ClusterWatch(registry)
         measurements = Measurements()
-        cache = DiskCache(settings.cache_path, LinkRate(settings.link_rate or None))
+        cache = DiskCache(settings.cache_path, Storages(), LinkRate(settings.link_rate or None))
         store = ModelStore(settings.memory_bytes, lambda key: agent.tell_tier(key))
         identity = self._identity()
         agent = Agent(

@@ -53,19 +53,22 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
     async def warm_up(self) -> None:
         """One short inference; raises whatever the network raises."""
-        network = self._network
-        await self._device.run(lambda: network and self.frontend.warm_up(network))
+        network = self._network_in_use()
+        await self._device.run(lambda: self.frontend.warm_up(network))
 
     async def infer(
         self, inputs: tuple[Tensor, ...], *, deadline_s: float | None = None
     ) -> Ran[tuple[Tensor, ...]]:
         """Run the network on the device; raises DeadlinePassed, QueueFull, InvalidRequest."""
-        network = self._network
-        if network is None:
-            raise RuntimeError(f"{self.spec.key} was used after it left the device")
+        network = self._network_in_use()
         return await self._device.run(
             lambda: self.frontend.infer(network, inputs), deadline_s=deadline_s
         )
+
+    def _network_in_use(self) -> PreTrainedModel:
+        if self._network is None:
+            raise RuntimeError(f"{self.spec.key} was used after it left the device")
+        return self._network
 
     async def preprocess(self, payload: Any, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: a V1 dict or an InferRequest to the network's tensors."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
-from runtime.errors import ModelInvalid, StorageFailed
+from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,22 +44,6 @@ class ModelStorage(Protocol):
 
     def fetch(self, file: RemoteFile, target: Path, link: LinkRate) -> None:
         """Write `file` to `target`, whole and of the listed size; raises StorageFailed."""
-
-
-def open_storage(uri: str) -> ModelStorage:
-    """The storage that a model's URI names."""
-    scheme = urlsplit(uri).scheme
-    match scheme:
-        case "s3":
-            from runtime.storage_s3 import S3Storage  # boto3 is loaded by those who use it
-
-            return S3Storage(uri)
-        case "file":
-            from runtime.storage_file import FileStorage
-
-            return FileStorage(uri)
-        case _:
-            raise StorageFailed(f"storage URI {uri!r} must begin with s3:// or file://")
 
 
 def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:

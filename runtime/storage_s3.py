@@ -31,37 +31,39 @@ MOST_RANGES = 8
 RANGES_AT_ONCE = 4
 ONE_GET_BYTES = 256 * 1024**2
 ATTEMPTS = 3
+MOST_CONNECTIONS = 64
 
 TRANSFER_ERRORS = (BotoCoreError, ClientError, HTTPError, OSError)
+
+
+def make_client() -> S3Client:
+    """A client for all threads of a process; raises StorageFailed where boto3 is misconfigured."""
+    try:
+        return boto3.session.Session().client(
+            "s3",
+            config=Config(
+                connect_timeout=5,
+                read_timeout=60,
+                max_pool_connections=MOST_CONNECTIONS,
+                retries={"mode": "standard", "max_attempts": ATTEMPTS},
+                response_checksum_validation="when_required",
+            ),
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise StorageFailed(f"S3 cannot be used: {error}") from error
 
 
 class S3Storage:
     """A model under a prefix of a bucket."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, client: S3Client) -> None:
         parts = urlsplit(uri)
         self._uri = uri.rstrip("/")
         self._bucket = parts.netloc
         self._prefix = parts.path.strip("/")
         if not self._bucket or not self._prefix:
             raise StorageFailed(f"storage URI {uri!r} must be s3://bucket/prefix")
-        self._cached_client: S3Client | None = None
-
-    @property
-    def _client(self) -> S3Client:
-        """Made at first use, in the thread that loads: making one costs about 0.1 s."""
-        if self._cached_client is None:
-            self._cached_client = boto3.session.Session().client(
-                "s3",
-                config=Config(
-                    connect_timeout=5,
-                    read_timeout=60,
-                    max_pool_connections=2 * RANGES_AT_ONCE,
-                    retries={"mode": "standard", "max_attempts": ATTEMPTS},
-                    response_checksum_validation="when_required",
-                ),
-            )
-        return self._cached_client
+        self._client = client
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All objects under the prefix, which counts as a folder."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.client import Registry
-from registry.model import ModelName, ModelRecord, ModelSpec
+from registry.model import ModelName, ModelRecord, ModelSpec, Task
 from tests import servers
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ class Cluster:
 
         return asyncio.run(run())
 
-    def declare(self, name: str, folder: Path | str) -> ModelSpec:
+    def declare(self, name: str, folder: Path | str, *, task: str | None = None) -> ModelSpec:
         """Declare a model by a folder or a storage URI."""
         uri = folder if isinstance(folder, str) else folder.as_uri()
-        spec = ModelSpec(ModelName("default", name), uri)
+        spec = ModelSpec(ModelName("default", name), uri, task=Task(task) if task else None)
         self.do(lambda registry: registry.put_models([spec]))
         return spec
 

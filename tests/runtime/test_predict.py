@@ -1,40 +1,262 @@
-"""Requests to one pod: every task, both protocols, what the answer says of itself."""
+"""Requests to one pod: every task, both protocols, what the answer says of itself, bad input."""
 
 from __future__ import annotations
 
-import base64
-import io
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import httpx
-from PIL import Image
+import numpy as np
+import orjson
+import pytest
+
+from runtime.tensors import Tensor, bytes_tensor, numeric_tensor
+from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import get, infer_texts, picture, post, post_bytes, predict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.runtime.conftest import Cluster
+    from tests import servers
 
 
-def post(url: str, document: object, **headers: str) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(url, json=document, headers=named, trust_env=False, timeout=30)
+@pytest.fixture(scope="module")
+def served(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[servers.Pod]:
+    """A pod that serves one model of each task."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("predict")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        cluster.declare("translator", models / "tiny-t5")
+        cluster.declare("classifier", models / "tiny-bert")
+        cluster.declare("eye", models / "tiny-vit")
+        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+        yield cluster.pod(slots=4, max_body_bytes=100_000)
 
 
-def picture() -> str:
-    buffer = io.BytesIO()
-    Image.new("RGB", (20, 10), "red").save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def test_translates_text_over_v1(cluster: Cluster, models: Path) -> None:
-    cluster.declare("translator", models / "tiny-t5")
-    pod = cluster.pod()
-    answer = post(
-        f"{pod.url}/v1/models/default~translator:predict", {"instances": ["quick brown fox"]}
-    )
+def test_translates_over_v1(served: servers.Pod) -> None:
+    answer = predict(served.url, "translator", "quick brown fox", {"text": "jumps over"})
     assert answer.status_code == 200, answer.text
-    (text,) = answer.json()["predictions"]
-    assert len(text) > 3
-    assert answer.headers["x-pilotlight-start"] == "remote"
-    assert answer.headers["x-pilotlight-pod"] == "pod-a"
-    assert "infer;dur=" in answer.headers["server-timing"]
+    texts = answer.json()["predictions"]
+    assert len(texts) == 2
+    assert all(len(text) > 3 for text in texts)
+
+
+def test_classifies_text_over_v1(served: servers.Pod) -> None:
+    (prediction,) = predict(served.url, "classifier", "a fine day").json()["predictions"]
+    assert prediction["label"].startswith("class-")
+    assert 0 < prediction["score"] <= 1
+
+
+def test_classifies_image_over_v1(served: servers.Pod) -> None:
+    answer = predict(served.url, "eye", {"image_bytes": {"b64": picture()}})
+    (prediction,) = answer.json()["predictions"]
+    assert prediction["label"].startswith("class-")
+
+
+def test_embeds_text_as_vectors_of_length_one(served: servers.Pod) -> None:
+    answer = predict(served.url, "embedder", "one", "quite another text")
+    vectors = np.array(answer.json()["predictions"])
+    assert vectors.shape == (2, 32)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_padding_does_not_change_an_embedding(served: servers.Pod) -> None:
+    alone = predict(served.url, "embedder", "one").json()["predictions"][0]
+    beside = predict(served.url, "embedder", "one", "a much longer text").json()["predictions"][0]
+    np.testing.assert_allclose(alone, beside, atol=1e-5)
+
+
+def test_v1_and_v2_agree(served: servers.Pod) -> None:
+    v1 = predict(served.url, "translator", "quick brown fox").json()["predictions"]
+    v2 = infer_texts(served.url, "translator", "quick brown fox").json()
+    assert v2["outputs"] == [{"name": "text", "shape": [1], "datatype": "BYTES", "data": v1}]
+
+
+def infer_binary(pod: servers.Pod, model: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    body = encode_request(tensors)
+    url = f"{pod.url}/v2/models/default~{model}/infer"
+    answer = post_bytes(url, body.content, **dict(body.headers))
+    assert answer.status_code == 200, answer.text
+    return decode_outputs(answer.content, answer.headers.get(LENGTH_HEADER))
+
+
+def test_v2_binary_and_json_agree(served: servers.Pod) -> None:
+    (binary,) = infer_binary(served, "embedder", bytes_tensor("text", [b"one", b"two"]))
+    (output,) = infer_texts(served.url, "embedder", "one", "two").json()["outputs"]
+    assert (output["name"], output["datatype"]) == ("embedding", "FP32")
+    np.testing.assert_allclose(binary.data.ravel(), output["data"], rtol=1e-6)
+    assert list(binary.shape) == output["shape"]
+
+
+def test_pixels_and_encoded_images_agree(served: servers.Pod) -> None:
+    pixels = np.zeros((1, 10, 20, 3), dtype=np.uint8)
+    pixels[..., 0] = 255
+    label, score = infer_binary(served, "eye", numeric_tensor("image", pixels))
+    (expected,) = predict(served.url, "eye", {"image_bytes": {"b64": picture()}}).json()[
+        "predictions"
+    ]
+    assert label.data[0].decode() == expected["label"]
+    assert score.data[0] == pytest.approx(expected["score"], rel=1e-5)
+
+
+def test_answer_carries_the_callers_name_and_request_id(served: servers.Pod) -> None:
+    url = f"{served.url}/v2/models/default~embedder/infer"
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    answer = post(
+        url,
+        {"id": "r-1", "inputs": [tensor]},
+        x_pilotlight_model_name="my-name",
+        x_request_id="abc",
+    )
+    assert answer.json()["model_name"] == "my-name"
+    assert answer.json()["id"] == "r-1"
+    assert answer.headers["x-request-id"] == "abc"
+
+
+def test_answer_says_how_it_came_about(served: servers.Pod) -> None:
+    predict(served.url, "embedder", "x")
+    headers = predict(served.url, "embedder", "x").headers
+    assert headers["x-pilotlight-start"] == "warm"
+    assert headers["x-pilotlight-pod"] == served.name
+    assert headers["x-pilotlight-predict-pod"] == served.name
+    timings = headers["server-timing"]
+    assert [part.partition(";")[0].strip() for part in timings.split(",")] == [
+        "preprocess",
+        "infer",
+        "postprocess",
+    ]
+
+
+V1 = "/v1/models/default~embedder:predict"
+V2 = "/v2/models/default~embedder/infer"
+
+
+def tensor(**changes: object) -> dict[str, object]:
+    return {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"], **changes}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        pytest.param(V1, b"{", "not valid JSON", id="malformed"),
+        pytest.param(V1, b"", "empty", id="empty"),
+        pytest.param(V1, b"[1]", "must be a JSON object, was list", id="not-an-object"),
+        pytest.param(V1, {"instance": []}, "'instances'", id="no-instances"),
+        pytest.param(V1, {"instances": "x"}, "must be a list, was str", id="instances-a-string"),
+        pytest.param(V1, {"instances": []}, "1 to 1024 items, held 0", id="no-items"),
+        pytest.param(V1, {"instances": [3]}, "instances[0]", id="a-number"),
+        pytest.param(V1, {"instances": ["a", {"txt": "b"}]}, "instances[1]", id="no-text"),
+        pytest.param(V1, {"instances": ["a"] * 1025}, "held 1025", id="too-many-items"),
+        pytest.param(V2, {"inputs": []}, "list 'inputs'", id="no-inputs"),
+        pytest.param(V2, {"inputs": [1]}, "inputs[0] must be an object", id="input-a-number"),
+        pytest.param(V2, tensor(shape=[2]), "shape [2] needs 2 elements", id="wrong-shape"),
+        pytest.param(V2, tensor(shape=[-1]), "'shape' must be", id="negative-shape"),
+        pytest.param(V2, tensor(datatype="TEXT"), "'datatype' must be one of", id="datatype"),
+        pytest.param(V2, tensor(data=[1]), "must be strings", id="numbers-as-bytes"),
+        pytest.param(V2, tensor(data="x"), "must be a list", id="data-a-string"),
+        pytest.param(
+            V2, tensor(datatype="FP32", data=[1.5]), "must be BYTES, was FP32", id="not-bytes"
+        ),
+        pytest.param(
+            V2, tensor(parameters={"binary_data_size": 9}), "binary_data_size", id="binary-size"
+        ),
+        pytest.param(
+            "/v1/models/default~eye:predict",
+            {"instances": [{"image_bytes": {"b64": "!!"}}]},
+            "must be base64",
+            id="not-base64",
+        ),
+        pytest.param(
+            "/v1/models/default~eye:predict",
+            {"instances": [{"image_bytes": {"b64": "YWJj"}}]},
+            "not an image",
+            id="not-an-image",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_its_reason(
+    served: servers.Pod, path: str, body: object, message: str
+) -> None:
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    answer = post_bytes(served.url + path, content)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        pytest.param("x_pilotlight_deadline_ms", "soon", id="deadline"),
+        pytest.param("x_pilotlight_load_token", "-1", id="load-token"),
+        pytest.param("x_pilotlight_predict", "http://x/", id="predict"),
+        pytest.param("x_pilotlight_stage", "all", id="stage"),
+        pytest.param("x_pilotlight_simulate", "preprocess=1", id="simulate-not-allowed"),
+        pytest.param("inference_header_content_length", "999999", id="header-length"),
+    ],
+)
+def test_bad_headers_are_refused(served: servers.Pod, header: str, value: str) -> None:
+    answer = post(served.url + V2, tensor(), **{header: value})
+    assert answer.status_code == 400
+    assert header.replace("_", "-") in answer.json()["error"]
+
+
+def test_body_over_the_limit_is_refused(served: servers.Pod) -> None:
+    answer = post_bytes(served.url + V1, b" " * 100_001)
+    assert answer.status_code == 413
+    assert "100000 bytes" in answer.json()["error"]
+
+
+def test_chunked_body_over_the_limit_is_refused(served: servers.Pod) -> None:
+    import httpx
+
+    answer = httpx.post(
+        served.url + V1, content=(b" " * 10_000 for _ in range(50)), trust_env=False
+    )
+    assert answer.status_code == 413
+
+
+def test_unknown_model_is_not_found(served: servers.Pod) -> None:
+    answer = predict(served.url, "nobody", "x")
+    assert answer.status_code == 404
+    assert "default/nobody" in answer.json()["error"]
+
+
+def test_tensors_that_do_not_fit_the_network_are_bad_input(served: servers.Pod) -> None:
+    body = encode_request(
+        [
+            numeric_tensor("input_ids", np.full((1, 4), 10**6, dtype=np.int64)),
+            numeric_tensor("attention_mask", np.ones((1, 4), dtype=np.int64)),
+        ]
+    )
+    answer = post_bytes(
+        served.url + V2, body.content, x_pilotlight_stage="infer", **dict(body.headers)
+    )
+    assert answer.status_code == 400, answer.text
+
+
+def test_bare_names_are_of_the_default_namespace(served: servers.Pod) -> None:
+    assert post(f"{served.url}/v1/models/embedder:predict", {"instances": ["x"]}).status_code == 200
+
+
+def test_kserve_routes_stay(served: servers.Pod) -> None:
+    predict(served.url, "embedder", "x")
+    assert get(f"{served.url}/v2/health/live").json() == {"live": True}
+    assert "default~embedder" in get(f"{served.url}/v2/models").json()["models"]
+    metadata = get(f"{served.url}/v2/models/default~embedder").json()
+    assert metadata["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert "request_predict_seconds" in get(f"{served.url}/metrics").text
+
+
+def test_repository_index_says_what_is_here(served: servers.Pod) -> None:
+    predict(served.url, "embedder", "x")
+    index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
+    assert index["default~embedder"]["state"] == "READY"
+    assert set(index) == {f"default~{n}" for n in ("embedder", "eye", "translator", "classifier")}
