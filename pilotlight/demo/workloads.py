@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def t5_small(name: str) -> ModelSpec:
     return ModelSpec(name=ModelName("default", name), storage_uri=STORAGE_URI)
 
 
-async def make_cold(platform: Platform, spec: ModelSpec) -> None:
+async def make_cold(platform: Platform, client: httpx.AsyncClient, spec: ModelSpec) -> None:
     """Withdraw a model, wait until no pod has anything of it, declare it again."""
     await platform.registry.delete_models([spec.name])
     await platform.until(
@@ -36,6 +37,16 @@ async def make_cold(platform: Platform, spec: ModelSpec) -> None:
         what=f"no pod holds {spec.name}",
     )
     await platform.registry.put_models([spec])
+    await until_known(client, spec)
+
+
+async def until_known(client: httpx.AsyncClient, spec: ModelSpec) -> None:
+    """Return when the gateway has heard of a model: news of it takes a moment."""
+    async with asyncio.timeout(_SETTLE_S):
+        for attempt in itertools.count():
+            if (await client.get(f"/v2/models/{spec.name.name}")).is_success:
+                return
+            await asyncio.sleep(min(0.001 * 2**attempt, 0.1))
 
 
 async def until_idle(platform: Platform) -> None:
@@ -52,7 +63,7 @@ async def run_simple(
 ) -> SimpleRun:
     """Section 6.2: ten sequential translations, the model cold everywhere at the start."""
     spec = t5_small("liu-62")
-    await make_cold(platform, spec)
+    await make_cold(platform, client, spec)
     answers = []
     for index in range(SIMPLE_REQUESTS):
         headers = {
@@ -70,7 +81,7 @@ async def run_win(
 ) -> WinRun:  # fmt: skip
     """Section 6.4: two concurrent translations, after a warming one where the scenario says so."""
     spec = t5_small(scenario.model)
-    await make_cold(platform, spec)
+    await make_cold(platform, client, spec)
     headers = {"x-pilotlight-policy": policy}
     if work := scenario.simulated_work(sleep_s):
         headers["x-pilotlight-simulate"] = work
