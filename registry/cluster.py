@@ -119,6 +119,8 @@ class ClusterState:
 
     def __init__(self) -> None:
         self.version = 0
+        self.models_version = 0
+        """Grows whenever any model's record changes, for those who follow only these."""
         self.pods: dict[str, PodState] = {}
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency: dict[str, dict[str, Residency]] = {}
@@ -139,8 +141,10 @@ class ClusterState:
 
     def replace(self, version: int, snapshot: Sequence[Any]) -> None:
         """Start again from a full snapshot, as the script's `snapshot` operation returns it."""
+        models_version = self.models_version
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
         self.version = version
+        self.models_version = models_version + 1
         pods, models, samples = snapshot
         for name, info, epoch, phase, used, loads, slots, ongoing, residency in pods or []:
             self._apply_pod(version, name, info, epoch, phase, used, loads, slots, ongoing)
@@ -241,6 +245,7 @@ class ClusterState:
         if version < self._model_versions.get(name, 0):
             return
         self._model_versions[name] = version
+        self.models_version += 1
         if isinstance(spec, str):
             self.models[name] = decode_record(spec, previous, failure)
         else:

@@ -31,10 +31,18 @@ _RETRY_LONGEST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """How far the two channels have come: all changes, and those without counts."""
+
+    changes: int
+    news: int
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """What a batch changed, for the copy of whoever sent it."""
 
-    version: int
+    versions: Versions
     now_ms: int
     changes: bytes
     """JSON list, as published."""
@@ -111,27 +119,28 @@ class Transactions:
             loop = asyncio.get_running_loop()
             self._lazy_timer = loop.call_later(LAZY_S, self._flush)
 
-    async def snapshot(self) -> tuple[int, int, Sequence[Any]]:
-        """The version, the registry's time in ms, and the whole state of the pool."""
+    async def snapshot(self) -> tuple[Versions, int, Sequence[Any]]:
+        """The versions, the registry's time in ms, and the whole state of the pool."""
         return await self._alone("snapshot")
 
-    async def sync(self) -> tuple[int, int]:
-        """Sweep what has expired; the version after it, and the registry's time in ms."""
-        version, now_ms, _ = await self._alone("sync")
-        return version, now_ms
+    async def sync(self) -> tuple[Versions, int]:
+        """Sweep what has expired; the versions after it, and the registry's time in ms."""
+        versions, now_ms, _ = await self._alone("sync")
+        return versions, now_ms
 
-    async def _alone(self, name: str) -> tuple[int, int, Any]:
-        """One operation in a batch of its own, with the version and time of its reply."""
+    async def _alone(self, name: str) -> tuple[Versions, int, Any]:
+        """One operation in a batch of its own, with the versions and time of its reply."""
         connection = await self._connected()
         reply = connection.call(*self._command(b'[["%b"]]' % name.encode()))
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                version, now_ms, results, changes = await reply
+                version, news, now_ms, results, changes = await reply
         except TimeoutError as error:
             connection.close()
             raise _too_late() from error
-        self._applied(version, now_ms, changes)
-        return version, now_ms, orjson.loads(results)[0]
+        versions = Versions(version, news)
+        self._applied(versions, now_ms, changes)
+        return versions, now_ms, orjson.loads(results)[0]
 
     async def close(self) -> None:
         """Let what is queued go out, then drop the connection."""
@@ -180,16 +189,16 @@ class Transactions:
             connection.close()  # a server without our script, or no master any more: look again
             _fail(batch, reply)
         else:
-            version, now_ms, results, changes = reply
-            self._applied(version, now_ms, changes)
+            version, news, now_ms, results, changes = reply
+            self._applied(Versions(version, news), now_ms, changes)
             for item, result in zip(batch, orjson.loads(results), strict=True):
                 item.settle(result)
         if self._pending and not self._is_scheduled:
             self._flush()
 
-    def _applied(self, version: int, now_ms: int, changes: bytes) -> None:
+    def _applied(self, versions: Versions, now_ms: int, changes: bytes) -> None:
         if self.on_applied is not None and len(changes) > _NO_CHANGES:
-            self.on_applied(Applied(version, now_ms, changes))
+            self.on_applied(Applied(versions, now_ms, changes))
 
     # The connection
 

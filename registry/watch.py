@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from registry.client import Registry
-    from registry.transactions import Applied
+    from registry.transactions import Applied, Versions
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,19 @@ _RECONNECT_S: Final = 0.2
 
 
 class ClusterWatch:
-    """The in-process copy of one pool, and the task that feeds it."""
+    """The in-process copy of one pool, and the task that feeds it.
 
-    def __init__(self, registry: Registry) -> None:
+    With `counts=False` the copy leaves out slots and ongoing requests, which change with every
+    request: a pod does not need them, and a thousand pods could not follow them.
+    """
+
+    def __init__(self, registry: Registry, *, counts: bool = True) -> None:
         self.registry = registry
         self.state = ClusterState()
         self.repairs_total = 0
         """Snapshots taken because the copy could not be continued."""
         self._origin = registry.origin.encode()
+        self._channel = "changes" if counts else "news"
         self._pushed_version = 0
         self._is_following = False
         self._needs_snapshot = asyncio.Event()
@@ -90,7 +95,7 @@ class ClusterWatch:
         address = await resolve(self.registry.url, self.registry.transactions.prefix)
         connection = await RespConnection.open(address, on_message=self._on_message)
         try:
-            await connection.call("SUBSCRIBE", f"{self.registry.transactions.prefix}changes")
+            await connection.call("SUBSCRIBE", self.registry.transactions.prefix + self._channel)
             await self._take_snapshot()
             self._is_following = True
             while connection.is_open:
@@ -108,7 +113,8 @@ class ClusterWatch:
             return True
         except TimeoutError:
             before = self._pushed_version
-            version, now_ms = await self.registry.transactions.sync()
+            versions, now_ms = await self.registry.transactions.sync()
+            version = self._version(versions)
             self._set_clock(now_ms)
             if version < self._pushed_version:
                 return True
@@ -121,9 +127,9 @@ class ClusterWatch:
 
     async def _take_snapshot(self) -> None:
         self._needs_snapshot.clear()
-        version, now_ms, snapshot = await self.registry.transactions.snapshot()
-        self.state.replace(version, snapshot)
-        self._pushed_version = max(version, 0)
+        versions, now_ms, snapshot = await self.registry.transactions.snapshot()
+        self._pushed_version = self._version(versions)
+        self.state.replace(self._pushed_version, snapshot)
         self._set_clock(now_ms)
         self._confirmed_at_s = time.monotonic()
         self._synced.set()
@@ -147,8 +153,11 @@ class ClusterWatch:
 
     def _on_reply(self, applied: Applied) -> None:
         if self._synced.is_set():
-            self.state.apply(applied.version, orjson.loads(applied.changes))
+            self.state.apply(self._version(applied.versions), orjson.loads(applied.changes))
             self._notify()
+
+    def _version(self, versions: Versions) -> int:
+        return versions.changes if self._channel == "changes" else versions.news
 
     def _set_clock(self, now_ms: int) -> None:
         self._clock_offset_s = now_ms / 1000 - time.time()

@@ -120,7 +120,7 @@ class _Pod:
         tasks: asyncio.TaskGroup,
     ) -> _Parts:
         settings = self._settings
-        watch = ClusterWatch(registry)
+        watch = ClusterWatch(registry, counts=False)
         measurements = Measurements()
         cache = DiskCache(settings.cache_path, Storages(), LinkRate(settings.link_rate or None))
         store = ModelStore(settings.memory_bytes, lambda key: agent.tell_tier(key))

@@ -1,11 +1,12 @@
 -- The whole state for a new copy; the sweep; and the run of a batch: ARGV[1] holds the operations,
--- ARGV[2] names their origin. What changed is published once, under one new version.
+-- ARGV[2] names their origin. What changed is published once, under one new version: everything to
+-- gateways, and without the counts, which change with every request, to pods.
 
 function op.sync()
   reap_pods()
   reap_claims()
   reap_reservations()
-  return tonumber(redis.call('GET', key('version')) or 0)
+  return true
 end
 
 local function all_pods()
@@ -48,19 +49,30 @@ for index, call in ipairs(cjson.decode(ARGV[1])) do
   if not run then return redis.error_reply('ERR no registry operation ' .. tostring(call[1])) end
   results[index] = run(unpack(call, 2))
 end
+
+local function publish(channel, counter)
+  local version = redis.call('INCR', key(counter))
+  local encoded = cjson.encode(changes)
+  redis.call('PUBLISH', key(channel), version .. ' ' .. now .. ' ' .. ARGV[2] .. ' ' .. encoded)
+  return version, encoded
+end
+
+local function current_version(counter) return tonumber(redis.call('GET', key(counter)) or 0) end
+
+local news_version
+if #changes > 0 then
+  news_version = publish('news', 'news_version')
+else
+  news_version = current_version('news_version')
+end
 for pod in pairs(counted) do
-  if redis.call('EXISTS', key('pod:' .. pod)) == 1 then
-    local slots, ongoing = counts(pod)
-    change('counts', pod, slots, ongoing)
-  end
+  if redis.call('EXISTS', key('pod:' .. pod)) == 1 then change('counts', pod, counts(pod)) end
 end
 local version
 local encoded = '[]'
 if #changes > 0 then
-  version = redis.call('INCR', key('version'))
-  encoded = cjson.encode(changes)
-  redis.call('PUBLISH', key('changes'), version .. ' ' .. now .. ' ' .. ARGV[2] .. ' ' .. encoded)
+  version, encoded = publish('changes', 'version')
 else
-  version = tonumber(redis.call('GET', key('version')) or 0)
+  version = current_version('version')
 end
-return {version, now, cjson.encode(results), encoded}
+return {version, news_version, now, cjson.encode(results), encoded}
