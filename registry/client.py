@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.cluster import ClusterState
 from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
@@ -123,9 +124,15 @@ class Registry:
 
     async def list_models(self) -> list[ModelRecord]:
         """All models' records as they stand in Redis, by name."""
-        _, models, _ = await self.transactions.submit("snapshot")
-        records = [decode_record(*parts) for _, parts in models or []]
-        return sorted(records, key=lambda record: record.spec.name)
+        state = await self.cluster()
+        return [state.models[name] for name in sorted(state.models)]
+
+    async def cluster(self) -> ClusterState:
+        """All pods, models and tiers as they stand in Redis now; it is not kept up to date."""
+        versions, _, snapshot = await self.transactions.snapshot()
+        state = ClusterState()
+        state.replace(versions.changes, snapshot)
+        return state
 
     # Pods
 

@@ -11,7 +11,6 @@ import httpx
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.home import Home
 from registry.client import Registry
-from registry.cluster import ClusterState
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName
 from registry.resp import resolve
@@ -19,6 +18,8 @@ from registry.resp import resolve
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
+
+    from registry.cluster import ClusterState
 
 _GATEWAY_TIMEOUT_S = 300.0
 
@@ -59,10 +60,7 @@ class Target:
     async def cluster(self) -> ClusterState:
         """All pods, models and tiers as they stand in the registry now."""
         async with self.registry() as registry:
-            version, _, snapshot = await registry.transactions.snapshot()
-        state = ClusterState()
-        state.replace(version, snapshot)
-        return state
+            return await registry.cluster()
 
     @property
     def gateway_url(self) -> str:
