@@ -103,7 +103,11 @@ class PodState:
     @property
     def has_free_slot(self) -> bool:
         """Whether it can be a request's entry pod now."""
-        return self.slots_used + self.slots_pending < self.slots and self.is_accepting
+        return (
+            self.slots_used + self.slots_pending < self.slots
+            and self.phase is PodPhase.READY
+            and not self.is_suspect
+        )
 
     @property
     def free_bytes(self) -> int:

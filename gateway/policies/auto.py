@@ -31,7 +31,6 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """Weigh every way to serve the request now; take the one that is forecast to end first."""
     warm = warm_pods(cluster, request.key)
     warming = warming_pods(cluster, request.key)
-    free = free_pods(cluster)
     ways: list[tuple[Forecast, int, SendTo | Wait, str]] = []
 
     def add(forecast: Forecast, decision: SendTo | Wait, way: str) -> None:
@@ -47,6 +46,7 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
         pod = fewest_inferring(joinable)
         join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         add(run_at(pod, request, cluster, now_s), join, "join")
+    free = free_pods(cluster)
     for pods, reason in ((warm, Reason.QUEUE_WARM_BUSY), (warming, Reason.QUEUE_WARMING)):
         if busy := [pod for pod in pods if not pod.has_free_slot]:
             pod = _shortest_queue(busy)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from registry.cluster import Residency
 
 _NEARNESS: Mapping[Tier, int] = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+_FAR = _NEARNESS[Tier.REMOTE]
 
 
 def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
@@ -52,8 +53,10 @@ def load_rank(pod: PodView) -> tuple[float, int]:
 
 def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
     """The least loaded pod; equals are chosen among by `draw`, in the order of their names."""
-    lowest = min(load_rank(pod) for pod in pods)
-    equals = sorted((pod for pod in pods if load_rank(pod) == lowest), key=_name)
+    ranks = [load_rank(pod) for pod in pods]
+    lowest = min(ranks)
+    equals = [pod for pod, rank in zip(pods, ranks, strict=True) if rank == lowest]
+    equals.sort(key=_name)
     return equals[int(draw * len(equals))]
 
 
@@ -69,15 +72,22 @@ def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: f
     `draw` in the order of names.
     """
 
-    def cost(pod: PodView) -> tuple[int, int, float, int]:
-        residency = holders.get(pod.name)
-        tier = Tier.REMOTE if residency is None else residency.tier
-        return (_NEARNESS[tier], -pod.free_bytes, *load_rank(pod))
+    nearest = _nearest(pods, holders)
+    free_bytes = [pod.free_bytes for pod in nearest]
+    most = max(free_bytes)
+    emptiest = [pod for pod, free in zip(nearest, free_bytes, strict=True) if free == most]
+    return least_loaded(emptiest, draw)
 
-    costs = [cost(pod) for pod in pods]
-    lowest = min(costs)
-    equals = sorted((pod for pod, c in zip(pods, costs, strict=True) if c == lowest), key=_name)
-    return equals[int(draw * len(equals))]
+
+def _nearest(pods: Sequence[PodView], holders: Mapping[str, Residency]) -> Sequence[PodView]:
+    """The pods at whose nearest tier the model is; all of them where none holds it."""
+    held = [
+        (_NEARNESS[residency.tier], pod)
+        for pod in pods
+        if (residency := holders.get(pod.name)) is not None
+    ]
+    least = min((nearness for nearness, _ in held), default=_FAR)
+    return [pod for nearness, pod in held if nearness == least] if least < _FAR else pods
 
 
 def _name(pod: PodView) -> str:
