@@ -1,0 +1,213 @@
+"""Time of one routing decision: the policy and its bookkeeping, without any network.
+
+What is timed is what the dispatcher does per request: build the arrival, decide on the watched copy,
+record the explanation. Between decisions the copy changes through its real `apply`, untimed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.quantiles import quantile, spread
+from gateway.decide import Arrival, decide
+from gateway.explanations import Explanations
+from gateway.policies.decision import SendTo
+from registry.cluster import ClusterState
+from registry.codec import encode_pod, encode_spec
+from registry.model import ModelName, ModelSpec, RoutingPolicy
+from registry.pod import PodInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GIB: Final = 1 << 30
+_SLOTS: Final = 4
+_NOW_S: Final = 1_000_000.0
+_WARM_SHARE: Final = 0.6
+_WARMING_SHARE: Final = 0.1
+_BUSY_SHARE: Final = 0.7
+"""Share of all slots that are taken; single pods vary from idle to full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a cluster is decided about, and what the design asks of it, in ms."""
+
+    pods: int
+    models: int
+    decisions: int
+    p50_mark_ms: float | None = None
+    p95_mark_ms: float | None = None
+
+
+SIZES: Final = (
+    Size(pods=8, models=20, decisions=3000),
+    Size(pods=100, models=1_000, decisions=3000, p50_mark_ms=0.1, p95_mark_ms=0.4),
+    Size(pods=1_000, models=10_000, decisions=1000, p95_mark_ms=5.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """All decisions of one policy at one size: a list of times in us for each repeat."""
+
+    size: Size
+    policy: RoutingPolicy
+    repeats_us: list[list[float]]
+
+    def quantile_us(self, share: float) -> tuple[float, float, float]:
+        """Median, lowest and highest over the repeats."""
+        over = spread([quantile(repeat, share) for repeat in self.repeats_us])
+        return over.median, over.lowest, over.highest
+
+
+def measure(*, seed: int, repeats: int) -> list[Timed]:
+    """Time every policy at every size; repeats are interleaved over the policies."""
+    results = []
+    for size in SIZES:
+        state = build(size, random.Random(f"{seed}:{size.pods}"))
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)  # as the gateway has it
+        times: dict[RoutingPolicy, list[list[float]]] = {policy: [] for policy in RoutingPolicy}
+        for repeat in range(repeats):
+            for policy in RoutingPolicy:
+                rng = random.Random(f"{seed}:{size.pods}:{repeat}")
+                times[policy].append(_decisions(size, state, policy, rng))
+        gc.unfreeze()
+        results += [Timed(size, policy, repeats_us) for policy, repeats_us in times.items()]
+    return results
+
+
+def _decisions(
+    size: Size, state: ClusterState, policy: RoutingPolicy, rng: random.Random
+) -> list[float]:
+    names = list(state.models)
+    explanations = Explanations()
+    load = _Load(state, rng)
+    times_us = []
+    for sequence in range(size.decisions + size.decisions // 10):
+        name, draw, request_id = rng.choice(names), rng.random(), f"{rng.getrandbits(128):032x}"
+        load.move()
+        began_ns = time.perf_counter_ns()
+        arrival = Arrival(
+            id=request_id,
+            model=name,
+            arrival_s=_NOW_S,
+            draw=draw,
+            sequence=sequence,
+            policy=policy,
+            deadline_s=_NOW_S + 30.0,
+        )
+        decided = decide(arrival, state.models, state, now_s=_NOW_S)
+        explanations.record(arrival, decided, state)
+        times_us.append((time.perf_counter_ns() - began_ns) / 1000)
+        if isinstance(decided.decision, SendTo):
+            load.move(taken=decided.decision.entry)
+    return times_us[size.decisions // 10 :]  # the first ones find cold caches
+
+
+class _Load:
+    """Keeps the counts of the pods moving, as the registry's pushes do."""
+
+    def __init__(self, state: ClusterState, rng: random.Random) -> None:
+        self._state = state
+        self._rng = rng
+        self._names = list(state.pods)
+
+    def move(self, taken: str | None = None) -> None:
+        """A request ends or begins at some pod."""
+        name = taken or self._rng.choice(self._names)
+        used = _slots_used(self._rng)
+        ongoing = self._rng.randint(0, used)
+        self._state.apply(self._state.version + 1, [["counts", name, used, ongoing]])
+
+
+def _slots_used(rng: random.Random) -> int:
+    return sum(rng.random() < _BUSY_SHARE for _ in range(_SLOTS))
+
+
+def build(size: Size, rng: random.Random) -> ClusterState:
+    """A cluster with warm, warming and cold models under load, built from published changes."""
+    state = ClusterState()
+    pods = [f"pod-{index:04d}" for index in range(size.pods)]
+    changes: list[list[object]] = []
+    for index, name in enumerate(pods):
+        info = PodInfo(
+            name=name,
+            address=f"10.0.{index >> 8}.{index & 255}:8080",
+            node=f"node-{index // 8}",
+            slots=_SLOTS,
+            memory_bytes=24 * _GIB,
+        )
+        used = '{"device":%d}' % rng.randrange(4 * _GIB, 24 * _GIB)
+        counts = _slots_used(rng)
+        ongoing = rng.randint(0, counts)
+        changes.append(
+            ["pod", name, encode_pod(info), index + 1, "ready", used, 10, counts, ongoing]
+        )
+    for index in range(size.models):
+        changes += _model_changes(ModelName("tenant", f"model-{index:05d}"), pods, rng)
+    state.apply(1, changes)
+    return state
+
+
+def _model_changes(name: ModelName, pods: Sequence[str], rng: random.Random) -> list[list[object]]:
+    spec = ModelSpec(name, f"s3://models/{name.name}")
+    changes: list[list[object]] = [["model", str(name), encode_spec(spec), False, False]]
+    since_ms = int(_NOW_S * 1000) - 500
+    holders = rng.sample(pods, k=min(len(pods), rng.randint(2, 6)))
+    kind = rng.random()
+    if kind < _WARM_SHARE:
+        copies = rng.randint(1, 3)
+        changes += [
+            ["at", spec.key, pod, f"device|-|{since_ms}|{_GIB}"] for pod in holders[:copies]
+        ]
+        changes += [["at", spec.key, pod, f"disk|-|{since_ms}|{_GIB}"] for pod in holders[copies:]]
+    elif kind < _WARM_SHARE + _WARMING_SHARE:
+        changes.append(["at", spec.key, holders[0], f"disk|disk|{since_ms}|{_GIB}"])
+    elif rng.random() < 0.5:
+        changes += [["at", spec.key, pod, f"disk|-|{since_ms}|{_GIB}"] for pod in holders]
+    for measure_name, seconds in _TIMES_S.items():
+        values = [seconds * rng.uniform(0.8, 1.2) for _ in range(8)]
+        changes.append(["samples", spec.key, measure_name, values])
+    return changes
+
+
+_TIMES_S: Final = {
+    "infer": 0.2, "preprocess": 0.005, "postprocess": 0.005, "network": 0.002,
+    "load:disk": 1.0, "load:remote": 3.0,
+}  # fmt: skip
+
+
+def summary(results: Sequence[Timed]) -> str:
+    """A Markdown table, with the marks that were missed named below it."""
+    lines = [
+        "| pods | models | policy | p50 us | p95 us | p99 us | p95, lowest to highest | mark |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for timed in results:
+        size = timed.size
+        p50, p95, p99 = (timed.quantile_us(share) for share in (0.5, 0.95, 0.99))
+        lines.append(
+            f"| {size.pods:,} | {size.models:,} | {timed.policy} | {p50[0]:.1f} | {p95[0]:.1f} | "
+            f"{p99[0]:.1f} | {p95[1]:.1f} to {p95[2]:.1f} | {_verdict(timed)} |"
+        )
+    return "\n".join(lines)
+
+
+def _verdict(timed: Timed) -> str:
+    size = timed.size
+    if size.p95_mark_ms is None:
+        return "-"
+    p50_ms, p95_ms = timed.quantile_us(0.5)[0] / 1000, timed.quantile_us(0.95)[0] / 1000
+    missed = []
+    if size.p50_mark_ms is not None and p50_ms > size.p50_mark_ms:
+        missed.append(f"p50 {p50_ms:.3f} > {size.p50_mark_ms} ms")
+    if p95_ms > size.p95_mark_ms:
+        missed.append(f"p95 {p95_ms:.3f} > {size.p95_mark_ms} ms")
+    return "MISSED: " + ", ".join(missed) if missed else "met"
