@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
-import redis
-import redis.asyncio
 
 from registry.errors import RegistryUnavailable
 
@@ -59,17 +57,19 @@ async def resolve(url: str, routing_key: str) -> Address:
             password=password,
             database=database,
         )
+    if parts.scheme not in ("redis+sentinel", "redis+cluster"):
+        raise ValueError(
+            "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or "
+            f"redis+cluster://, was {url!r}"
+        )
+    import redis  # 0.4 s, which the command line need not wait for
+
     try:
         if parts.scheme == "redis+sentinel":
             return await _ask_sentinels(parts.netloc, parts.path, username, password)
-        if parts.scheme == "redis+cluster":
-            return await _ask_cluster(url, routing_key, username, password)
+        return await _ask_cluster(url, routing_key, username, password)
     except (redis.RedisError, OSError) as error:
         raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
-    raise ValueError(
-        "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or redis+cluster://, "
-        f"was {url!r}"
-    )
 
 
 def _database(path: str, url: str) -> int:
@@ -82,6 +82,8 @@ def _database(path: str, url: str) -> int:
 async def _ask_sentinels(
     netloc: str, path: str, username: str | None, password: str | None
 ) -> Address:
+    import redis.asyncio
+
     hosts = [host.partition(":") for host in netloc.rpartition("@")[2].split(",")]
     service, _, database = path.strip("/").partition("/")
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
@@ -105,6 +107,8 @@ async def _ask_sentinels(
 async def _ask_cluster(
     url: str, routing_key: str, username: str | None, password: str | None
 ) -> Address:
+    import redis.asyncio
+
     parts = urlsplit(url)
     cluster = redis.asyncio.RedisCluster(
         host=parts.hostname or "127.0.0.1",
