@@ -132,7 +132,7 @@ def _described(entry: Any, place: str) -> tuple[str, str, tuple[int, ...]]:
     name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{place}: 'name' must be a string, was {name!r}")
-    if datatype not in NUMPY_OF and datatype != BYTES:
+    if not isinstance(datatype, str) or (datatype not in NUMPY_OF and datatype != BYTES):
         allowed = ", ".join([*NUMPY_OF, BYTES])
         raise InvalidRequest(f"{place}: 'datatype' must be one of {allowed}, was {datatype!r}")
     is_shape = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
@@ -140,7 +140,7 @@ def _described(entry: Any, place: str) -> tuple[str, str, tuple[int, ...]]:
         raise InvalidRequest(f"{place}: 'shape' must be a list of sizes, was {shape!r}")
     if not isinstance(entry.get("parameters") or {}, dict):
         raise InvalidRequest(f"{place}: 'parameters' must be an object")
-    return name, str(datatype), tuple(shape)
+    return name, datatype, tuple(shape)
 
 
 def _from_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> npt.NDArray[Any]:

@@ -207,8 +207,8 @@ class Zygote:
 
 
 @contextlib.contextmanager
-def zygote(environment: Mapping[str, str] | None = None) -> Iterator[Zygote]:
-    """A zygote that is ready to fork pods; all of its pods end with it."""
+def zygote(environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Iterator[Zygote]:
+    """A zygote, ready to fork pods unless `wait` is off; all of its pods end with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime.zygote"],
         cwd=REPOSITORY,
@@ -220,7 +220,8 @@ def zygote(environment: Mapping[str, str] | None = None) -> Iterator[Zygote]:
     reader = threading.Thread(target=started._read_events, daemon=True)
     reader.start()
     try:
-        started.wait_event(ready=True)
+        if wait:
+            started.wait_event(ready=True)
         yield started
     finally:
         assert process.stdin is not None
@@ -287,9 +288,10 @@ def pod(
             raise TimeoutError(f"{error}\n{started.log}") from error
         yield started
     finally:
-        if not any(event.get("exited") == name for event in parent.events):
-            parent.command(stop=name, grace_s=10)
-        parent.wait_event(exited=name)
+        if parent.process.poll() is None:
+            if not any(event.get("exited") == name for event in parent.events):
+                parent.command(stop=name, grace_s=10)
+            parent.wait_event(exited=name)
 
 
 def copy_model(source: Path, target: Path) -> Path:

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 MOST_TOKENS = 512
 """Texts are cut here where the model's own files set no limit."""
 
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+
 TEXT_INPUT: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
 
 
@@ -56,6 +65,9 @@ class TextEncoder:
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         from transformers import AutoTokenizer
 
+        # Without any of these, transformers makes up a tokenizer that knows five special tokens.
+        if not any((folder / name).exists() for name in VOCABULARY_FILES):
+            raise ModelInvalid(f"the model has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         try:
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, config=config, trust_remote_code=False, local_files_only=True

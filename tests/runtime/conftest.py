@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -25,17 +27,6 @@ MakePod = Callable[..., servers.Pod]
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one tiny model of each kind."""
-    from runtime.make_model import make_model
-
-    folder = tmp_path_factory.mktemp("models")
-    for name in TINY_MODELS:
-        make_model(name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
     with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
@@ -48,9 +39,28 @@ def s3() -> Iterator[servers.S3Server]:
 
 
 @pytest.fixture(scope="session")
-def zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
-    with servers.zygote(s3.environment) as started:
+def starting_zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
+    with servers.zygote(s3.environment, wait=False) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, starting_zygote: servers.Zygote) -> Path:
+    """A folder with one tiny model of each kind, made while the zygote does its imports."""
+    assert starting_zygote.process.poll() is None
+    folder = tmp_path_factory.mktemp("models")
+    make = "; ".join(f"make_model({name!r}, Path({str(folder / name)!r}))" for name in TINY_MODELS)
+    code = f"from pathlib import Path; from runtime.make_model import make_model; {make}"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=servers.REPOSITORY)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zygote(starting_zygote: servers.Zygote, models: Path) -> servers.Zygote:
+    """A zygote that is ready to fork."""
+    assert models.exists()
+    starting_zygote.wait_event(ready=True)
+    return starting_zygote
 
 
 _pools = itertools.count(1)
@@ -116,12 +126,9 @@ class Cluster:
 
     def tiers(self, spec: ModelSpec) -> dict[str, str]:
         """Per pod that has something of the model: the tier it is in."""
-        from registry.cluster import ClusterState
 
         async def look(registry: Registry) -> dict[str, str]:
-            version, _, snapshot = await registry.transactions.snapshot()
-            state = ClusterState()
-            state.replace(version, snapshot)
+            state = await registry.cluster()
             return {
                 name: residency.tier.value for name, residency in state.holders(spec.key).items()
             }

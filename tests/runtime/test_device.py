@@ -1,0 +1,135 @@
+"""The device worker: one at a time, nearest deadline first, deadlines kept, errors delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime.device import DeviceWorker
+from runtime.errors import DeadlinePassed, QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    worker = DeviceWorker(threads=1, most_waiting=8)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+class Gate:
+    """A job that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        assert self.open.wait(10)
+
+
+async def entered(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.entered.wait, 10)
+
+
+def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        gate, now_s = Gate(), time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(device.run(gate))
+            await entered(gate)
+            for name, deadline_s in (("none", None), ("late", now_s + 20), ("soon", now_s + 10)):
+                tasks.create_task(
+                    device.run(lambda name=name: order.append(name), deadline_s=deadline_s)
+                )
+                await asyncio.sleep(0)
+            gate.open.set()
+
+    asyncio.run(run())
+    assert order == ["soon", "late", "none"]
+
+
+def test_deadline_over_before_the_turn_is_told(device: DeviceWorker) -> None:
+    async def run() -> None:
+        gate = Gate()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(device.run(gate))
+            await entered(gate)
+            late = tasks.create_task(_expect_deadline(device, time.monotonic()))
+            await asyncio.sleep(0)
+            gate.open.set()
+            assert await late
+
+    asyncio.run(run())
+
+
+async def _expect_deadline(device: DeviceWorker, deadline_s: float) -> bool:
+    with pytest.raises(DeadlinePassed):
+        await device.run(lambda: pytest.fail("must not run"), deadline_s=deadline_s)
+    return True
+
+
+def test_errors_reach_the_caller(device: DeviceWorker) -> None:
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await device.run(lambda: 1 // 0)
+        assert (await device.run(lambda: 5)).value == 5
+
+    asyncio.run(run())
+
+
+def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) -> None:
+    async def run() -> None:
+        gate = Gate()
+        caller = asyncio.ensure_future(device.run(gate))
+        await entered(gate)
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+        gate.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+
+    asyncio.run(run())
+
+
+def test_cancelled_job_that_waits_never_runs(device: DeviceWorker) -> None:
+    async def run() -> None:
+        gate = Gate()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(device.run(gate))
+            await entered(gate)
+            waiting = asyncio.ensure_future(device.run(lambda: pytest.fail("must not run")))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_full_queue_refuses(device: DeviceWorker) -> None:
+    async def run() -> None:
+        gate = Gate()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(device.run(gate))
+            await entered(gate)
+            for _ in range(8):
+                tasks.create_task(device.run(lambda: None))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                await device.run(lambda: None)
+            gate.open.set()
+
+    asyncio.run(run())

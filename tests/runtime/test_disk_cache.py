@@ -1,0 +1,167 @@
+"""The disk cache: whole files only, from folders and from S3, adopted after a restart."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.model import ModelName, ModelSpec
+from runtime.disk_cache import DiskCache
+from runtime.errors import ModelInvalid, StorageFailed
+from runtime.link import LinkRate
+from runtime.storage import RemoteFile, checked_listing, weights_of
+from runtime.storage_s3 import LEAST_RANGE_BYTES, ONE_GET_BYTES, split_into_ranges
+from runtime.storages import Storages
+from tests import servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def spec_of(uri: str) -> ModelSpec:
+    return ModelSpec(ModelName("default", "m"), uri)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DiskCache:
+    return DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+
+
+@pytest.fixture
+def aws(s3: servers.S3Server, monkeypatch: pytest.MonkeyPatch) -> servers.S3Server:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+def fetch(cache: DiskCache, spec: ModelSpec) -> list[Path]:
+    cache.fetch_assets(spec)
+    return list(cache.fetch_weights(spec))
+
+
+def test_folder_is_copied_without_what_is_not_needed(
+    cache: DiskCache, models: Path, tmp_path: Path
+) -> None:
+    source = servers.copy_model(models / "tiny-bert", tmp_path / "source")
+    (source / "pytorch_model.bin").write_bytes(b"never")
+    (source / "code.py").write_text("never")
+    (source / ".git").mkdir()
+    (source / ".git" / "config.json").write_text("{}")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    spec = spec_of(source.as_uri())
+    (weights,) = fetch(cache, spec)
+    assert weights.read_bytes() == (source / "model.safetensors").read_bytes()
+    names = {
+        path.relative_to(cache.folder_of(spec.key)).as_posix()
+        for path in cache.folder_of(spec.key).rglob("*")
+        if path.is_file()
+    }
+    assert "1_Pooling/config.json" in names
+    assert not names & {"pytorch_model.bin", "code.py", ".git/config.json"}
+    assert cache.bytes_on_disk(spec.key) == weights.stat().st_size
+
+
+def test_s3_gives_the_same_bytes(cache: DiskCache, models: Path, aws: servers.S3Server) -> None:
+    aws.put_folder(models / "tiny-vit", "s3://cache-test/a/tiny-vit")
+    aws.put_folder(models / "tiny-bert", "s3://cache-test/a/tiny-vit-2")  # a longer name beside it
+    (weights,) = fetch(cache, spec_of("s3://cache-test/a/tiny-vit"))
+    assert weights.read_bytes() == (models / "tiny-vit" / "model.safetensors").read_bytes()
+
+
+def test_missing_prefix_is_told(cache: DiskCache, aws: servers.S3Server, models: Path) -> None:
+    aws.put_folder(models / "tiny-vit", "s3://cache-test/b")
+    with pytest.raises(StorageFailed, match="no object has this prefix"):
+        cache.fetch_assets(spec_of("s3://cache-test/c"))
+
+
+def test_weights_are_adopted_after_a_restart(
+    cache: DiskCache, models: Path, tmp_path: Path
+) -> None:
+    spec = spec_of((models / "tiny-bert").as_uri())
+    (weights,) = fetch(cache, spec)
+    (weights.parent / "left.safetensors.part").write_bytes(b"half")
+    again = DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+    assert again.bytes_on_disk(spec.key) == weights.stat().st_size
+    assert not list(weights.parent.glob("*.part"))
+
+
+def test_file_of_another_size_does_not_count(
+    cache: DiskCache, models: Path, tmp_path: Path
+) -> None:
+    spec = spec_of((models / "tiny-bert").as_uri())
+    (weights,) = fetch(cache, spec)
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    again = DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+    assert again.bytes_on_disk(spec.key) == 0
+    assert fetch(again, spec)[0].read_bytes() == whole
+
+
+def test_broken_listing_is_fetched_again(cache: DiskCache, models: Path) -> None:
+    spec = spec_of((models / "tiny-bert").as_uri())
+    fetch(cache, spec)
+    (cache.folder_of(spec.key) / ".listing.json").write_text("[[")
+    assert not cache.has_weights(spec.key)
+    fetch(cache, spec)
+    assert cache.has_weights(spec.key)
+
+
+def test_discarded_model_is_gone(cache: DiskCache, models: Path) -> None:
+    spec = spec_of((models / "tiny-bert").as_uri())
+    fetch(cache, spec)
+    cache.discard(spec.key)
+    assert cache.keys() == set()
+    assert not cache.folder_of(spec.key).exists()
+
+
+@pytest.mark.parametrize("path", ["../x.json", "a/../../x.json", "/etc/x.json", "a\\b.json"])
+def test_paths_that_leave_the_folder_are_refused(path: str) -> None:
+    with pytest.raises(ModelInvalid, match="outside its folder"):
+        checked_listing([RemoteFile(path, 1)], "s3://b/m")
+
+
+def test_absurd_listing_is_refused(cache: DiskCache, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(1001):
+        (source / f"{number}.json").write_text("{}")
+    with pytest.raises(ModelInvalid, match="1001 small files"):
+        cache.fetch_assets(spec_of(source.as_uri()))
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        pytest.param('{"weight_map": {"a": "x.safetensors"}}', "lacks", id="missing-shard"),
+        pytest.param('{"weight_map": {"a": "../x.safetensors"}}', "not safetensors", id="path"),
+        pytest.param('{"weight_map": {"a": "x.bin"}}', "not safetensors", id="pickle"),
+        pytest.param('{"weight_map": []}', "not an index", id="no-map"),
+        pytest.param("{", "not an index", id="not-json"),
+    ],
+)
+def test_bad_index_of_shards_is_told(
+    cache: DiskCache, models: Path, tmp_path: Path, index: str, message: str
+) -> None:
+    source = servers.copy_model(models / "tiny-bert", tmp_path / "source")
+    (source / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelInvalid, match=message):
+        fetch(cache, spec_of(source.as_uri()))
+
+
+def test_several_weights_need_an_index() -> None:
+    files = [RemoteFile("a.safetensors", 1), RemoteFile("b.safetensors", 1)]
+    with pytest.raises(ModelInvalid, match="no index"):
+        weights_of(files, "s3://b/m", None)
+    assert weights_of(files[:1], "s3://b/m", None) == (files[0],)
+
+
+@pytest.mark.parametrize("size", [0, 1, ONE_GET_BYTES, ONE_GET_BYTES + 1, 5 * 1024**3 + 7])
+def test_ranges_cover_a_file_once(size: int) -> None:
+    ranges = split_into_ranges(size)
+    assert sum(end - start for start, end in ranges) == size
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+    if len(ranges) > 1:
+        assert all(end - start >= LEAST_RANGE_BYTES for start, end in ranges[:-1])

@@ -1,0 +1,328 @@
+"""Loads in real pods: shared, bounded by memory, failing cleanly, fenced, surviving restarts."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.client import ClaimScope, Registry
+from registry.model import Tier
+from tests import servers
+from tests.runtime.http import get, metric, post, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
+
+TINY_BYTES = 170_000
+"""A little more than the weights of tiny-bert."""
+
+
+def epoch_of(cluster: Cluster, pod: str) -> int:
+    async def look(registry: Registry) -> int:
+        state = await registry.cluster()
+        return state.pods[pod].epoch
+
+    epoch = cluster.do(look)
+    assert isinstance(epoch, int)
+    return epoch
+
+
+def test_concurrent_first_requests_share_one_load(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(slots=20, link_rate=400_000)
+    with ThreadPoolExecutor(20) as clients:
+        answers = list(clients.map(lambda _: predict(pod.url, "m", "x"), range(20)))
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert {answer.headers["x-pilotlight-start"] for answer in answers} == {"remote"}
+    assert metric(pod.url, "pilotlight_loads_total") == 1
+
+
+def test_slots_are_the_pods_own_limit(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(slots=2, link_rate=200_000)
+    with ThreadPoolExecutor(4) as clients:
+        answers = list(clients.map(lambda _: predict(pod.url, "m", "x"), range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.headers["x-pilotlight-not-executed"] == "slots"
+    assert "retry-after" in refused.headers
+
+
+def test_least_recently_used_model_makes_room(cluster: Cluster, models: Path) -> None:
+    specs = {name: cluster.declare(name, models / "tiny-bert") for name in ("a", "b")}
+    specs["c"] = cluster.declare("c", models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=2 * TINY_BYTES)
+    for name in ("a", "b", "a", "c"):
+        assert predict(pod.url, name, "x").status_code == 200
+    starts = [predict(pod.url, name, "x").headers["x-pilotlight-start"] for name in ("a", "c")]
+    assert starts == ["warm", "warm"]
+    servers.wait_until(lambda: cluster.tiers(specs["b"]) == {"pod-a": "disk"}, timeout_s=5)
+    assert metric(pod.url, "pilotlight_evictions_total") == 1
+
+
+def test_model_in_use_is_never_evicted(cluster: Cluster, models: Path) -> None:
+    cluster.declare("busy", models / "tiny-bert")
+    cluster.declare("other", models / "tiny-bert")
+    pod = cluster.pod(slots=2, memory_bytes=TINY_BYTES, allow_simulated_work=True)
+    predict(pod.url, "busy", "x")
+    with ThreadPoolExecutor(2) as clients:
+        long = clients.submit(predict, pod.url, "busy", "x", simulate="preprocess=1.0")
+        servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
+        started_s = time.monotonic()
+        other = predict(pod.url, "other", "x")
+        waited_s = time.monotonic() - started_s
+    assert long.result().status_code == 200
+    assert long.result().headers["x-pilotlight-start"] == "warm"
+    assert other.status_code == 200
+    assert waited_s > 0.5  # it had to wait for the model in use
+
+
+def test_model_larger_than_the_budget_is_refused(cluster: Cluster, models: Path) -> None:
+    cluster.declare("large", models / "tiny-t5")
+    cluster.declare("small", models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=TINY_BYTES)
+    assert predict(pod.url, "small", "x").status_code == 200
+    answer = predict(pod.url, "large", "x")
+    assert answer.status_code == 507
+    assert answer.headers["x-pilotlight-not-executed"] == "no-memory"
+    assert "memory budget" in answer.json()["error"]
+    failure = cluster.record("large").failure
+    assert failure is not None
+    assert failure.http_status == 507
+    assert predict(pod.url, "small", "x").headers["x-pilotlight-start"] == "warm"
+
+
+def spoiled(change: Callable[[Path], object]) -> Callable[[Path, Path], Path]:
+    def make(source: Path, target: Path) -> Path:
+        change(servers.copy_model(source, target))
+        return target
+
+    return make
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def unknown_architecture(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.update(model_type="mine", auto_map={"AutoModel": "code.Mine"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(truncate, "truncated", id="truncated"),
+        pytest.param(
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 5000),
+            "corrupt",
+            id="garbage",
+        ),
+        pytest.param(only_pickle, "convert the model to safetensors", id="only-pickle"),
+        pytest.param(unknown_architecture, "auto_map", id="unknown-architecture"),
+        pytest.param(
+            lambda folder: (folder / "config.json").unlink(), "no config.json", id="no-config"
+        ),
+        pytest.param(
+            lambda folder: (folder / "config.json").write_text("{"), "valid JSON", id="bad-config"
+        ),
+        pytest.param(
+            lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer", id="no-tokenizer"
+        ),
+    ],
+)
+def test_spoiled_model_fails_with_a_reason_and_harms_nobody(
+    cluster: Cluster,
+    models: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], object],
+    message: str,
+) -> None:
+    folder = spoiled(spoil)(models / "tiny-bert", tmp_path / "spoiled")
+    cluster.declare("spoiled", folder)
+    cluster.declare("good", models / "tiny-bert")
+    pod = cluster.pod()
+    answer = predict(pod.url, "spoiled", "x")
+    assert answer.status_code == 503, answer.text
+    assert message in answer.json()["error"]
+    assert answer.headers["x-pilotlight-not-executed"] == "load-failed"
+    assert int(answer.headers["retry-after"]) >= 1
+    failure = cluster.record("spoiled").failure
+    assert failure is not None
+    assert message in failure.message
+    assert predict(pod.url, "good", "x").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        pytest.param("file:///does/not/exist", "does not exist", id="no-folder"),
+        pytest.param("s3://no-such-bucket/model", "NoSuchBucket", id="no-bucket"),
+        pytest.param("gs://bucket/model", "must begin with s3:// or file://", id="scheme"),
+        pytest.param("s3://bucket", "must be s3://bucket/prefix", id="no-prefix"),
+    ],
+)
+def test_missing_storage_fails_with_a_reason(cluster: Cluster, uri: str, message: str) -> None:
+    cluster.declare("m", uri)
+    answer = predict(cluster.pod().url, "m", "x")
+    assert answer.status_code == 503
+    assert message in answer.json()["error"]
+
+
+def test_failed_load_is_not_tried_again_before_its_time(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.declare("m", tmp_path / "none")
+    pod = cluster.pod(slots=8)
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda _: predict(pod.url, "m", "x"), range(40)))
+    assert {answer.status_code for answer in answers} <= {503, 429}
+    assert metric(pod.url, "pilotlight_loads_total", outcome="failed") <= 2
+
+
+def test_failed_model_recovers_when_it_is_mended(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    folder = servers.copy_model(models / "tiny-bert", tmp_path / "mended")
+    truncate(folder)
+    cluster.declare("m", folder)
+    pod = cluster.pod()
+    assert predict(pod.url, "m", "x").status_code == 503
+    whole = (models / "tiny-bert" / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole)
+    servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200, timeout_s=10)
+    assert cluster.record("m").failure is None
+
+
+def test_unloaded_model_stays_on_disk(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    predict(pod.url, "m", "x")
+    assert cluster.tiers(spec) == {"pod-a": "device"}
+    assert post(f"{pod.url}/v2/repository/models/default~m/unload").json()["unload"] is True
+    servers.wait_until(lambda: cluster.tiers(spec) == {"pod-a": "disk"}, timeout_s=5)
+    assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "disk"
+
+
+def test_repository_load_makes_a_model_warm(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    assert get(f"{pod.url}/v2/models/default~m/ready").status_code == 503
+    assert post(f"{pod.url}/v2/repository/models/default~m/load").json()["load"] is True
+    assert get(f"{pod.url}/v2/models/default~m/ready").json()["ready"] is True
+    assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "warm"
+    assert post(f"{pod.url}/v2/repository/models/default~none/load").status_code == 404
+    assert post(f"{pod.url}/v2/repository/models/default~none/unload").status_code == 404
+
+
+def test_restarted_pod_adopts_what_is_on_disk(
+    cluster: Cluster, models: Path, s3: servers.S3Server
+) -> None:
+    s3.put_folder(models / "tiny-t5", "s3://adopted/tiny-t5")
+    spec = cluster.declare("m", "s3://adopted/tiny-t5")
+    with cluster.pod_context("pod-a") as pod:
+        assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "remote"
+    assert cluster.tiers(spec) == {}
+    with cluster.pod_context("pod-a") as pod:
+        assert cluster.tiers(spec) == {"pod-a": "disk"}
+        assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "disk"
+
+
+def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(link_rate=200_000)
+    epoch = epoch_of(cluster, pod.name)
+    with ThreadPoolExecutor(1) as clients:
+        waiting = clients.submit(predict, pod.url, "m", "x")
+        servers.wait_until(lambda: cluster.tiers(spec) == {"pod-a": "remote"}, timeout_s=5)
+        cluster.do(lambda r: r.set_tier(pod.name, epoch, spec.key, Tier.REMOTE, 0))
+    assert waiting.result().status_code == 503
+    assert waiting.result().headers["x-pilotlight-not-executed"] == "load-failed"
+    assert metric(pod.url, "pilotlight_loads_total", outcome="fenced") == 1
+    assert get(f"{pod.url}/v2/models/default~m/ready").status_code == 503
+    assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "disk"
+
+
+def test_load_uses_the_gateways_claim(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    epoch = epoch_of(cluster, pod.name)
+    token = cluster.do(lambda r: r.claim_load(pod.name, epoch, spec.key, ClaimScope.POOL))
+    answer = predict(pod.url, "m", "x", load_token=str(token), generation=spec.generation)
+    assert answer.status_code == 200
+    assert cluster.tiers(spec) == {"pod-a": "device"}
+
+
+def test_deadline_ends_the_wait_for_a_load(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(link_rate=200_000)
+    answer = predict(pod.url, "m", "x", deadline_ms="100")
+    assert answer.status_code == 504
+    assert answer.headers["x-pilotlight-not-executed"] == "deadline"
+    servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200, timeout_s=10)
+    assert metric(pod.url, "pilotlight_loads_total") == 1  # the load went on for the next
+
+
+def test_deadline_that_is_over_is_refused(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    answer = predict(cluster.pod().url, "m", "x", deadline_ms="-5")
+    assert answer.status_code == 504
+    assert answer.headers["x-pilotlight-not-executed"] == "deadline"
+
+
+def test_link_rate_bounds_a_download(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(link_rate=200_000)
+    started_s = time.monotonic()
+    predict(pod.url, "m", "x")
+    assert time.monotonic() - started_s > 0.7  # 163 kB of weights and 14 kB beside them
+
+
+def test_new_generation_takes_over_when_it_is_warm(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    old = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    predict(pod.url, "m", "x")
+    new = cluster.declare("m", servers.copy_model(models / "tiny-bert", tmp_path / "new"))
+    assert new.key != old.key
+    servers.wait_until(lambda: cluster.tiers(new) == {"pod-a": "device"}, timeout_s=10)
+    servers.wait_until(lambda: cluster.tiers(old) == {}, timeout_s=10)
+    assert cluster.record("m").previous is None
+    answer = predict(pod.url, "m", "x", generation=new.generation)
+    assert answer.headers["x-pilotlight-start"] == "warm"
+    assert not (pod.folder / "cache" / old.key.replace("/", "~")).exists()
+
+
+def test_old_generation_serves_while_the_new_one_cannot(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    old = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    predict(pod.url, "m", "x")
+    cluster.declare("m", tmp_path / "none")
+    servers.wait_until(lambda: cluster.record("m").failure is not None, timeout_s=10)
+    answer = predict(pod.url, "m", "x")
+    assert answer.status_code == 200
+    assert cluster.tiers(old) == {"pod-a": "device"}
+
+
+def test_withdrawn_model_leaves_with_its_files(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    predict(pod.url, "m", "x")
+    cluster.withdraw("m")
+    servers.wait_until(lambda: cluster.tiers(spec) == {}, timeout_s=10)
+    assert predict(pod.url, "m", "x").status_code == 404
+    assert list((pod.folder / "cache").iterdir()) == []

@@ -1,0 +1,63 @@
+"""Made models: the same bytes each time, true shapes, usable vocabularies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from runtime.architectures import ARCHITECTURES, T5_PIECES
+from runtime.make_model import make_model
+from runtime.vocabulary import syllable_words, unigram_pieces, wordpiece_vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit"])
+def test_same_name_gives_same_bytes(name: str, models: Path, tmp_path: Path) -> None:
+    again = make_model(name, tmp_path / "again")
+    files = sorted(path.name for path in again.iterdir())
+    assert files == sorted(path.name for path in (models / name).iterdir())
+    for file in files:
+        assert (again / file).read_bytes() == (models / name / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit"])
+def test_tiny_models_are_tiny(name: str, models: Path) -> None:
+    assert sum(path.stat().st_size for path in (models / name).iterdir()) < 1_000_000
+
+
+def test_t5_small_has_the_published_size() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    with torch.device("meta"):
+        network = T5ForConditionalGeneration(T5Config(**ARCHITECTURES["t5-small"].shape))
+    assert sum(parameter.numel() for parameter in network.parameters()) == 60_506_624
+
+
+def test_unigram_pieces_are_unique_and_complete() -> None:
+    pieces = [piece for piece, _ in unigram_pieces(T5_PIECES, sentinel_count=100)]
+    assert len(pieces) == len(set(pieces)) == 32_100
+    assert pieces[:3] == ["<pad>", "</s>", "<unk>"]
+    assert pieces[-1] == "<extra_id_0>"
+
+
+def test_wordpieces_are_unique() -> None:
+    vocabulary = wordpiece_vocabulary(30_522)
+    assert sorted(vocabulary.values()) == list(range(30_522))
+
+
+def test_words_run_out_with_a_message() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        syllable_words(10**7)
+
+
+def test_making_again_replaces_files_whole(tmp_path: Path) -> None:
+    folder = make_model("tiny-bert", tmp_path / "m")
+    before = (folder / "model.safetensors").open("rb")
+    make_model("tiny-bert", folder)
+    with before:  # a reader of the older file still has all of it
+        assert before.read() == (folder / "model.safetensors").read_bytes()
+    assert not list(folder.glob(".making-*"))

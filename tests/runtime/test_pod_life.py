@@ -1,0 +1,179 @@
+"""A pod's life: registration, drain, outages of the registry, sudden death, the zygote."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests import servers
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import get, metric, predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.client import Registry
+    from registry.cluster import PodState
+
+
+def pods_of(cluster: Cluster) -> dict[str, PodState]:
+    async def look(registry: Registry) -> dict[str, PodState]:
+        state = await registry.cluster()
+        return state.pods
+
+    pods = cluster.do(look)
+    assert isinstance(pods, dict)
+    return pods
+
+
+def test_pod_registers_what_it_is(cluster: Cluster) -> None:
+    pod = cluster.pod(slots=3, memory_bytes=12345, node="node-7", link_rate=1000)
+    info = pods_of(cluster)["pod-a"].info
+    assert (info.address, info.node, info.slots) == (pod.address, "node-7", 3)
+    assert (info.memory_bytes, info.link_bytes_per_s, info.process_id) == (12345, 1000, pod.pid)
+
+
+def test_pod_reports_samples_without_the_warm_up(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    predict(pod.url, "m", "x")
+
+    def measured() -> bool:
+        async def look(registry: Registry) -> bool:
+            state = await registry.cluster()
+            found = state.measured(spec.key)
+            return all(found.get(m) for m in ("infer", "preprocess", "load:remote"))
+
+        return bool(cluster.do(look))
+
+    servers.wait_until(measured, timeout_s=5)
+    assert pods_of(cluster)["pod-a"].loads_total == 1
+    assert pods_of(cluster)["pod-a"].used_bytes["device"] > 0
+
+
+def test_draining_pod_finishes_what_it_has(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    with cluster.pod_context("pod-a", slots=2, allow_simulated_work=True) as pod:
+        predict(pod.url, "m", "x")
+        with ThreadPoolExecutor(1) as clients:
+            running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=1.0")
+            servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
+            os.kill(pod.pid, signal.SIGTERM)
+            servers.wait_until(lambda: get(f"{pod.url}/v2/health/ready").status_code == 503)
+            refused = predict(pod.url, "m", "x")
+            assert refused.status_code == 503
+            assert refused.headers["x-pilotlight-not-executed"] == "draining"
+            assert pods_of(cluster)["pod-a"].phase == "draining"
+            assert running.result().status_code == 200
+        event = zygote.wait_event(exited="pod-a")
+        assert event["status"] == 0
+        zygote.events.append(event)  # the context looks for it too
+    assert pods_of(cluster) == {}
+
+
+def test_killed_pod_is_gone_when_its_lease_is_over(
+    cluster: Cluster, zygote: servers.Zygote
+) -> None:
+    with cluster.pod_context("pod-a", lease_ttl=0.6) as pod:
+        os.kill(pod.pid, signal.SIGKILL)
+        event = zygote.wait_event(exited="pod-a")
+        assert event["status"] == -signal.SIGKILL
+        zygote.events.append(event)
+
+        async def sweep(registry: Registry) -> object:
+            return await registry.transactions.submit("sync")
+
+        def is_gone() -> bool:
+            cluster.do(sweep)
+            return pods_of(cluster) == {}
+
+        servers.wait_until(is_gone, timeout_s=5)
+
+
+def test_pod_serves_through_an_outage_and_registers_again(
+    zygote: servers.Zygote, models: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        redis = stack.enter_context(servers.redis_server(tmp_path / "redis"))
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        spec = cluster.declare("m", models / "tiny-bert")
+        cold = cluster.declare("cold", models / "tiny-bert")
+        pod = cluster.pod(retire_grace=30)
+        assert predict(pod.url, "m", "x").status_code == 200
+        redis.stop()
+        assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "warm"
+        assert predict(pod.url, "cold", "x").status_code == 200  # loads without a claim
+        redis.start()
+        servers.wait_until(lambda: set(pods_of(cluster)) == {"pod-a"}, timeout_s=10)
+        servers.wait_until(lambda: cluster.tiers(spec) == {"pod-a": "device"}, timeout_s=10)
+        assert cluster.tiers(cold) == {"pod-a": "device"}
+        cluster.declare("m", models / "tiny-bert")
+        servers.wait_until(
+            lambda: predict(pod.url, "m", "x").headers.get("x-pilotlight-start") == "warm",
+            timeout_s=10,
+        )
+
+
+def test_pod_starts_before_the_registry(zygote: servers.Zygote, tmp_path: Path) -> None:
+    redis = servers.RedisServer(tmp_path / "redis")
+    with ExitStack() as stack:
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        stack.callback(redis.stop)
+        with ThreadPoolExecutor(1) as starter:
+            starting = starter.submit(cluster.pod)
+            servers.wait_until((tmp_path / "pods" / "pod-a" / "pod.log").exists)
+            redis.start()
+            assert starting.result().is_ready()
+
+
+def test_heartbeat_is_not_starved_by_inference(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-t5")
+    pod = cluster.pod(slots=8, lease_ttl=0.6)
+    predict(pod.url, "m", "x")
+    epoch = pods_of(cluster)["pod-a"].epoch
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(
+            clients.map(lambda _: predict(pod.url, "m", *["some words"] * 64), range(24))
+        )
+    assert {answer.status_code for answer in answers} == {200}
+    assert pods_of(cluster)["pod-a"].epoch == epoch
+    assert metric(pod.url, "pilotlight_heartbeats_total", outcome="lease-lost") == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        pytest.param({"spawn": {"name": "x", "slots": 0}}, "at least 1", id="bad-setting"),
+        pytest.param({"spawn": {"nme": "x"}}, "unknown setting 'nme'", id="unknown-setting"),
+        pytest.param({"stop": "nobody"}, "no pod nobody", id="unknown-pod"),
+        pytest.param({"jump": 1}, "'spawn' or 'stop'", id="unknown-command"),
+    ],
+)
+def test_zygote_says_what_is_wrong_with_a_command(
+    zygote: servers.Zygote, command: dict[str, object], message: str
+) -> None:
+    before = len(zygote.events)
+    zygote.command(**command)
+    servers.wait_until(lambda: any("error" in event for event in zygote.events[before:]))
+    (event,) = [event for event in zygote.events if "error" in event]
+    zygote.events.remove(event)
+    assert message in event["error"]
+
+
+@pytest.mark.slow
+def test_no_pod_outlives_its_zygote(redis: servers.RedisServer, tmp_path: Path) -> None:
+    with (
+        servers.zygote() as parent,
+        servers.pod(parent, name="orphan", redis_url=redis.url, folder=tmp_path) as pod,
+    ):
+        parent.process.kill()
+        parent.process.wait()
+        servers.wait_until(lambda: not psutil.pid_exists(pod.pid), timeout_s=5)

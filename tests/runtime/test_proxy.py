@@ -1,0 +1,99 @@
+"""Remote proxying: pre- and postprocessing in one pod, inference in another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import servers
+from tests.runtime.http import infer_texts, metric, picture, predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
+
+
+def test_answer_is_the_same_as_local(cluster: Cluster, models: Path) -> None:
+    for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
+        cluster.declare(name, models / name)
+    entry, other = cluster.pod("entry"), cluster.pod("other")
+    for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
+        item = {"image_bytes": {"b64": picture()}} if name == "tiny-vit" else "quick brown fox"
+        local = predict(other.url, name, item)
+        remote = predict(entry.url, name, item, predict=other.address)
+        assert remote.status_code == 200, remote.text
+        assert remote.json() == local.json()
+        assert remote.headers["x-pilotlight-pod"] == "entry"
+        assert remote.headers["x-pilotlight-predict-pod"] == "other"
+        assert remote.headers["x-pilotlight-start"] == "warm"
+        assert "network;dur=" in remote.headers["server-timing"]
+    assert metric(entry.url, "pilotlight_loads_total") == 0
+    assert not list((entry.folder / "cache").rglob("*.safetensors"))
+
+
+def test_answer_over_v2_keeps_the_callers_name(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    entry, other = cluster.pod("entry"), cluster.pod("other")
+    local = infer_texts(other.url, "m", "x", model_name="mine").json()
+    remote = infer_texts(entry.url, "m", "x", model_name="mine", predict=other.address).json()
+    assert remote == local
+    assert local["model_name"] == "mine"
+
+
+def test_cold_predict_pod_loads_and_says_so(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    entry, other = cluster.pod("entry"), cluster.pod("other")
+    answer = predict(entry.url, "m", "x", predict=other.address)
+    assert answer.headers["x-pilotlight-start"] == "remote"
+    assert cluster.tiers(spec) == {"other": "device"}
+
+
+def test_own_address_is_no_hop(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    answer = predict(pod.url, "m", "x", predict=pod.address)
+    assert answer.status_code == 200
+    assert "network" not in answer.headers["server-timing"]
+
+
+def test_unreachable_predict_pod_executed_nothing(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    answer = predict(cluster.pod().url, "m", "x", predict=f"127.0.0.1:{servers.free_port()}")
+    assert answer.status_code == 503
+    assert answer.headers["x-pilotlight-not-executed"] == "unreachable"
+
+
+def test_refusal_of_the_predict_pod_is_passed_on(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    cluster.declare("m", models / "tiny-t5")
+    entry, other = cluster.pod("entry"), cluster.pod("other", memory_bytes=1000)
+    answer = predict(entry.url, "m", "x", predict=other.address)
+    assert answer.status_code == 507
+    assert answer.headers["x-pilotlight-not-executed"] == "no-memory"
+    assert answer.headers["x-pilotlight-pod"] == "entry"
+
+
+@pytest.mark.parametrize(
+    ("stage", "where"),
+    [
+        pytest.param("preprocess", "local", id="preprocess"),
+        pytest.param("postprocess", "local", id="postprocess"),
+        pytest.param("network", "remote", id="network"),
+    ],
+)
+def test_simulated_work_shows_in_its_stage(
+    cluster: Cluster, models: Path, stage: str, where: str
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    entry = cluster.pod("entry", allow_simulated_work=True)
+    headers = {"simulate": f"{stage}=0.2"}
+    if where == "remote":
+        headers["predict"] = cluster.pod("other").address
+    answer = predict(entry.url, "m", "x", **headers)
+    timings = dict(
+        part.strip().split(";dur=") for part in answer.headers["server-timing"].split(",")
+    )
+    assert 200 <= float(timings[stage]) < 600

@@ -1,0 +1,35 @@
+"""Settings: flag over environment over default, all mistakes together."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.settings import read_settings, settings_from_fields
+
+
+def test_flag_beats_environment_beats_default() -> None:
+    environment = {"PILOTLIGHT_POD_NAME": "a", "PILOTLIGHT_SLOTS": "3", "PILOTLIGHT_PORT": "1"}
+    settings = read_settings(["--slots", "4"], environment)
+    assert (settings.name, settings.slots, settings.port, settings.threads) == ("a", 4, 1, 1)
+
+
+def test_switch_needs_no_value() -> None:
+    assert read_settings(["--name", "a", "--allow-simulated-work"], {}).allow_simulated_work
+    assert not read_settings(["--name", "a"], {}).allow_simulated_work
+
+
+def test_all_mistakes_are_told_together() -> None:
+    with pytest.raises(ValueError, match="lease") as caught:
+        settings_from_fields({"slots": 0, "lease_ttl": "-1", "nme": "x"})
+    message = str(caught.value)
+    for part in ("--slots: must be at least 1, was '0'", "--lease-ttl", "'nme'", "--name is"):
+        assert part in message
+
+
+def test_mistakes_on_the_command_line_end_with_status_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_settings(["--name", "a", "--port", "x"], {})
+    assert caught.value.code == 2
+    assert "--port" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""The V2 codec: what goes in comes out, and broken bodies are told, never raised."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from runtime.errors import InvalidRequest
+from runtime.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
+from runtime.v2 import (
+    LENGTH_HEADER,
+    V2Request,
+    decode_outputs,
+    decode_request,
+    encode_request,
+    encode_response,
+)
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    assert (one.name, one.datatype, one.shape) == (other.name, other.datatype, other.shape)
+    np.testing.assert_array_equal(one.data, other.data)
+
+
+numeric = st.sampled_from(sorted(NUMPY_OF.values(), key=str)).flatmap(
+    lambda dtype: arrays.arrays(
+        dtype,
+        arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+        elements={"allow_nan": False, "allow_infinity": False} if dtype.kind == "f" else None,
+    )
+)
+
+
+@given(numeric, st.lists(st.binary(max_size=20), max_size=5))
+def test_binary_round_trip(values: np.ndarray, texts: list[bytes]) -> None:
+    sent = (numeric_tensor("numbers", values), bytes_tensor("texts", texts))
+    body = encode_request(sent)
+    got = decode_request(body.content, dict(body.headers)[LENGTH_HEADER])
+    assert got.binary_outputs is None
+    for one, other in zip(sent, got.inputs, strict=True):
+        assert_same(one, other)
+
+
+@given(numeric, st.lists(st.text(max_size=20), max_size=5))
+def test_json_round_trip(values: np.ndarray, texts: list[str]) -> None:
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    sent = (numeric_tensor("numbers", values), bytes_tensor("texts", [t.encode() for t in texts]))
+    body = encode_response(sent, model_name="m", request=V2Request(()))
+    assert dict(body.headers) == {"content-type": "application/json"}
+    for one, other in zip(sent, decode_outputs(body.content, None), strict=True):
+        assert_same(one, other)
+
+
+@given(st.binary(max_size=200), st.one_of(st.none(), st.text(max_size=3), st.integers(-5, 300)))
+def test_any_bytes_give_a_request_or_a_reason(body: bytes, length: object) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_request(body, None if length is None else str(length))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["text", "", 3]) | json_values,
+            "datatype": st.sampled_from([*NUMPY_OF, "BYTES"]) | json_values,
+            "shape": st.lists(st.integers(-1, 3), max_size=3) | json_values,
+            "data": json_values,
+        },
+        optional={"parameters": json_values},
+    )
+)
+def test_any_tensor_entry_gives_a_request_or_a_reason(entry: dict[str, object]) -> None:
+    try:
+        body = orjson.dumps({"inputs": [entry]})
+    except orjson.JSONEncodeError:
+        return
+    with contextlib.suppress(InvalidRequest):
+        decode_request(body, None)
+
+
+def test_binary_tensors_are_not_copied() -> None:
+    body = encode_request([numeric_tensor("x", np.arange(6, dtype=np.float32))])
+    (tensor,) = decode_request(body.content, dict(body.headers)[LENGTH_HEADER]).inputs
+    assert tensor.data.base is not None
+
+
+def test_outputs_are_binary_only_where_asked_for() -> None:
+    document = {
+        "inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}],
+        "outputs": [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}],
+    }
+    request = decode_request(orjson.dumps(document), None)
+    outputs = [numeric_tensor(name, np.ones(2, dtype=np.float32)) for name in ("a", "b")]
+    body = encode_response(outputs, model_name="m", request=request)
+    head = orjson.loads(body.content[: int(dict(body.headers)[LENGTH_HEADER])])
+    assert head["outputs"][0]["parameters"] == {"binary_data_size": 8}
+    assert head["outputs"][1]["data"] == [1.0, 1.0]
+
+
+def test_half_floats_must_be_binary() -> None:
+    document = {"inputs": [{"name": "x", "datatype": "FP16", "shape": [1], "data": [1.0]}]}
+    with pytest.raises(InvalidRequest, match="FP16 can only be sent in binary"):
+        decode_request(orjson.dumps(document), None)
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        pytest.param(b"\x01", "inside a length", id="length"),
+        pytest.param(struct.pack("<I", 9) + b"abc", "inside a string of 9", id="string"),
+        pytest.param(b"", "needs 1 strings, got 0", id="count"),
+    ],
+)
+def test_broken_strings_are_told(tail: bytes, message: str) -> None:
+    head = orjson.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "x",
+                    "datatype": "BYTES",
+                    "shape": [1],
+                    "parameters": {"binary_data_size": len(tail)},
+                }
+            ]
+        }
+    )
+    with pytest.raises(InvalidRequest, match=message):
+        decode_request(head + tail, str(len(head)))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        pytest.param("INT8", [300], id="overflow"),
+        pytest.param("INT32", [1.5], id="fraction"),
+        pytest.param("INT32", [True], id="boolean"),
+        pytest.param("BOOL", [1], id="number-as-boolean"),
+        pytest.param("FP32", ["1"], id="text"),
+        pytest.param("UINT8", [-1], id="negative"),
+        pytest.param("FP32", [[1], 2], id="ragged"),
+    ],
+)
+def test_values_must_fit_their_datatype(datatype: str, data: list[object]) -> None:
+    shape = [len(data)]
+    entry = {"name": "x", "datatype": datatype, "shape": shape, "data": data}
+    with pytest.raises(InvalidRequest):
+        decode_request(orjson.dumps({"inputs": [entry]}), None)
