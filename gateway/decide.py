@@ -51,8 +51,12 @@ def decide(
     *,
     now_s: float,
     ahead: int = 0,
+    stalled_s: float = 0.0,
 ) -> Decided:
-    """Decide about one request now; `ahead` others of its model wait in front of it."""
+    """Decide about one request now.
+
+    `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago.
+    """
     record = models.get(arrival.model)
     if record is None:
         gone = Reject(Reason.MODEL_GONE, f"model {arrival.model} does not exist")
@@ -68,6 +72,7 @@ def decide(
         sequence=arrival.sequence,
         target_ongoing=spec.policy.target_ongoing_requests,
         ahead=ahead,
+        stalled_s=stalled_s,
         deadline_s=arrival.deadline_s,
     )
     decision = ROUTING_POLICIES[policy](request, cluster, now_s)

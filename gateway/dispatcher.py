@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.reservations import Reservations
     from registry.client import Refusal
     from registry.cluster import ClusterState
-    from registry.model import ModelSpec, RoutingPolicy
+    from registry.model import ModelName, ModelSpec, RoutingPolicy
 
 _LOOK_AGAIN_S: Final = 0.25
 """Forecasts change with time alone, so a quiet waiting room is looked at this often."""
@@ -72,6 +72,8 @@ class Dispatcher:
         self._now_s = now_s
         self._room = WaitingRoom()
         self._waiters: dict[Ticket, _Waiter] = {}
+        self._moved_s: dict[ModelName, float] = {}
+        """Per model that is waited for: when its queue last moved."""
         self._changed = asyncio.Event()
 
     @property
@@ -127,6 +129,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(arrival, place, loop.create_future())
         self._waiters[place] = waiter
+        self._moved_s.setdefault(arrival.model, self._now_s())
         self._room.add(place)
         self._changed.set()
         try:
@@ -137,6 +140,8 @@ class Dispatcher:
         finally:
             self._room.remove(place)
             del self._waiters[place]
+            if not self._room.depth(place.tenant, place.model):
+                self._moved_s.pop(arrival.model, None)
             self._abandon(waiter.turn)
 
     async def _await_turn(self, waiter: _Waiter) -> Placement:
@@ -230,6 +235,7 @@ class Dispatcher:
             case SendTo() as decision:
                 self._room.remove(waiter.ticket)
                 self._room.took_turn(waiter.ticket.tenant)
+                self._moved_s[waiter.arrival.model] = self._now_s()
                 outcome = self._reservations.take(decision, _spec(decided).key)
                 waiter.turn.set_result((decided, outcome))
                 return True
@@ -241,7 +247,9 @@ class Dispatcher:
         return "remote"
 
     def _decide(self, arrival: Arrival) -> Decided:
-        decided = decide(arrival, self._state.models, self._state, now_s=self._now_s())
+        now_s = self._now_s()
+        stalled_s = now_s - self._moved_s.get(arrival.model, now_s)
+        decided = decide(arrival, self._state.models, self._state, now_s=now_s, stalled_s=stalled_s)
         self._explanations.record(arrival, decided, self._state)
         return decided
 

@@ -71,7 +71,6 @@ def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: f
     Emptiest first, since a load that evicts makes the next cold start; then least loaded, then by
     `draw` in the order of names.
     """
-
     nearest = _nearest(pods, holders)
     free_bytes = [pod.free_bytes for pod in nearest]
     most = max(free_bytes)

@@ -88,8 +88,8 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
 def wait_for(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
     """Wait in the gateway's queue for a slot at the pod, then run there (Liu's eq. 2).
 
-    Whoever has waited longer than forecast must expect to wait as long again, which lets `auto`
-    leave a queue that does not move.
+    A queue that has stood still for longer than one wait was forecast must be expected to stand as
+    long again, which lets `auto` leave it.
     """
     measured = cluster.measured(request.key)
     times = stage_times(measured)
@@ -97,9 +97,8 @@ def wait_for(pod: PodView, request: RequestView, cluster: ClusterView, now_s: fl
     load_s = load.seconds if load else 0.0
     turns = ceil((pod.slots_busy - pod.slots + 1 + request.ahead) / pod.slots)
     wait_s = load_s + max(0, turns) * times.hold_s
-    waited_s = max(0.0, now_s - request.arrival_s)
     return Forecast(
-        max(wait_s, waited_s if waited_s > wait_s else 0.0) + times.hold_s,
+        max(wait_s, request.stalled_s) + times.hold_s,
         times.is_measured and (load is None or load.is_measured),
     )
 

@@ -80,4 +80,6 @@ class RequestView:
     target_ongoing: int = 3
     ahead: int = 0
     """Requests of the same model that wait in front of it."""
+    stalled_s: float = 0.0
+    """How long the queue it waits in has not moved; 0 for who does not wait."""
     deadline_s: float | None = None
