@@ -7,9 +7,10 @@ value seen, what is allowed.
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
@@ -32,6 +33,38 @@ _OTHER_PREDICTORS = (
     "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
     "lightgbm", "paddle",
 )  # fmt: skip
+_NOT_YAML = (
+    yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
+    RecursionError,
+)  # fmt: skip
+"""What PyYAML raises at bad input: its tags for times, numbers and booleans check little."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML that refuses what others would silently drop or choke on later."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are all different."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                continue
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is there twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """A scalar of whole characters: JSON cannot carry half a surrogate pair."""
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"half a surrogate pair in {value!r}", node.start_mark
+            )
+        return value
 
 
 def read_documents(
@@ -47,8 +80,9 @@ def read_documents(
     declared: dict[ModelName, str] = {}
     for source, text in sources:
         try:
-            documents = [doc for doc in yaml.safe_load_all(text) if doc is not None]
-        except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
+            loaded = yaml.load_all(text, Loader=_Loader)
+            documents = [document for document in loaded if document is not None]
+        except _NOT_YAML as error:
             problems.append(f"{source}: not valid YAML: {_one_line(error)}")
             continue
         if not documents:
@@ -70,6 +104,18 @@ def read_documents(
     if problems:
         raise InvalidModel(problems)
     return specs
+
+
+def _seen(value: object) -> str:
+    """A value for a message, shortened: a few nested aliases stand for gigabytes."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 200
+    short.maxlevel = 2
+    return short.repr(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _seen(value)
 
 
 def _one_line(error: Exception) -> str:
@@ -122,7 +168,7 @@ class _Reader:
     def _literal(self, document: Mapping[str, Any], key: str, wanted: str) -> bool:
         seen = document.get(key)
         if seen != wanted:
-            self._say(f"{key} must be {wanted!r}, was {seen!r}")
+            self._say(f"{key} must be {wanted!r}, was {_seen(seen)}")
         return seen == wanted
 
     def _mapping(
@@ -131,8 +177,8 @@ class _Reader:
         value = parent.get(key)
         if value is None and not required:
             return {}
-        if not isinstance(value, dict):
-            self._say(f"{path}{key} must be an object, was {value!r}")
+        if not isinstance(value, dict) or (required and not value):
+            self._say(f"{path}{key} must be an object, was {_seen(value)}")
             return {}
         return value
 
@@ -143,22 +189,23 @@ class _Reader:
                 result[name] = value
             else:
                 self._say(
-                    f"metadata.{key}[{name}] must be a string (put it in quotes), was {value!r}"
+                    f"metadata.{key}[{_text(name)}] must be a string (put it in quotes), "
+                    f"was {_seen(value)}"
                 )
         return result
 
     def _name(self, metadata: Mapping[str, Any]) -> ModelName:
         name = metadata.get("name")
         namespace = metadata.get("namespace", self.default_namespace)
-        self.title = f"{KIND} {namespace}/{name}"
+        self.title = f"{KIND} {_text(namespace)}/{_text(name)}"
         for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
             if not isinstance(value, str) or len(value) > 63 or not rule.fullmatch(value):
                 start = "starting with a letter, " if key == "name" else ""
                 self._say(
                     f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
-                    f"{start}not ending with '-', was {value!r}"
+                    f"{start}not ending with '-', was {_seen(value)}"
                 )
-        return ModelName(str(namespace), str(name))
+        return ModelName(_text(namespace), _text(name))
 
     def _model(self, document: Mapping[str, Any]) -> dict[str, Any]:
         spec = self._mapping(document, "spec", required=True)
@@ -181,18 +228,19 @@ class _Reader:
         if not model:
             return ""
         path = "spec.predictor.model."
-        name = self._mapping(model, "modelFormat", path=path, required=True).get("name")
-        if name not in MODEL_FORMATS:
+        model_format = self._mapping(model, "modelFormat", path=path, required=True)
+        name = model_format.get("name")
+        if model_format and name not in MODEL_FORMATS:
             self._say(f"{path}modelFormat.name must be one of {', '.join(MODEL_FORMATS)}, "
-                      f"was {name!r}")  # fmt: skip
-        return str(name)
+                      f"was {_seen(name)}")  # fmt: skip
+        return _text(name)
 
     def _protocol(self, model: Mapping[str, Any]) -> str:
         protocol = model.get("protocolVersion", "v2")
         if protocol not in PROTOCOLS:
             self._say(f"spec.predictor.model.protocolVersion must be one of {', '.join(PROTOCOLS)},"
-                      f" was {protocol!r}")  # fmt: skip
-        return str(protocol)
+                      f" was {_seen(protocol)}")  # fmt: skip
+        return _text(protocol)
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
         if not model:
@@ -200,8 +248,8 @@ class _Reader:
         uri = model.get("storageUri")
         allowed = " or ".join(f"{scheme}://…" for scheme in STORAGE_SCHEMES)
         if not isinstance(uri, str) or not _is_storage_uri(uri):
-            self._say(f"spec.predictor.model.storageUri must be {allowed}, was {uri!r}")
-        return str(uri)
+            self._say(f"spec.predictor.model.storageUri must be {allowed}, was {_seen(uri)}")
+        return _text(uri)
 
 
 def _is_storage_uri(uri: str) -> bool:
@@ -211,7 +259,9 @@ def _is_storage_uri(uri: str) -> bool:
         return False
     if parts.scheme not in STORAGE_SCHEMES or parts.query or parts.fragment:
         return False
-    if any(segment in ("..", ".") for segment in parts.path.split("/")):
+    if not uri.isprintable():  # urlsplit drops line ends and tabs: it read something else
+        return False
+    if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
         return False
     if parts.scheme == "s3":
         return len(parts.netloc) >= 3 and "@" not in parts.netloc

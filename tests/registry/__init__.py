@@ -1,0 +1,1 @@
+"""Tests of the registry: declarations, stored forms, scripts, the watched copy."""
