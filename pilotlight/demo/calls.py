@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pilotlight.errors import RequestFailed
+from pilotlight.errors import PilotlightError, RequestFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
 
     import httpx
 
+T = TypeVar("T")
 STAGES = ("queue", "load", "preprocess", "infer", "postprocess", "network")
 
 
@@ -46,6 +48,16 @@ def parse_server_timing(text: str) -> dict[str, float]:
             if key == "dur":
                 stages[name] = float(value) / 1000
     return stages
+
+
+async def together(*requests: Coroutine[Any, Any, T]) -> list[T]:
+    """The results of concurrent requests; the first that failed ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except* PilotlightError as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def call(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from pilotlight.demo.calls import call
+from pilotlight.demo.calls import call, together
 from pilotlight.demo.scenarios import SENTENCE
 
 if TYPE_CHECKING:
@@ -41,52 +41,56 @@ class Invocation:
 
 async def invoke_samples(client: httpx.AsyncClient) -> list[Invocation]:
     """Ask each sample model once per way."""
-    picture = _picture()
-    embedded = await call(client, "/v1/models/embed:predict", {"instances": list(SENTENCES)})
-    embedded_v2 = await call(client, "/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
-    translated = await call(
-        client,
-        "/serving/default/translate/v1/models/translate:predict",
-        {"instances": [SENTENCE]},
+    # The three are cold: let them load side by side.
+    tours = await together(_embed(client), _translate(client), _classify(client))
+    return [invocation for tour in tours for invocation in tour]
+
+
+async def _embed(client: httpx.AsyncClient) -> list[Invocation]:
+    v1 = await call(client, "/v1/models/embed:predict", {"instances": list(SENTENCES)})
+    v2 = await call(client, "/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
+    return [
+        Invocation("embed: V1, by path", similarities(v1.body["predictions"]), v1),
+        Invocation("embed: V2, by path", _shape(v2.body, "embedding"), v2),
+    ]
+
+
+async def _translate(client: httpx.AsyncClient) -> list[Invocation]:
+    v1 = await call(
+        client, "/serving/default/translate/v1/models/translate:predict", {"instances": [SENTENCE]}
     )
-    translated_by_host = await call(
+    v2 = await call(
         client,
         "/v2/models/translate/infer",
         _text_v2([SENTENCE]),
         {"host": "translate.default.example.com"},
     )
-    classified = await call(
+    return [
+        Invocation("translate: V1, by namespace", _start(v1.body["predictions"][0]), v1),
+        Invocation(
+            "translate: V2, by Host header", _start(_output(v2.body, "text")["data"][0]), v2
+        ),
+    ]
+
+
+async def _classify(client: httpx.AsyncClient) -> list[Invocation]:
+    picture = _picture()
+    v1 = await call(
         client,
         "/v1/models/classify-image:predict",
         {"instances": [{"image_bytes": {"b64": picture}}]},
         {"host": "classify-image.default.example.com"},
     )
-    classified_v2 = await call(
+    v2 = await call(
         client,
         "/serving/default/classify-image/v2/models/classify-image/infer",
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [picture]}]},
     )
+    label = str(_output(v2.body, "label")["data"][0])
     return [
-        Invocation("embed: V1, by path", similarities(embedded.body["predictions"]), embedded),
-        Invocation("embed: V2, by path", _shape(embedded_v2.body, "embedding"), embedded_v2),
-        Invocation(
-            "translate: V1, by namespace", _start(translated.body["predictions"][0]), translated
-        ),
-        Invocation(
-            "translate: V2, by Host header",
-            _start(_output(translated_by_host.body, "text")["data"][0]),
-            translated_by_host,
-        ),
-        Invocation(
-            "classify-image: V1, by Host header", _label(classified.body["predictions"][0]),
-            classified,
-        ),
-        Invocation(
-            "classify-image: V2, by namespace",
-            str(_output(classified_v2.body, "label")["data"][0]),
-            classified_v2,
-        ),
-    ]  # fmt: skip
+        Invocation("classify-image: V1, by Host header", _label(v1.body["predictions"][0]), v1),
+        Invocation("classify-image: V2, by namespace", label, v2),
+    ]
 
 
 def similarities(vectors: Sequence[Sequence[float]]) -> str:

@@ -45,6 +45,8 @@ class WinRun:
 
     scenario: WinScenario
     policy: str
+    sleep_s: float
+    """What the thesis's 5 s became."""
     warming_s: float
     """Time of the request that warms a pod; 0 where there is none."""
     concurrent_s: float
@@ -107,6 +109,11 @@ def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -
             f"{gain:.1%}: {before_s:.2f} s to {after_s:.2f} s",
         ),
     ]
+
+
+def keep_faster(first: Sequence[WinRun], second: Sequence[WinRun]) -> list[WinRun]:
+    """Of each policy the faster of its two runs: a busy machine only ever adds time."""
+    return [min(pair, key=lambda run: run.concurrent_s) for pair in zip(first, second, strict=True)]
 
 
 def judge_win(runs: Sequence[WinRun]) -> list[Expectation]:

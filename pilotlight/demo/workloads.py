@@ -7,9 +7,9 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
-from pilotlight.demo.calls import call
+from pilotlight.demo.calls import call, together
 from pilotlight.demo.results import SimpleRun, WinRun
-from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS
+from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
 from registry.model import ModelName, ModelSpec
 
 if TYPE_CHECKING:
@@ -75,6 +75,16 @@ async def run_simple(
     return SimpleRun(policy, seed, tuple(answers))
 
 
+async def measure_pace(platform: Platform, client: httpx.AsyncClient) -> Pace:
+    """What a cold and a warm request cost now, alone on the machine."""
+    spec = t5_small("liu-64")
+    await make_cold(platform, client, spec)
+    cold = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
+    warm = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
+    await until_idle(platform)
+    return Pace(load_s=cold.stages_s.get("load", 0.0), infer_s=warm.stages_s.get("infer", 0.0))
+
+
 async def run_win(
     platform: Platform, client: httpx.AsyncClient, scenario: WinScenario, policy: str,
     sleep_s: float,
@@ -90,11 +100,10 @@ async def run_win(
         warming_s = (await _translate(client, spec, headers)).latency_s
         await until_idle(platform)
     started_s = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_translate(client, spec, headers)) for _ in range(2)]
+    answers = await together(*(_translate(client, spec, headers) for _ in range(2)))
     concurrent_s = time.perf_counter() - started_s
     await until_idle(platform)
-    return WinRun(scenario, policy, warming_s, concurrent_s, tuple(task.result() for task in tasks))
+    return WinRun(scenario, policy, sleep_s, warming_s, concurrent_s, tuple(answers))
 
 
 async def until_measured(platform: Platform, scenario: WinScenario) -> None:

@@ -1,0 +1,82 @@
+"""The command line as tests run it: in this process for speed, or as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pilotlight.cli import main
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SAMPLES = servers.REPOSITORY / "manifests" / "samples"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as JSON: the whole of it."""
+        return json.loads(self.out)
+
+
+def run_cli(*arguments: str, timeout_s: float = 120.0) -> Ran:
+    """Run the command line as a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pilotlight", *arguments],
+        cwd=servers.REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Runs the command line in this process, in a home of its own."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+    home: Path
+
+    def __call__(self, *arguments: str) -> Ran:
+        self.monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
+        try:
+            status = main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        captured = self.capsys.readouterr()
+        return Ran(status, captured.out, captured.err)
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Cli:
+    for name in [name for name in os.environ if name.startswith("PILOTLIGHT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PILOTLIGHT_HOME", str(tmp_path / "home"))
+    return Cli(monkeypatch, capsys, tmp_path / "home")
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
+    with servers.redis_server(tmp_path / "redis") as server:
+        yield server

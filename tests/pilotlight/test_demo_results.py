@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from pilotlight.demo.calls import STAGES, Answer, parse_server_timing
+from pilotlight.demo.results import (
+    SimpleRun,
+    WinRun,
+    judge_simple,
+    judge_win,
+    keep_faster,
+    percentile_s,
+)
+from pilotlight.demo.scenarios import (
+    FULL,
+    LIU_REDUCTION_RATIO,
+    SHORT,
+    WIN_SCENARIOS,
+    Pace,
+)
+
+
+def _answer(latency_s: float, start: str = "warm") -> Answer:
+    return Answer(latency_s, start, "pod-0", "pod-0", "warm", "id", {"infer": latency_s}, None)
+
+
+def _run(policy: str, cold: int, latency_s: float) -> SimpleRun:
+    answers = [_answer(latency_s, "remote")] * cold + [_answer(latency_s)] * (10 - cold)
+    return SimpleRun(policy, 1, tuple(answers))
+
+
+def _wins(**seconds: float) -> list[WinRun]:
+    return [
+        WinRun(WIN_SCENARIOS[0], policy.replace("_", "-"), 1.5, 0.0, value, ())
+        for policy, value in seconds.items()
+    ]
+
+
+def test_reads_server_timing() -> None:
+    timing = parse_server_timing("queue;dur=0.5, load;dur=812.25, infer;desc=x;dur=300, odd")
+    assert timing == {"queue": 0.0005, "load": 0.81225, "infer": 0.3}
+
+
+def test_liu_reports_a_gain_of_43_percent() -> None:
+    assert pytest.approx(0.4346, abs=1e-4) == LIU_REDUCTION_RATIO
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    assert percentile_s([3.0, 1.0, 2.0], 0.95) == 3.0
+    assert percentile_s([float(value) for value in range(1, 21)], 0.95) == 19.0
+
+
+def test_the_simple_workload_wants_one_cold_start_and_the_gain() -> None:
+    assert all(
+        each.is_met
+        for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
+    )
+    assert not any(
+        each.is_met
+        for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 2, 1.5)])
+    )
+
+
+def test_a_workload_wants_its_winner_and_auto_beside_it() -> None:
+    won = _wins(colocation=3.0, colocation_queueing=5.0, remote_proxy=4.0, auto=3.1)
+    assert [each.is_met for each in judge_win(won)] == [True, True]
+    lost = _wins(colocation=4.5, colocation_queueing=5.0, remote_proxy=4.0, auto=5.0)
+    assert [each.is_met for each in judge_win(lost)] == [False, False]
+
+
+def test_of_two_runs_the_faster_counts() -> None:
+    first = _wins(colocation=3.0, auto=4.0)
+    second = _wins(colocation=3.5, auto=3.2)
+    assert [run.concurrent_s for run in keep_faster(first, second)] == [3.0, 3.2]
+
+
+def test_simulated_work_is_what_the_thesis_slept() -> None:
+    by_section = {scenario.section: scenario.simulated_work(1.5) for scenario in WIN_SCENARIOS}
+    assert by_section == {
+        "6.4.1": "postprocess=1.5,network=1.5",
+        "6.4.2": "network=1.5",
+        "6.4.3": "postprocess=1.5",
+    }
+
+
+def test_sleeps_are_the_thesis_s_in_full_and_fit_the_machine_otherwise() -> None:
+    fast, slow = Pace(load_s=0.8, infer_s=0.3), Pace(load_s=1.6, infer_s=0.6)
+    assert [each.sleep_s(FULL, slow) for each in WIN_SCENARIOS] == [5.0, 5.0, 5.0]
+    assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.5, 1.5, 1.5]
+    assert [each.sleep_s(SHORT, slow) for each in WIN_SCENARIOS] == [2.8, 1.5, 1.5]
+
+
+def test_stages_are_those_of_the_design() -> None:
+    assert STAGES == ("queue", "load", "preprocess", "infer", "postprocess", "network")

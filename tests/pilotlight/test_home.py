@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pilotlight.errors import AlreadyRunning, NotRunning
+from pilotlight.home import Home, HomeLock, PlatformState
+from tests import servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOLD = """
+import sys
+from pathlib import Path
+from pilotlight.home import Home, HomeLock, PlatformState
+home = Home(Path(sys.argv[1]))
+with HomeLock(home):
+    home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def _hold(home: Home) -> subprocess.Popen[bytes]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(home.root)],
+        cwd=servers.REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+def test_nothing_runs_in_a_folder_that_does_not_exist(home: Home) -> None:
+    assert not home.is_locked()
+    assert home.running() is None
+    with pytest.raises(NotRunning, match="pilotlight up --detach"):
+        home.require_running()
+
+
+def test_tells_address_and_pid_of_what_is_running(home: Home) -> None:
+    with HomeLock(home):
+        home.write_state(PlatformState(pid=77, phase="ready", gateway="http://127.0.0.1:8080"))
+        with pytest.raises(AlreadyRunning, match=r"pid 77, ready at http://127\.0\.0\.1:8080"):
+            HomeLock(home).__enter__()
+
+
+def test_says_starting_before_it_is_ready(home: Home) -> None:
+    with HomeLock(home):
+        state = home.running()
+        assert state == PlatformState(pid=os.getpid(), phase="starting")
+        with pytest.raises(NotRunning, match="still starting"):
+            home.require_running()
+
+
+def test_leaves_neither_state_nor_lock_behind(home: Home) -> None:
+    with HomeLock(home):
+        pass
+    assert not home.is_locked()
+    assert not home.state_file.exists()
+    with HomeLock(home):
+        assert home.is_locked()
+
+
+def test_looking_does_not_keep_a_platform_from_starting(home: Home) -> None:
+    for _ in range(100):
+        home.is_locked()
+        with HomeLock(home):
+            assert home.is_locked()
+
+
+def test_a_state_file_left_by_a_crash_is_known_by_the_free_lock(home: Home) -> None:
+    holder = _hold(home)
+    assert home.require_running().gateway == "http://127.0.0.1:1"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    servers.end_process(holder)
+    # pid 1 of the file is alive, so that a look at the pid would say it runs
+    assert json.loads(home.state_file.read_text())["pid"] == 1
+    assert home.running() is None
+    with HomeLock(home):
+        state = home.running()
+    assert state is not None
+    assert state.phase == "starting"
