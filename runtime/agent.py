@@ -75,6 +75,7 @@ class Agent:
         self._lease_ttl_s = lease_ttl_s
         self._epoch = 0
         self._is_draining = False
+        self._is_cut_off = False
         self._unsaid: set[str] = set()
         self._wake = asyncio.Event()
         self._registered = asyncio.Event()
@@ -108,7 +109,7 @@ class Agent:
                 continue
             except RegistryUnavailable as error:
                 HEARTBEATS.labels(outcome="unavailable").inc()
-                logger.warning("registry away: %s", error)
+                self._note_outage(error)
                 await asyncio.sleep(min(0.2, self._heartbeat_s))
                 continue
             await self._sleep_until(next_beat_s)
@@ -138,6 +139,15 @@ class Agent:
             self._measurements.give_back(samples)
             raise
         HEARTBEATS.labels(outcome="ok").inc()
+        if self._is_cut_off:
+            self._is_cut_off = False
+            logger.info("registry back")
+
+    def _note_outage(self, error: RegistryUnavailable) -> None:
+        """One line per outage, not one per heartbeat."""
+        if not self._is_cut_off:
+            self._is_cut_off = True
+            logger.warning("registry away, serving on", extra={"error": error})
 
     async def _send_report(self, samples: tuple[Samples, ...]) -> None:
         report = PodReport(
@@ -231,7 +241,7 @@ class Agent:
         try:
             await self._registry.fail_load(self._info.name, claim.epoch, key, claim.token, failure)
         except (RegistryUnavailable, LeaseLost, ClaimLost) as error:
-            logger.info("load failure of %s not recorded: %s", key, error)
+            logger.info("load failure not recorded", extra={"key": key, "error": error})
             return False
         return True
 
@@ -248,7 +258,7 @@ class Agent:
         try:
             await self._registry.set_phase(self._info.name, self._epoch, PodPhase.DRAINING)
         except (RegistryUnavailable, LeaseLost) as error:
-            logger.warning("draining unsaid: %s", error)
+            logger.warning("draining not said", extra={"error": error})
 
     async def leave(self) -> None:
         """Deregister, so that nobody waits for the lease to end."""
@@ -257,4 +267,4 @@ class Agent:
         try:
             await self._registry.deregister_pod(self._info.name, self._epoch)
         except RegistryUnavailable as error:
-            logger.warning("left without deregistering: %s", error)
+            logger.warning("left without deregistering", extra={"error": error})

@@ -163,7 +163,7 @@ class DiskCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
-            logger.warning("listing in %s unreadable, fetching again", folder)
+            logger.warning("cached listing unreadable, fetching again", extra={"path": folder})
             return None
 
 

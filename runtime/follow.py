@@ -103,7 +103,7 @@ class Follower:
         try:
             await self._loads.preload(spec, ClaimScope.POOL)
         except RuntimePackageError as error:
-            logger.info("new generation %s not brought: %s", spec.key, error)
+            logger.info("new generation not brought", extra={"key": spec.key, "error": error})
 
     # Withdrawn models
 
@@ -140,4 +140,4 @@ class Follower:
         await in_thread(self._threads, self._cache.discard, key)
         self._frontends.forget(key)
         self._agent.tell_tier(key)
-        logger.info("model withdrawn: %s", key)
+        logger.info("model withdrawn", extra={"key": key})

@@ -255,7 +255,10 @@ class Loads:
         LOADS.labels(tier=tier, outcome="ok").inc()
         LOAD_SECONDS.labels(tier=tier).observe(seconds)
         self._measurements.add(load.spec.key, f"load:{tier}", seconds)
-        logger.info("model on the device: %s from %s in %.3f s", load.spec.key, tier, seconds)
+        logger.info(
+            "model on the device",
+            extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
+        )
 
     # Failures
 
@@ -291,7 +294,10 @@ class Loads:
         self._failures[spec.key] = failure
         error.retry_after_s = failure.retry_at_s - self._watch.registry_now_s()
         LOADS.labels(tier=load.source.value, outcome="failed").inc()
-        logger.warning("load failed: %s: %s (attempt %d)", spec.key, error, failure.attempts)
+        logger.warning(
+            "load failed",
+            extra={"key": spec.key, "error": error, "attempts": failure.attempts},
+        )
         load.is_settled = await self._agent.fail_load(spec.key, self._newest(load, claim), failure)
 
 

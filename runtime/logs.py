@@ -12,6 +12,22 @@ if TYPE_CHECKING:
 NOISY = ("httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn")
 
 
+STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class FieldFormatter(logging.Formatter):
+    """Appends a line's own fields to its constant message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
+        """The line with ` field=value` for each field given as `extra`."""
+        fields = [
+            f" {name}={value}"
+            for name, value in vars(record).items()
+            if name not in STANDARD_FIELDS
+        ]
+        return super().formatMessage(record) + "".join(fields)
+
+
 def configure_logs(settings: PodSettings) -> None:
     """Send log lines to the pod's file, or to standard error."""
     handler: logging.Handler = (
@@ -20,7 +36,7 @@ def configure_logs(settings: PodSettings) -> None:
         else logging.StreamHandler(sys.stderr)
     )
     line = f"%(asctime)s %(levelname)s {settings.name} %(name)s: %(message)s"
-    handler.setFormatter(logging.Formatter(line))
+    handler.setFormatter(FieldFormatter(line))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_THREADS = 8
-LONGEST_CLOSE_S = 5.0
 
 
 def run_pod(settings: PodSettings) -> int:
@@ -107,7 +106,9 @@ class _Pod:
             async with asyncio.timeout(self._settings.drain_timeout):
                 await parts.service.wait_idle()
         except TimeoutError:
-            logger.warning("requests left unfinished after %s s", self._settings.drain_timeout)
+            logger.warning(
+                "requests left unfinished", extra={"after_s": self._settings.drain_timeout}
+            )
         await parts.agent.leave()
         parts.server.close()
 

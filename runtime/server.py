@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.store import ModelStore
 
 KEEP_ALIVE_S = 65
+LONGEST_CLOSE_S = 5
 BACKLOG = 1024
 
 
@@ -73,6 +74,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
                 date_header=False,
                 lifespan="off",
                 timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LONGEST_CLOSE_S,
             )
         )
 

@@ -61,13 +61,13 @@ class Zygote:
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
         self._pending = b""
+        self._is_ending = False
 
     def run(self) -> int:
         """Obey commands until the input ends and every child is gone."""
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._is_ending = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._begin_end)
         _say({"ready": True})

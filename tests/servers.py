@@ -52,6 +52,15 @@ def _accepts(port: int) -> bool:
         return True
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in {"Z", "X"}
+
+
 def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) -> None:
     """Ask a process to end, insist after a while, and collect it."""
     process.terminate()

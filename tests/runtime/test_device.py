@@ -14,6 +14,7 @@ from runtime.errors import DeadlinePassed, QueueFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+from functools import partial
 
 
 @pytest.fixture
@@ -49,9 +50,7 @@ def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None
             tasks.create_task(device.run(gate))
             await entered(gate)
             for name, deadline_s in (("none", None), ("late", now_s + 20), ("soon", now_s + 10)):
-                tasks.create_task(
-                    device.run(lambda name=name: order.append(name), deadline_s=deadline_s)
-                )
+                tasks.create_task(device.run(partial(order.append, name), deadline_s=deadline_s))
                 await asyncio.sleep(0)
             gate.open.set()
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import psutil
+import httpx
 import pytest
 
 from tests import servers
@@ -176,4 +176,20 @@ def test_no_pod_outlives_its_zygote(redis: servers.RedisServer, tmp_path: Path) 
     ):
         parent.process.kill()
         parent.process.wait()
-        servers.wait_until(lambda: not psutil.pid_exists(pod.pid), timeout_s=5)
+        servers.wait_until(lambda: not servers.is_alive(pod.pid), timeout_s=5)
+
+
+def test_client_that_leaves_frees_its_slot(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(allow_simulated_work=True)
+    predict(pod.url, "m", "x")
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{pod.url}/v1/models/m:predict",
+            json={"instances": ["x"]},
+            headers={"x-pilotlight-simulate": "postprocess=30"},
+            timeout=0.3,
+            trust_env=False,
+        )
+    servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200, timeout_s=5)
+    assert metric(pod.url, "pilotlight_pod_requests_total", status="gone") == 1

@@ -1,0 +1,137 @@
+"""A served model under KServe's own hooks, and what the store does as KServe's repository."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from kserve import InferInput, InferRequest
+from kserve.errors import InvalidInput
+
+from registry.model import ModelName, ModelSpec
+from runtime.device import DeviceWorker
+from runtime.errors import MemoryBusy, ModelTooLarge
+from runtime.network import load_network
+from runtime.served_model import ServedModel
+from runtime.store import ModelStore
+from runtime.tasks.frontends import load_frontend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    worker = DeviceWorker(threads=1, most_waiting=8)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def served(models: Path, device: DeviceWorker, threads: ThreadPoolExecutor) -> ServedModel:
+    folder = models / "tiny-bert"
+    return ServedModel(
+        ModelSpec(ModelName("default", "m"), folder.as_uri()),
+        frontend=load_frontend(folder, None),
+        network=load_network(folder, [folder / "model.safetensors"], None),
+        device=device,
+        threads=threads,
+    )
+
+
+def call(model: ServedModel, body: object) -> Any:
+    async def run() -> Any:
+        answer, _ = await model(body)
+        return answer
+
+    return asyncio.run(run())
+
+
+def test_v1_through_kserves_hooks(served: ServedModel) -> None:
+    (prediction,) = call(served, {"instances": ["a fine day"]})["predictions"]
+    assert prediction["label"].startswith("class-")
+
+
+def test_v2_through_kserves_hooks(served: ServedModel) -> None:
+    text = InferInput("text", [2], "BYTES")
+    text.set_data_from_numpy(np.array(["a fine day", "b"], dtype=object), binary_data=False)
+    answer = call(served, InferRequest("m", [text], request_id="r"))
+    assert [output.name for output in answer.outputs] == ["label", "score"]
+    expected = call(served, {"instances": ["a fine day", "b"]})["predictions"]
+    assert answer.outputs[1].data == pytest.approx([each["score"] for each in expected])
+
+
+def test_bad_input_is_kserves_own_error(served: ServedModel) -> None:
+    with pytest.raises(InvalidInput, match="instances"):
+        call(served, {"instances": [1]})
+
+
+def test_store_shows_models_to_kserve(served: ServedModel) -> None:
+    evicted: list[str] = []
+
+    async def run() -> None:
+        store = ModelStore(1000, evicted.append)
+        await store.reserve(served.spec.key, 600)
+        store.add(served, 600)
+        assert store.get_model("default~m") is served
+        assert store.get_model("m") is served
+        assert await store.is_model_ready("m")
+        with pytest.raises(ModelTooLarge, match="1001 bytes"):
+            await store.reserve("other", 1001)
+        assert evicted == []
+        await store.reserve("other", 500)
+        assert store.get_model("m") is None
+
+    asyncio.run(run())
+    assert evicted == [served.spec.key]
+    assert not served.ready
+
+
+def test_store_waits_for_a_model_in_use(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.store.PATIENCE_S", 0.05)
+
+    async def run() -> None:
+        store = ModelStore(1000, lambda key: None)
+        store.add(served, 600)
+        resident = store.pin(served.spec.key)
+        assert resident is not None
+        with pytest.raises(MemoryBusy):
+            await store.reserve("other", 500)
+        assert store.holds(served.spec.key)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(store.reserve("other", 500))
+            await asyncio.sleep(0)
+            await store.unpin(resident)
+        assert waiting.done()
+        assert not store.holds(served.spec.key)
+
+    asyncio.run(run())
+
+
+def test_retired_model_leaves_with_its_last_user(served: ServedModel) -> None:
+    async def run() -> None:
+        store = ModelStore(1000, lambda key: None)
+        store.add(served, 600)
+        resident = store.pin(served.spec.key, users=2)
+        assert resident is not None
+        assert await store.retire(served.spec.key, "withdrawn")
+        await store.unpin(resident)
+        assert served.ready
+        await store.unpin(resident)
+        assert not served.ready
+        assert not await store.retire(served.spec.key, "withdrawn")
+
+    asyncio.run(run())
