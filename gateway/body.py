@@ -38,11 +38,19 @@ class RequestBody:
 
     @property
     def can_be_sent(self) -> bool:
-        """Whether the whole body can (still) be sent to a pod."""
-        return self.is_whole or not self._streamed
+        """Whether the whole body can (still) be sent to a pod: what was streamed is gone."""
+        return not self._streamed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the body came."""
+        return self._count > 0 or self.is_whole
 
     async def hold(self) -> None:
-        """Take in the body until it is whole or too long to be held."""
+        """Take in the body until it is whole or too long to be held.
+
+        The first piece has no time limit here: whoever runs the request has a timer already.
+        """
         parts = [self._take(await self._receive())]  # mostly all of it, and here already
         while not self.is_whole and self._count <= self._hold_most:
             parts.append(await self._next())
@@ -59,10 +67,14 @@ class RequestBody:
             async with asyncio.timeout(self._timeout_s):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyTooSlow(
-                f"nothing of the body came for {self._timeout_s:g} s, {self._count} bytes are here"
-            ) from None
+            raise self.too_slow() from None
         return self._take(message)
+
+    def too_slow(self) -> BodyTooSlow:
+        """The error of a body that stopped coming."""
+        return BodyTooSlow(
+            f"nothing of the body came for {self._timeout_s:g} s, {self._count} bytes are here"
+        )
 
     def _take(self, message: MutableMapping[str, Any]) -> bytes:
         if message["type"] == "http.disconnect":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.body import RequestBody
     from gateway.decide import Arrival
     from gateway.dispatcher import Dispatcher, Placement
+    from gateway.errors import BodyTooSlow
     from gateway.headers import RequestHeaders
     from gateway.policies.decision import Reason
     from gateway.record import Recorder
@@ -94,6 +95,15 @@ class Exchange:
         """
         await self._body.hold()
         await self._try_pods(send, until_s)
+
+    @property
+    def is_without_body(self) -> bool:
+        """Whether nothing of the request's body is here yet."""
+        return not self._body.has_begun
+
+    def body_too_slow(self) -> BodyTooSlow:
+        """The error of a body that does not come."""
+        return self._body.too_slow()
 
     async def _try_pods(self, send: Send, until_s: float) -> None:
         for _ in range(_MOST_TRIES):

@@ -17,7 +17,14 @@ import orjson
 
 from gateway.body import ClientGone, RequestBody
 from gateway.decide import Arrival
-from gateway.errors import BadRequest, GatewayError, ModelNotFound, ShuttingDown, UpstreamTimeout
+from gateway.errors import (
+    BadRequest,
+    BodyTooSlow,
+    GatewayError,
+    ModelNotFound,
+    ShuttingDown,
+    UpstreamTimeout,
+)
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
 from gateway.http_server import ON_DISCONNECT
@@ -140,14 +147,30 @@ class Front:
                 task.cancel()
 
         scope[ON_DISCONNECT] = lambda: end(ClientGone)
-        until_s = loop.time() + (read.deadline_s or self._settings.request_timeout)
-        timer = loop.call_at(until_s, end, UpstreamTimeout)
+        now_s = loop.time()
+        until_s = now_s + (read.deadline_s or self._settings.request_timeout)
+
+        def look() -> None:
+            """Nothing of the body is here yet, or it is and the request may take its time."""
+            nonlocal timer
+            if exchange.is_without_body:
+                end(BodyTooSlow)
+            else:
+                timer = loop.call_at(until_s, end, UpstreamTimeout)
+
+        body_until_s = now_s + self._settings.body_timeout
+        if body_until_s < until_s:
+            timer = loop.call_at(body_until_s, look)
+        else:
+            timer = loop.call_at(until_s, end, UpstreamTimeout)
         try:
             await exchange.run(send, until_s)
         except asyncio.CancelledError:
             if cause is None or task is None:
                 raise
             task.uncancel()
+            if cause is BodyTooSlow:
+                raise exchange.body_too_slow() from None
             limit = "deadline" if read.deadline_s else "gateway's request timeout"
             raise cause(f"the {limit} passed before the pod answered") from None
         finally:
