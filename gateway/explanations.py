@@ -38,6 +38,9 @@ class Explanations:
     def record(self, arrival: Arrival, decided: Decided, state: ClusterState) -> None:
         """Remember a decision; one to wait again for the same reason is not news."""
         known = self._by_id.get(arrival.id)
+        if known is not None and known.arrival is not arrival:
+            known = None  # another request under the same id
+            del self._by_id[arrival.id]
         decision = decided.decision
         waits = known.waits if known else []
         if isinstance(decision, Wait):

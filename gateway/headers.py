@@ -23,6 +23,8 @@ _HOP_BY_HOP: Final = frozenset(
     )
 )  # fmt: skip
 _NOT_FORWARDED: Final = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_USUAL_CONNECTION: Final = frozenset((b"keep-alive", b"close"))
+_NO_NAMES: Final[frozenset[bytes]] = frozenset()
 _OURS: Final = b"x-pilotlight-"
 """Between gateway and pod these are commands: what a client sends under the prefix stays here."""
 _FROM_CLIENT: Final = b"x-pilotlight-simulate"
@@ -106,14 +108,25 @@ def request_head(
 ) -> bytes:
     """The head of the request to a pod: the caller's headers, without those that end here."""
     lines = [b"POST ", path, b" HTTP/1.1\r\nhost: ", address.encode(), b"\r\n"]
+    headers = list(headers)
+    named = _named_by_connection(headers)
+    dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
     for name, value in headers:
-        if name in _NOT_FORWARDED or (name.startswith(_OURS) and name != _FROM_CLIENT):
+        if name in dropped or (name.startswith(_OURS) and name != _FROM_CLIENT):
             continue
         lines += (name, b": ", value, b"\r\n")
     for name, value in ours:
         lines += (name, b": ", value, b"\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    """Headers that `connection` declares to be for one hop only (RFC 9110, section 7.6.1)."""
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in _USUAL_CONNECTION:
+            return frozenset(option.strip().lower() for option in value.split(b","))
+    return _NO_NAMES
 
 
 @dataclass(slots=True)
