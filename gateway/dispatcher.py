@@ -93,9 +93,11 @@ class Dispatcher:
             Rejected: when it is not to be had, with the reason.
         """
         for _ in range(_DIRECT_TRIES):
-            if self._room:
-                break  # others wait: tenants take turns, nobody passes them by
-            decided = self._decide(arrival)
+            if self._changed.is_set():  # who waits goes first, so that tenants take turns
+                self._changed.clear()
+                self._pump()
+            ahead = self._room.depth(arrival.model.namespace, arrival.model.name)
+            decided = self._decide(arrival, ahead)
             if isinstance(decided.decision, Wait):
                 break
             outcome = self._reservations.take(_sendable(decided), _spec(decided).key)
@@ -246,10 +248,17 @@ class Dispatcher:
                 return str(residency.loading_from)
         return "remote"
 
-    def _decide(self, arrival: Arrival) -> Decided:
+    def _decide(self, arrival: Arrival, ahead: int = 0) -> Decided:
         now_s = self._now_s()
         stalled_s = now_s - self._moved_s.get(arrival.model, now_s)
-        decided = decide(arrival, self._state.models, self._state, now_s=now_s, stalled_s=stalled_s)
+        decided = decide(
+            arrival,
+            self._state.models,
+            self._state,
+            now_s=now_s,
+            ahead=ahead,
+            stalled_s=stalled_s,
+        )
         self._explanations.record(arrival, decided, self._state)
         return decided
 

@@ -47,10 +47,9 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
         join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         add(run_at(pod, request, cluster, now_s), join, "join")
     free = free_pods(cluster)
-    for pods, reason in ((warm, Reason.QUEUE_WARM_BUSY), (warming, Reason.QUEUE_WARMING)):
-        if busy := [pod for pod in pods if not pod.has_free_slot]:
-            pod = _shortest_queue(busy)
-            add(wait_for(pod, request, cluster, now_s), Wait(reason), f"queue at {pod.name}")
+    if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
+        reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
+        add(wait_for(busy, request, cluster, now_s), Wait(reason), "queue")
     if free and (proxy := _proxy(request, warm, warming, free)):
         predict = cluster.pods[proxy.predict]
         add(proxy_to(predict, request, cluster, now_s), proxy, "proxy")
@@ -63,10 +62,6 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     if not ways:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     return _smallest(ways)
-
-
-def _shortest_queue(pods: list[PodView]) -> PodView:
-    return min(pods, key=lambda pod: (pod.slots_busy / pod.slots, pod.inferring, pod.name))
 
 
 def _proxy(

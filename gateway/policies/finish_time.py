@@ -10,17 +10,21 @@ priors that mark the forecast as unmeasured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING
+from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING, Final
 
 from gateway.policies.decision import Forecast
 from registry.model import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.policies.decision import SendTo
     from gateway.policies.views import ClusterView, PodView, RequestView
     from registry.cluster import Residency
     from registry.estimates import Estimate, Measurements
+
+_STEPPED_AHEAD: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +89,39 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
     )
 
 
-def wait_for(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
-    """Wait in the gateway's queue for a slot at the pod, then run there (Liu's eq. 2).
+def wait_for(
+    pods: Sequence[PodView], request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
+    Liu's eq. 2, with n counted over all slots of all pods that hold the model or are loading it: a
+    slot of theirs is free after what is left of the load and one request, and then every T_I + T_P.
     A queue that has stood still for longer than one wait was forecast must be expected to stand as
     long again, which lets `auto` leave it.
     """
     measured = cluster.measured(request.key)
     times = stage_times(measured)
-    load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
-    load_s = load.seconds if load else 0.0
-    turns = ceil((pod.slots_busy - pod.slots + 1 + request.ahead) / pod.slots)
-    wait_s = load_s + max(0, turns) * times.hold_s
-    return Forecast(
-        max(wait_s, request.stalled_s) + times.hold_s,
-        times.is_measured and (load is None or load.is_measured),
-    )
+    holders = cluster.holders(request.key)
+    free_at_s: list[float] = []
+    is_measured = times.is_measured
+    for pod in pods:
+        load = load_rest(holders.get(pod.name), pod, measured, now_s)
+        free_at_s += [(load.seconds if load else 0.0) + times.hold_s] * pod.slots
+        is_measured = is_measured and (load is None or load.is_measured)
+    wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
+    return Forecast(max(wait_s, request.stalled_s) + times.hold_s, is_measured)
+
+
+def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
+    """When `ahead` others have each taken the slot that is free first, the next one's time.
+
+    Long queues are reckoned by rate: every slot takes one more per `hold_s`.
+    """
+    stepped = min(ahead, _STEPPED_AHEAD)
+    heapify(free_at_s)
+    for _ in range(stepped):
+        heapreplace(free_at_s, free_at_s[0] + hold_s)
+    return free_at_s[0] + (ahead - stepped) * hold_s / len(free_at_s)
 
 
 def proxy_to(
