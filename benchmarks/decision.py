@@ -1,7 +1,7 @@
 """Time of one routing decision: the policy and its bookkeeping, without any network.
 
-What is timed is what the dispatcher does per request: build the arrival, decide on the watched copy,
-record the explanation. Between decisions the copy changes through its real `apply`, untimed.
+What is timed is what the dispatcher does per request: build the arrival, decide on the watched
+copy, record the explanation. Between decisions the copy changes through its real `apply`, untimed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import orjson
 
 from benchmarks.quantiles import quantile, spread
 from gateway.decide import Arrival, decide
@@ -29,6 +31,8 @@ _SLOTS: Final = 4
 _NOW_S: Final = 1_000_000.0
 _WARM_SHARE: Final = 0.6
 _WARMING_SHARE: Final = 0.1
+_ON_DISK_SHARE: Final = 0.5
+"""Share of models that further pods have on disk; the rest are remote for all others."""
 _BUSY_SHARE: Final = 0.7
 """Share of all slots that are taken; single pods vary from idle to full."""
 
@@ -144,7 +148,7 @@ def build(size: Size, rng: random.Random) -> ClusterState:
             slots=_SLOTS,
             memory_bytes=24 * _GIB,
         )
-        used = '{"device":%d}' % rng.randrange(4 * _GIB, 24 * _GIB)
+        used = orjson.dumps({"device": rng.randrange(4 * _GIB, 24 * _GIB)}).decode()
         counts = _slots_used(rng)
         ongoing = rng.randint(0, counts)
         changes.append(

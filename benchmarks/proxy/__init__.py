@@ -1,0 +1,1 @@
+"""Warm requests through the gateway and through its peers, on one machine, in one run."""

@@ -1,0 +1,111 @@
+"""Our own load generator, for machines without wrk: keep-alive connections in a closed loop.
+
+`python -m benchmarks.proxy.client URL BODY_FILE CLIENTS SECONDS` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httptools
+import orjson
+import uvloop
+
+from benchmarks.quantiles import quantile
+
+
+class _Client(asyncio.Protocol):
+    """One connection that asks again as soon as it is answered."""
+
+    def __init__(self, request: bytes, tally: _Tally) -> None:
+        self._request = request
+        self._tally = tally
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._asked_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the first time."""
+        self._transport = transport  # type: ignore[assignment]
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._transport is not None:
+            self._asked_s = time.perf_counter()
+            self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Read the answer."""
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        """Count the answer; ask again on the same connection."""
+        now_s = time.perf_counter()
+        self._tally.latencies_s.append(now_s - self._asked_s)
+        if self._parser.get_status_code() >= 400:
+            self._tally.errors += 1
+        self._parser = httptools.HttpResponseParser(self)
+        if now_s < self._tally.until_s:
+            self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A connection that ends before its time is an error."""
+        if time.perf_counter() < self._tally.until_s:
+            self._tally.errors += 1
+
+
+class _Tally:
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.latencies_s: list[float] = []
+        self.errors = 0
+
+
+async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    head = (
+        f"POST {parts.path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    began_s = time.perf_counter()
+    tally = _Tally(began_s + seconds)
+    loop = asyncio.get_running_loop()
+    request = head.encode() + body
+    connections = [
+        await loop.create_connection(lambda: _Client(request, tally), host, port)
+        for _ in range(clients)
+    ]
+    await asyncio.sleep(seconds)
+    took_s = time.perf_counter() - began_s
+    for transport, _ in connections:
+        transport.abort()
+    latencies_ms = [latency_s * 1000 for latency_s in tally.latencies_s] or [0.0]
+    return orjson.dumps(
+        {
+            "requests": len(tally.latencies_s),
+            "seconds": took_s,
+            "errors": tally.errors,
+            "p50_ms": quantile(latencies_ms, 0.5),
+            "p95_ms": quantile(latencies_ms, 0.95),
+            "p99_ms": quantile(latencies_ms, 0.99),
+            "longest_ms": max(latencies_ms),
+        }
+    )
+
+
+def main() -> None:
+    """Make the load that the arguments ask for."""
+    url, body_file, clients, seconds = sys.argv[1:]
+    body = Path(body_file).read_bytes()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(_drive(url, body, int(clients), float(seconds)))
+    print(f"RESULT {result.decode()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The proxy most Python shops write first: FastAPI in front, httpx behind.
+
+`python -m benchmarks.proxy.peers.fastapi_httpx PORT UPSTREAM_URL`.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def create_app(upstream: str) -> FastAPI:
+    """The proxy; one client with unbounded keep-alive connections."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    client = httpx.AsyncClient(base_url=upstream, limits=limits, trust_env=False, timeout=30)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        async with client:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    async def forward(path: str, request: Request) -> Response:
+        answer = await client.post(
+            f"/{path}",
+            content=await request.body(),
+            headers={"content-type": request.headers["content-type"]},
+        )
+        return Response(
+            answer.content, answer.status_code, media_type=answer.headers["content-type"]
+        )
+
+    # the signature is read at run time, where this module's annotations are strings
+    forward.__annotations__ = {"path": str, "request": Request, "return": Response}
+    app.post("/{path:path}", response_model=None)(forward)
+    return app
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        create_app(sys.argv[2]),
+        port=int(sys.argv[1]),
+        log_level="error",
+        access_log=False,
+        backlog=4096,
+    )

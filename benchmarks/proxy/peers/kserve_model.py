@@ -1,0 +1,42 @@
+"""KServe's own ModelServer with a model that does nothing; it serves itself, there is no proxy.
+
+`python -m benchmarks.proxy.peers.kserve_model PORT`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import kserve
+
+from benchmarks.proxy.pod import MODEL
+
+
+class Constant(kserve.Model):  # type: ignore[misc]  # kserve has no types
+    """Answers a constant."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        self.ready = True
+
+    async def predict(
+        self, payload: Any, headers: Any = None, response_headers: Any = None
+    ) -> dict[str, list[int]]:
+        """KServe's predict."""
+        del payload, headers, response_headers
+        return {"predictions": [1]}
+
+
+if __name__ == "__main__":
+    server = kserve.ModelServer(
+        http_port=int(sys.argv[1]),
+        workers=1,
+        enable_grpc=False,
+        enable_docs_url=False,
+        access_log_format=None,
+        log_config=None,
+    )
+    logging.disable(logging.WARNING)
+    server.start([Constant()])

@@ -1,0 +1,55 @@
+"""The proxy of a Python shop that looked for speed: Starlette on uvicorn, aiohttp behind.
+
+`python -m benchmarks.proxy.peers.starlette_aiohttp PORT UPSTREAM_URL`.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+
+def create_app(upstream: str) -> Starlette:
+    """The proxy; one session with unbounded keep-alive connections."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+            app.state.session = session
+            yield
+
+    async def forward(request: Request) -> Response:
+        session: aiohttp.ClientSession = request.app.state.session
+        async with session.post(
+            upstream + request.url.path,
+            data=await request.body(),
+            headers={"content-type": request.headers["content-type"]},
+        ) as answer:
+            return Response(
+                await answer.read(), answer.status, media_type=answer.headers["content-type"]
+            )
+
+    return Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        create_app(sys.argv[2]),
+        port=int(sys.argv[1]),
+        log_level="error",
+        access_log=False,
+        backlog=4096,
+    )

@@ -1,0 +1,123 @@
+"""A trivial pod: takes a body, answers a constant; registered like a real one where asked.
+
+`--port` serves with uvicorn; `--address` only keeps the registration of another server alive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from registry.client import HEARTBEAT_S, ClaimScope, Registry
+from registry.errors import RegistryUnavailable
+from registry.model import ModelName, ModelSpec, Tier
+from registry.pod import PodInfo, PodReport, Samples
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+
+ANSWER: Final = b'{"predictions":[1]}'
+MODEL: Final = "m"
+NAME: Final = "pod-0"
+TIMING: Final = "load;dur=0.0, preprocess;dur=0.1, infer;dur=0.2, postprocess;dur=0.1"
+_SLOTS: Final = 1024
+_HEADERS: Final = [
+    (b"content-type", b"application/json"),
+    (b"content-length", str(len(ANSWER)).encode()),
+    (b"x-pilotlight-pod", NAME.encode()),
+    (b"x-pilotlight-start", b"warm"),
+    (b"server-timing", TIMING.encode()),
+]
+
+
+async def application(
+    scope: MutableMapping[str, Any],
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+) -> None:
+    """Read the whole body, then answer."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+@contextlib.asynccontextmanager
+async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
+    """The pod is in the registry, warm for the model, with measurements; its lease is renewed."""
+    registry = await Registry.connect(redis_url)
+    info = PodInfo(NAME, address, "node-0", slots=_SLOTS, memory_bytes=1 << 30)
+    epoch = await registry.register_pod(info)
+    spec = ModelSpec(ModelName("default", MODEL), "file:///nowhere")
+    await registry.put_models([spec])
+    token = await registry.claim_load(NAME, epoch, spec.key, ClaimScope.POD)
+    if token is None:
+        raise RuntimeError("the claim on an empty registry was refused")
+    await registry.start_load(NAME, epoch, spec.key, token, Tier.DISK)
+    await registry.finish_load(NAME, epoch, spec.key, token, 1 << 20)
+    times_s = {"preprocess": 0.0001, "infer": 0.0002, "postprocess": 0.0001, "network": 0.0005}
+    samples = tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
+    await registry.heartbeat(NAME, epoch, PodReport(samples=samples))
+    async with asyncio.TaskGroup() as group:
+        beats = group.create_task(_beat(registry, epoch))
+        try:
+            yield
+        finally:
+            beats.cancel()
+    await registry.close()
+
+
+async def _beat(registry: Registry, epoch: int) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        with contextlib.suppress(RegistryUnavailable):
+            await registry.heartbeat(NAME, epoch, PodReport())
+
+
+async def _serve(port: int) -> None:
+    config = uvicorn.Config(
+        application,
+        port=port,
+        http="httptools",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        backlog=4096,
+    )
+    await uvicorn.Server(config).serve()
+
+
+async def _run(port: int | None, address: str | None, redis_url: str | None) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        if redis_url is not None:
+            await stack.enter_async_context(registered(redis_url, address or f"127.0.0.1:{port}"))
+        if port is not None:
+            await _serve(port)
+        else:
+            await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Serve or register, as the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy.pod")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--address")
+    parser.add_argument("--redis-url")
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(arguments.port, arguments.address, arguments.redis_url))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Processes of a benchmark: pinned, accounted for, and ended with all they started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.machine import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PR_SET_PDEATHSIG: Final = 1
+_END_S: Final = 15.0
+
+
+class StartFailed(Exception):
+    """A process ended, or was not ready in time; its last lines of output are in the message."""
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A process in the process table; the start tells it from a later one of the same number."""
+
+    pid: int
+    parent: int
+    started: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A started process and what descends from it."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def cpu_s(self) -> float:
+        """CPU time of the process and its living descendants so far, in seconds."""
+        return sum(seen.cpu_s for seen in self._family())
+
+    def _family(self) -> list[_Seen]:
+        table = list(_process_table())
+        found = {self.process.pid}
+        while grown := {seen.pid for seen in table if seen.parent in found} - found:
+            found |= grown
+        return [seen for seen in table if seen.pid in found]
+
+    def end(self) -> None:
+        """End the process, then whatever it left behind."""
+        family = self._family()
+        self.process.terminate()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        alive = {(seen.pid, seen.started) for seen in _process_table()}
+        for seen in family:
+            if (seen.pid, seen.started) in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(seen.pid, signal.SIGKILL)
+
+    def wait_until(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
+        """Return when ready. Raises StartFailed."""
+        give_up_s = time.monotonic() + timeout_s
+        while not is_ready():
+            status = self.process.poll()
+            if status is not None or time.monotonic() > give_up_s:
+                why = "not ready in time" if status is None else f"ended with status {status}"
+                tail = self.log.read_text(errors="replace")[-2000:]
+                raise StartFailed(f"{why}: {tail}")
+            time.sleep(0.05)
+
+
+def start(
+    command: Sequence[str],
+    *,
+    cores: set[int],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Running:
+    """Start a process on the given cores, its output in `log`; it does not outlive this one."""
+    libc = ctypes.CDLL(None)
+
+    def in_child() -> None:
+        os.sched_setaffinity(0, cores)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(command),
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=in_child,  # no threads here
+        )
+    return Running(process, log)
+
+
+def _process_table() -> Iterator[_Seen]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        yield _Seen(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
+
+
+def machine_busy_s() -> float:
+    """CPU seconds spent by everything on this machine so far, all cores together."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    user, nice, system, _, _, irq, softirq = fields[:7]
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
+
+
+def wait_quiet(*, busy_below: float, timeout_s: float) -> float:
+    """Wait until the machine does next to nothing; returns how many cores were busy at last."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        before_s, began_s = machine_busy_s(), time.monotonic()
+        time.sleep(0.2)
+        busy = (machine_busy_s() - before_s) / (time.monotonic() - began_s)
+        if busy <= busy_below or time.monotonic() > give_up_s:
+            return busy
+
+
+def answer_of(url: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of one POST; status 0 where nobody answers."""
+    request = urllib.request.Request(
+        url, data=body, headers={"content-type": "application/json"}, method="POST"
+    )
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError:
+        return 0, b""

@@ -1,0 +1,162 @@
+"""Tables of a comparison: rates, latencies, ratios, marks."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.proxy.compare import CELLS, Cell, samples_of
+from benchmarks.proxy.contestants import (
+    DIRECT,
+    NGINX,
+    PILOTLIGHT,
+    PYTHON_PEERS,
+    RAY_HAPROXY,
+    Setting,
+)
+from benchmarks.quantiles import spread
+
+if TYPE_CHECKING:
+    from benchmarks.proxy.compare import Compared, Sample
+
+_TITLES: Final = {
+    Setting.SHARED: "S: contestant and pod (uvicorn) on one core; generator and Redis on the other",
+    Setting.ALONE: "G: contestant alone on one core; pod (nginx), Redis and generator on the other",
+    Setting.BOTH: "Both: everything on both cores (contestants of many processes)",
+}
+_SHARED_16, _SHARED_64 = Cell(16, CELLS[0].body_bytes), Cell(64, CELLS[0].body_bytes)
+
+
+def summary(compared: Compared) -> str:
+    """Everything in Markdown."""
+    parts = []
+    for setting, title in _TITLES.items():
+        of_setting = [sample for sample in compared.samples if sample.setting is setting]
+        if of_setting:
+            parts += [f"### {title}", _table(of_setting, setting)]
+    parts += ["### Ratios of the gateway's rate", _ratios(compared.samples)]
+    parts += ["### Marks", _marks(compared.samples)]
+    parts += [f"Skipped: {name}: {why.splitlines()[0]}" for name, why in compared.skipped.items()]
+    bad = [sample for sample in compared.samples if sample.load.errors or not _is_right(sample)]
+    parts += [
+        f"ERRORS: {sample.contestant}, {sample.setting}, {sample.cell.label}: "
+        f"{sample.load.errors} of {sample.load.requests}, status {sample.answer_status}"
+        for sample in bad
+    ]
+    noisy = [sample for sample in compared.samples if sample.foreign_cores > 0.15]
+    if noisy:
+        parts.append(f"{len(noisy)} of {len(compared.samples)} bursts had others' work beside them")
+    return "\n\n".join(parts)
+
+
+def _is_right(sample: Sample) -> bool:
+    return sample.answer_status == 200
+
+
+def _table(samples: list[Sample], setting: Setting) -> str:
+    cells = [cell for cell in CELLS if any(sample.cell == cell for sample in samples)]
+    names = list(dict.fromkeys(sample.contestant for sample in samples))
+    names.sort(key=lambda name: -_rate(samples, name, setting, cells[-1]))
+    lines = [
+        "requests/s (lowest to highest) / p50 ms / p99 ms / CPU us per request",
+        "",
+        "| | " + " | ".join(cell.label for cell in cells) + " |",
+        "|---" * (len(cells) + 1) + "|",
+    ]
+    for name in sorted(names, key=_order):
+        row = [_entry(samples_of(samples, name, setting, cell)) for cell in cells]
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def _order(name: str) -> int:
+    first = [DIRECT, NGINX, "HAProxy", PILOTLIGHT]
+    return first.index(name) if name in first else len(first)
+
+
+def _entry(samples: list[Sample]) -> str:
+    if not samples:
+        return "-"
+    rate = spread([sample.load.requests_per_s for sample in samples])
+    p50 = median(sample.load.p50_ms for sample in samples)
+    p99 = median(sample.load.p99_ms for sample in samples)
+    cpu_us = median(sample.cpu_us for sample in samples)
+    return (
+        f"{rate.median:,.0f} ({rate.lowest:,.0f} to {rate.highest:,.0f}) / {p50:.2f} / {p99:.2f} / "
+        f"{cpu_us:.0f}"
+    )
+
+
+def _rate(samples: list[Sample], name: str, setting: Setting, cell: Cell) -> float:
+    found = samples_of(samples, name, setting, cell)
+    return median(sample.load.requests_per_s for sample in found) if found else 0.0
+
+
+def _ratios(samples: list[Sample]) -> str:
+    lines = [
+        "| setting, cell | to nginx | to the best Python peer | to Ray Serve behind HAProxy |",
+        "|---|---|---|---|",
+    ]
+    for setting in (Setting.SHARED, Setting.ALONE):
+        for cell in CELLS:
+            ours = _rate(samples, PILOTLIGHT, setting, cell)
+            if not ours:
+                continue
+            peers = [(_rate(samples, name, setting, cell), name) for name in PYTHON_PEERS]
+            best, name = max(peers)
+            ray = _rate(samples, RAY_HAPROXY, setting, cell)
+            nginx = _rate(samples, NGINX, setting, cell)
+            lines.append(
+                f"| {setting}, {cell.label} | {_ratio(ours, nginx)} | {_ratio(ours, best)} "
+                f"({name}) | {_ratio(ours, ray)} |"
+            )
+    return "\n".join(lines)
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f}" if theirs else "-"
+
+
+def _marks(samples: list[Sample]) -> str:
+    """The marks of the design's section 12 and of the work on the hot path, met or missed."""
+    alone, shared = Setting.ALONE, Setting.SHARED
+    tiny, lines = CELLS[:4], []
+
+    def mark(what: str, value: float, limit: float, *, at_most: bool = False) -> None:
+        if value:
+            is_met = value <= limit if at_most else value >= limit
+            sign = "<=" if at_most else ">="
+            verdict = "met" if is_met else "MISSED"
+            lines.append(f"- {verdict}: {what}: {value:,.2f} ({sign} {limit:,g})")
+
+    for cell in tiny[1:]:
+        mark(f"requests/s on one core, {cell.label}", _rate(samples, PILOTLIGHT, alone, cell), 6000)
+    rates = [rate for cell in tiny[1:] if (rate := _rate(samples, PILOTLIGHT, alone, cell))]
+    if len(rates) == len(tiny) - 1:
+        mark("flat from 16 to 512 clients, lowest by highest", min(rates) / max(rates), 0.8)
+    mark("requests/s on one core, 220 KB", _rate(samples, PILOTLIGHT, alone, CELLS[-1]), 1000)
+    for cell in tiny[1:]:
+        nginx = _rate(samples, NGINX, alone, cell)
+        ours = _rate(samples, PILOTLIGHT, alone, cell)
+        mark(f"part of nginx, G, {cell.label}", ours / nginx if nginx else 0.0, round(1 / 6, 3))
+    ray = _rate(samples, RAY_HAPROXY, shared, _SHARED_16)
+    if ray:
+        ours = _rate(samples, PILOTLIGHT, shared, _SHARED_16)
+        mark("times Ray Serve behind HAProxy, pod on the same core (S), 16 clients", ours / ray, 7)
+        ours = _rate(samples, PILOTLIGHT, alone, _SHARED_16)
+        mark("times the same, gateway alone on its core (G by S), 16 clients", ours / ray, 7)
+    added = _p50(samples, PILOTLIGHT, CELLS[0]) - _p50(samples, DIRECT, CELLS[0])
+    mark("ms added at p50, S, 1 client", added, 0.5, at_most=True)
+    mark("CPU us per request, G, 1 client", _cpu_us(samples, CELLS[0]), 250, at_most=True)
+    mark("CPU us per request, G, 64 clients", _cpu_us(samples, _SHARED_64), 120, at_most=True)
+    return "\n".join(lines)
+
+
+def _p50(samples: list[Sample], name: str, cell: Cell) -> float:
+    found = samples_of(samples, name, Setting.SHARED, cell)
+    return median(sample.load.p50_ms for sample in found) if found else 0.0
+
+
+def _cpu_us(samples: list[Sample], cell: Cell) -> float:
+    found = samples_of(samples, PILOTLIGHT, Setting.ALONE, cell)
+    return median(sample.cpu_us for sample in found) if found else 0.0
