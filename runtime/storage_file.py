@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES
-from runtime.storage import CHUNK_BYTES, MOST_FILES, RemoteFile, checked_listing
+from runtime.storage import CHUNK_BYTES, MOST_FILES, RemoteFile, allocate, checked_listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +59,7 @@ class FileStorage:
         written = 0
         try:
             with (self._folder / file.path).open("rb") as source, target.open("wb") as sink:
+                allocate(sink.fileno(), file.size_bytes)
                 while chunk := source.read(CHUNK_BYTES):
                     link.take(len(chunk))
                     sink.write(chunk)

@@ -14,7 +14,7 @@ from urllib3.exceptions import HTTPError
 
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES
-from runtime.storage import CHUNK_BYTES, MOST_FILES, RemoteFile, checked_listing
+from runtime.storage import CHUNK_BYTES, MOST_FILES, RemoteFile, allocate, checked_listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ class S3Storage:
         """Write one object to `target`: one GET, or several large ranges side by side."""
         ranges = split_into_ranges(file.size_bytes)
         with target.open("wb") as sink:
-            os.truncate(sink.fileno(), file.size_bytes)
+            allocate(sink.fileno(), file.size_bytes)
             if len(ranges) == 1:
                 self._fetch_range(file, ranges[0], sink.fileno(), link)
             else:
