@@ -149,20 +149,20 @@ class Front:
         scope[ON_DISCONNECT] = lambda: end(ClientGone)
         now_s = loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
+        timer: asyncio.TimerHandle
 
-        def look() -> None:
-            """Nothing of the body is here yet, or it is and the request may take its time."""
+        def look(at_s: float) -> None:
+            """At the body timeout, something of the body must be here; later, the answer."""
             nonlocal timer
-            if exchange.is_without_body:
+            if at_s >= until_s:
+                end(UpstreamTimeout)
+            elif exchange.is_without_body:
                 end(BodyTooSlow)
             else:
-                timer = loop.call_at(until_s, end, UpstreamTimeout)
+                timer = loop.call_at(until_s, look, until_s)
 
-        body_until_s = now_s + self._settings.body_timeout
-        if body_until_s < until_s:
-            timer = loop.call_at(body_until_s, look)
-        else:
-            timer = loop.call_at(until_s, end, UpstreamTimeout)
+        look_s = min(until_s, now_s + self._settings.body_timeout)
+        timer = loop.call_at(look_s, look, look_s)
         try:
             await exchange.run(send, until_s)
         except asyncio.CancelledError:
