@@ -103,7 +103,7 @@ class Dispatcher:
             outcome = self._reservations.take(_sendable(decided), _spec(decided).key)
             if isinstance(taken := await self._settled(outcome), Reservation):
                 return _placement(decided, taken, None)
-        return await self._wait(arrival)
+        return await self._wait(arrival, decided)
 
     async def run(self) -> None:
         """Serve the waiting room until cancelled."""
@@ -119,7 +119,7 @@ class Dispatcher:
 
     # One request's view
 
-    async def _wait(self, arrival: Arrival) -> Placement:
+    async def _wait(self, arrival: Arrival, decided: Decided) -> Placement:
         spec = self._admit(arrival)
         place = ticket(
             tenant=arrival.model.namespace,
@@ -130,6 +130,8 @@ class Dispatcher:
         )
         loop = asyncio.get_running_loop()
         waiter = _Waiter(arrival, place, loop.create_future())
+        if isinstance(decided.decision, Wait):
+            self._waits(waiter, decided, decided.decision.reason)
         self._waiters[place] = waiter
         self._moved_s.setdefault(arrival.model, self._now_s())
         self._room.add(place)
@@ -223,12 +225,12 @@ class Dispatcher:
             pass
 
     def _try(self, waiter: _Waiter) -> bool:
+        if waiter.turn.done():  # it is leaving, and has not run since
+            return self._room.remove(waiter.ticket)
         decided = self._decide(waiter.arrival)
         match decided.decision:
             case Wait(reason=reason):
-                waiter.last = reason
-                if reason is Reason.QUEUE_WARMING and waiter.waited_from is None:
-                    waiter.waited_from = self._tier_under_way(_spec(decided).key)
+                self._waits(waiter, decided, reason)
                 return False
             case Reject() as decision:
                 self._room.remove(waiter.ticket)
@@ -241,6 +243,12 @@ class Dispatcher:
                 outcome = self._reservations.take(decision, _spec(decided).key)
                 waiter.turn.set_result((decided, outcome))
                 return True
+
+    def _waits(self, waiter: _Waiter, decided: Decided, reason: Reason) -> None:
+        """Remember what a request waits for: a load under way makes it a cold start."""
+        waiter.last = reason
+        if reason is Reason.QUEUE_WARMING and waiter.waited_from is None:
+            waiter.waited_from = self._tier_under_way(_spec(decided).key)
 
     def _tier_under_way(self, key: str) -> str:
         for residency in self._state.holders(key).values():
