@@ -1,0 +1,103 @@
+"""A request's body: counted, held while small, streamed once otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.body import ClientGone, RequestBody
+from gateway.errors import BodyTooLarge, BodyTooSlow
+from gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+SETTINGS = GatewaySettings(max_body_bytes=100, buffer_bytes=10, body_timeout=0.02)
+
+
+def body_of(
+    *chunks: bytes, declared: int | None = None, ends: str = "whole"
+) -> Callable[[], RequestBody]:
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": chunk, "more_body": ends != "whole" or n + 1 < len(chunks)}
+        for n, chunk in enumerate(chunks)
+    ]
+    if ends == "gone":
+        messages.append({"type": "http.disconnect"})
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    return lambda: RequestBody(receive, declared, SETTINGS)
+
+
+def run(
+    made: Callable[[], RequestBody], use: Callable[[RequestBody], Coroutine[Any, Any, None]]
+) -> None:
+    async def inside() -> None:
+        await use(made())
+
+    asyncio.run(inside())
+
+
+def test_a_small_body_is_held_whole() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.hold()
+        assert (body.held, body.is_whole, body.can_be_sent) == (b"abcd", True, True)
+
+    run(body_of(b"ab", b"cd"), use)
+
+
+def test_a_long_body_is_held_in_part_and_streamed_once() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.hold()
+        assert (body.held, body.is_whole, body.can_be_sent) == (b"a" * 12, False, True)
+        assert [chunk async for chunk in body.rest()] == [b"b", b"c"]
+        assert not body.can_be_sent
+
+    run(body_of(b"a" * 12, b"b", b"c"), use)
+
+
+def test_a_body_that_streamed_to_its_end_cannot_be_sent_again() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.hold()
+        async for _ in body.rest():
+            pass
+        assert not body.can_be_sent
+
+    run(body_of(b"a" * 12, b"b"), use)
+
+
+def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(BodyTooLarge, match="content-length 101"):
+        body_of(b"x", declared=101)()
+
+
+def test_an_undeclared_length_over_the_limit_is_refused_by_count() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.hold()
+        with pytest.raises(BodyTooLarge, match="already 102"):
+            async for _ in body.rest():
+                pass
+
+    run(body_of(b"a" * 51, b"b" * 51), use)
+
+
+def test_a_body_that_stops_coming_is_refused() -> None:
+    async def use(body: RequestBody) -> None:
+        with pytest.raises(BodyTooSlow, match="1 bytes are here"):
+            await body.hold()
+
+    run(body_of(b"a", ends="stalls"), use)
+
+
+def test_a_client_that_leaves_is_noticed() -> None:
+    async def use(body: RequestBody) -> None:
+        with pytest.raises(ClientGone):
+            await body.hold()
+
+    run(body_of(b"a", ends="gone"), use)

@@ -1,0 +1,366 @@
+"""The dispatcher with a real Redis: who gets a place when, and what leavers leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.decide import Arrival
+from gateway.dispatcher import Dispatcher, Placement
+from gateway.errors import Rejected
+from gateway.explanations import Explanations
+from gateway.policies.decision import Reason
+from gateway.reservations import Reservations
+from registry.client import Registry
+from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.pod import PodInfo
+from registry.watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.servers import RedisServer
+
+QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
+
+
+@dataclass
+class Desk:
+    """A dispatcher in this process, with what it works on."""
+
+    registry: Registry
+    watch: ClusterWatch
+    reservations: Reservations
+    dispatcher: Dispatcher
+    running: asyncio.Task[None]
+    sequence: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def pod(self, name: str, *, slots: int = 1, warm: ModelSpec | None = None) -> int:
+        """Register a pod; returns its epoch."""
+        info = PodInfo(name, "127.0.0.1:1", name, slots=slots)
+        epoch = await self.registry.register_pod(info, lease_ttl_s=60)
+        if warm is not None:
+            await self.registry.set_tier(name, epoch, warm.key, Tier.DEVICE, 1)
+        return epoch
+
+    async def declare(self, name: str, *, namespace: str = "default", **policy: Any) -> ModelSpec:
+        spec = ModelSpec(ModelName(namespace, name), "file:///m", policy=ModelPolicy(**policy))
+        await self.registry.put_models([spec])
+        return spec
+
+    def ask(
+        self, spec: ModelSpec, *, deadline_in_s: float | None = None
+    ) -> asyncio.Task[Placement]:
+        """A request that wants a place."""
+        now_s = self.watch.registry_now_s()
+        number = next(self.sequence)
+        arrival = Arrival(
+            f"r{number}", spec.name, now_s, 0.0, number,
+            deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
+        )  # fmt: skip
+        return asyncio.create_task(self.dispatcher.place(arrival))
+
+    async def waiting(self, count: int) -> None:
+        await until(lambda: self.dispatcher.waiting_total == count)
+
+    async def slots_used(self, pod: str) -> int:
+        """Slots in use as Redis counts them."""
+        _, _, snapshot = await self.registry.transactions.snapshot()
+        return next(int(entry[6]) for entry in snapshot[0] if entry[0] == pod)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # nobody tells when it becomes true
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def a_desk(url: str, pool: str) -> AsyncIterator[Desk]:
+    registry = await Registry.connect(url, pool)
+    watch = ClusterWatch(registry)
+    reservations = Reservations(registry, watch.state, "g")
+    dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
+    watch.subscribe(dispatcher.kick)
+    tasks = [asyncio.create_task(watch.run()), asyncio.create_task(dispatcher.run())]
+    await watch.wait_synced()
+    try:
+        yield Desk(registry, watch, reservations, dispatcher, tasks[1])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await registry.close()
+
+
+Test = Callable[[Desk], Coroutine[Any, Any, None]]
+WithDesk = Callable[[Test], None]
+
+
+@pytest.fixture
+def with_desk(redis: RedisServer, pool: str) -> WithDesk:
+    def run(test: Test) -> None:
+        async def inside() -> None:
+            async with a_desk(redis.url, pool) as desk, asyncio.timeout(20):
+                await test(desk)
+
+        asyncio.run(inside())
+
+    return run
+
+
+def test_a_request_gets_the_warm_pod(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m")
+        await desk.pod("pod-a")
+        await desk.pod("pod-b", warm=spec)
+        placement = await desk.ask(spec)
+        assert placement.reservation.entry.name == "pod-b"
+        assert placement.reservation.start == "warm"
+        assert await desk.slots_used("pod-b") == 1
+
+    with_desk(test)
+
+
+def test_a_waiting_request_gets_the_slot_that_is_given_back(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        await desk.pod("pod-a", warm=spec)
+        first = await desk.ask(spec)
+        second = desk.ask(spec)
+        await desk.waiting(1)
+        desk.reservations.give_back(first.reservation)
+        desk.dispatcher.kick()
+        assert (await second).reservation.entry.name == "pod-a"
+        assert await desk.slots_used("pod-a") == 1
+
+    with_desk(test)
+
+
+def test_a_request_that_leaves_just_when_its_turn_comes_takes_nothing(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        await desk.pod("pod-a", warm=spec)
+        first = await desk.ask(spec)
+        second = desk.ask(spec)
+        await desk.waiting(1)
+        desk.reservations.give_back(first.reservation)
+        desk.dispatcher.kick()
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        third = await asyncio.wait_for(desk.ask(spec), 5)
+        assert not desk.running.done()
+        assert third.reservation.entry.name == "pod-a"
+        assert desk.reservations.held_total == 1
+        assert await desk.slots_used("pod-a") == 1
+
+    with_desk(test)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_request_that_leaves_at_any_step_leaks_no_slot(with_desk: WithDesk, steps: int) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        await desk.pod("pod-a", warm=spec)
+        leaver = desk.ask(spec)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaver.cancel()
+        result = (await asyncio.gather(leaver, return_exceptions=True))[0]
+        if isinstance(result, Placement):
+            desk.reservations.give_back(result.reservation)
+        await asyncio.wait_for(desk.ask(spec), 5)
+        assert desk.reservations.held_total == 1
+        assert await desk.slots_used("pod-a") == 1
+
+    with_desk(test)
+
+
+def test_everybody_who_waits_for_a_load_says_so(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        epoch = await desk.pod("pod-a")
+        first = await desk.ask(spec)
+        waiting = [desk.ask(spec) for _ in range(3)]
+        await desk.waiting(3)
+        token = first.reservation.load_token
+        await desk.registry.start_load("pod-a", epoch, spec.key, token, Tier.DISK)
+        await desk.registry.finish_load("pod-a", epoch, spec.key, token, 1)
+        placements = [first]
+        for task in waiting:
+            desk.reservations.give_back(placements[-1].reservation)
+            desk.dispatcher.kick()
+            placements.append(await task)
+        assert [placement.waited_from for placement in placements[1:]] == ["remote"] * 3
+
+    with_desk(test)
+
+
+def test_whoever_comes_after_the_load_is_warm(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        await desk.pod("pod-a", warm=spec)
+        first = await desk.ask(spec)
+        second = desk.ask(spec)
+        await desk.waiting(1)
+        desk.reservations.give_back(first.reservation)
+        desk.dispatcher.kick()
+        assert (await second).waited_from is None
+
+    with_desk(test)
+
+
+def test_fifty_first_requests_claim_one_load(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        for n in range(4):
+            await desk.pod(f"pod-{n}")
+        asked = [desk.ask(spec) for _ in range(50)]
+        await desk.waiting(49)
+        done = [task.result() for task in asked if task.done()]
+        assert [placement.reservation.load_token > 0 for placement in done] == [True]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    with_desk(test)
+
+
+def test_a_full_queue_refuses(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING, queue_depth=1)
+        await desk.pod("pod-a", warm=spec)
+        await desk.ask(spec)
+        second = desk.ask(spec)
+        await desk.waiting(1)
+        with pytest.raises(Rejected, match="queue-depth is 1") as caught:
+            await desk.ask(spec)
+        assert caught.value.reason is Reason.QUEUE_FULL
+        assert caught.value.retry_after_s
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+
+    with_desk(test)
+
+
+def test_a_model_without_queue_is_served_while_another_waits(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        busy = await desk.declare("busy", routing=QUEUEING)
+        other = await desk.declare("other", routing=QUEUEING, queue_depth=0)
+        await desk.pod("pod-a", warm=busy)
+        await desk.pod("pod-b", warm=other)
+        await desk.ask(busy)
+        waiting = desk.ask(busy)
+        await desk.waiting(1)
+        assert (await desk.ask(other)).reservation.entry.name == "pod-b"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    with_desk(test)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s", "reason"),
+    [
+        pytest.param(0.05, None, Reason.QUEUE_TIMEOUT, id="queue-timeout"),
+        pytest.param(5.0, 0.05, Reason.DEADLINE, id="deadline"),
+    ],
+)
+def test_waiting_ends_by(
+    with_desk: WithDesk, timeout_s: float, deadline_s: float | None, reason: Reason
+) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING, queue_timeout_s=timeout_s)
+        await desk.pod("pod-a", warm=spec)
+        await desk.ask(spec)
+        with pytest.raises(Rejected) as caught:
+            await desk.ask(spec, deadline_in_s=deadline_s)
+        assert caught.value.reason is reason
+        assert desk.dispatcher.waiting_total == 0
+
+    with_desk(test)
+
+
+def test_a_model_that_is_deleted_ends_the_wait_for_it(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m", routing=QUEUEING)
+        await desk.pod("pod-a", warm=spec)
+        await desk.ask(spec)
+        second = desk.ask(spec)
+        await desk.waiting(1)
+        await desk.registry.delete_models([spec.name])
+        with pytest.raises(Rejected) as caught:
+            await second
+        assert caught.value.reason is Reason.MODEL_GONE
+
+    with_desk(test)
+
+
+def test_tenants_take_turns_at_a_saturated_pod(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        loud = await desk.declare("m", namespace="loud", routing=QUEUEING)
+        quiet = await desk.declare("m", namespace="quiet", routing=QUEUEING)
+        epoch = await desk.pod("pod-a", warm=loud)
+        await desk.registry.set_tier("pod-a", epoch, quiet.key, Tier.DEVICE, 1)
+        first = await desk.ask(loud)
+        asked = [desk.ask(loud) for _ in range(4)]
+        await desk.waiting(4)
+        asked += [desk.ask(quiet) for _ in range(2)]
+        await desk.waiting(6)
+        served: list[str] = []
+        held = first
+        while pending := [task for task in asked if not task.done()]:
+            desk.reservations.give_back(held.reservation)
+            desk.dispatcher.kick()
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            (task,) = done
+            held = task.result()
+            served.append(held.spec.name.namespace)
+        assert served == ["loud", "quiet", "loud", "quiet", "loud", "loud"]
+
+    with_desk(test)
+
+
+def test_a_pod_that_comes_ends_the_wait_for_pods(with_desk: WithDesk) -> None:
+    async def test(desk: Desk) -> None:
+        spec = await desk.declare("m")
+        waiting = desk.ask(spec)
+        await desk.waiting(1)
+        await desk.pod("pod-a")
+        assert (await waiting).reservation.entry.name == "pod-a"
+
+    with_desk(test)
+
+
+def test_two_desks_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
+    async def test() -> None:
+        async with a_desk(redis.url, pool) as one, a_desk(redis.url, pool) as other:
+            spec = await one.declare("m", routing=QUEUEING)
+            await one.pod("pod-a", slots=2, warm=spec)
+            await one.pod("pod-b", slots=1, warm=spec)
+            await until(lambda: len(other.watch.state.pods) == 2 and other.watch.state.models)
+            held: dict[str, int] = {"pod-a": 0, "pod-b": 0}
+            most = dict(held)
+
+            async def use(desk: Desk) -> None:
+                placement = await desk.ask(spec)
+                name = placement.reservation.entry.name
+                held[name] += 1
+                most[name] = max(most[name], held[name])
+                await asyncio.sleep(0.002)
+                held[name] -= 1
+                desk.reservations.give_back(placement.reservation)
+                desk.dispatcher.kick()
+
+            await asyncio.gather(*(use(desk) for _ in range(60) for desk in (one, other)))
+            assert most == {"pod-a": 2, "pod-b": 1}
+            await until(lambda: one.watch.state.pods["pod-a"].slots_used == 0)
+            await until(lambda: other.watch.state.pods["pod-a"].slots_used == 0)
+
+    asyncio.run(test())
