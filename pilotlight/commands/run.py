@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from pilotlight.commands.target import Target
 from pilotlight.errors import AlreadyRunning, RequestFailed, StartFailed
 from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform, Progress, describe
+from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.supervisor import log_to, supervise
 from pilotlight.quantities import format_bytes
 from pilotlight.samples import make_samples, missing_samples
@@ -39,7 +39,7 @@ def up(
     specs = read_models(files, namespace) if files else []
     if settings.home.is_locked():
         raise settings.home.already_running()
-    if settings.s3:
+    if settings.s3 and settings.objects == settings.home.objects:  # a folder of yours stays yours
         prepare_samples(settings, output)
     if detach:
         state = _start_detached(settings)
@@ -120,10 +120,11 @@ def _start_detached(settings: PlatformSettings) -> PlatformState:
     settings.home.logs.mkdir(parents=True, exist_ok=True)
     with (settings.home.logs / "supervisor.err").open("wb") as errors:
         supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pilotlight.platform.supervisor", settings.to_json()],
+            [*python_module("pilotlight.platform.supervisor"), settings.to_json()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
+            env=python_environment(os.environ),
             start_new_session=True,
         )
     try:

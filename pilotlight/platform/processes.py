@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_CODE = str(Path(__file__).resolve().parents[2])
 _LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
 def python_module(module: str) -> list[str]:
     """The command that runs one of our modules; `-P` keeps the working folder off the path."""
     return [sys.executable, "-P", "-m", module]
+
+
+def python_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which our modules are the ones that run here, wherever they lie."""
+    paths = [_CODE, *base.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**base, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path))}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -60,7 +67,7 @@ async def start_child(
             stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE if piped else descriptor,
             stderr=descriptor,
-            env=dict(env),
+            env=python_environment(env),
             start_new_session=True,
         )  # fmt: skip
     finally:

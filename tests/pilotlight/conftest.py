@@ -67,9 +67,7 @@ class Cli:
 
 
 @pytest.fixture
-def cli(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Cli:
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
     for name in [name for name in os.environ if name.startswith("PILOTLIGHT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PILOTLIGHT_HOME", str(tmp_path / "home"))

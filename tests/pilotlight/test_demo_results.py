@@ -52,12 +52,10 @@ def test_percentile_is_the_nearest_rank() -> None:
 
 def test_the_simple_workload_wants_one_cold_start_and_the_gain() -> None:
     assert all(
-        each.is_met
-        for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
+        each.is_met for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
     )
     assert not any(
-        each.is_met
-        for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 2, 1.5)])
+        each.is_met for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 2, 1.5)])
     )
 
 

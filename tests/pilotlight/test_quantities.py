@@ -39,7 +39,7 @@ def test_reads_rates(text: str, expected: float | None) -> None:
 
 
 def test_refuses_what_is_no_rate() -> None:
-    with pytest.raises(InvalidInput, match="must be a rate such as 100MB/s, .* was 'fast'"):
+    with pytest.raises(InvalidInput, match=r"must be a rate such as 100MB/s, .* was 'fast'"):
         parse_rate("fast", field="--pod-link-rate")
 
 

@@ -1,0 +1,157 @@
+"""Child processes: real ones, killed for real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pilotlight.errors import StartFailed
+from pilotlight.platform.service import Service, ServiceSpec
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+SLEEP = ("/bin/sleep", "1000")
+
+
+def _service(command: Sequence[str], folder: Path) -> Service:
+    async def is_ready() -> bool:
+        return service.child is not None and service.child.returncode is None
+
+    spec = ServiceSpec("child", command, folder / "child.log", os.environ)
+    service = Service(spec, is_ready=is_ready)
+    return service
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+
+
+async def _until_running(service: Service, *, other_than: int = 0) -> int:
+    def pid() -> int:
+        child = service.child
+        return child.pid if child is not None and child.returncode is None else 0
+
+    await _until(lambda: pid() not in {0, other_than})
+    return pid()
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    async def scenario() -> tuple[int, int]:
+        service = _service(SLEEP, tmp_path)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(service.run())
+            first = await _until_running(service)
+            os.kill(first, signal.SIGKILL)
+            second = await _until_running(service, other_than=first)
+            await service.stop(grace_s=2.0)
+        return first, second
+
+    first, second = asyncio.run(scenario())
+    assert first != second
+    assert not _is_alive(second)
+
+
+def test_a_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
+    stubborn = (
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('deaf', flush=True); time.sleep(1000)",
+    )
+
+    async def scenario() -> int:
+        service = _service(stubborn, tmp_path)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(service.run())
+            pid = await _until_running(service)
+            await _until(lambda: "deaf" in (tmp_path / "child.log").read_text())
+            await service.stop(grace_s=0.1)
+        return pid
+
+    assert not _is_alive(asyncio.run(scenario()))
+
+
+def test_stopping_while_it_waits_to_start_again_ends_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        service = _service(("/bin/false",), tmp_path)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(service.run())
+            await _until(lambda: service.deaths >= 3)
+            await service.stop(grace_s=1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_dies_at_once_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "raise SystemExit('no room left')")
+
+    async def scenario() -> None:
+        service = _service(command, tmp_path)
+
+        async def never() -> bool:
+            return False
+
+        service._is_ready = never
+        async with asyncio.TaskGroup() as group:
+            group.create_task(service.run())
+            try:
+                await service.wait_ready(timeout_s=20)
+            finally:
+                await service.stop(grace_s=1.0)
+
+    with pytest.raises(ExceptionGroup) as error:
+        asyncio.run(scenario())
+    assert error.group_contains(StartFailed, match="no room left")
+
+
+PARENT = """
+import asyncio, os, sys
+from pathlib import Path
+from pilotlight.platform.processes import start_child
+
+async def main():
+    child = await start_child(sys.argv[2:], log_file=Path(sys.argv[1]), env=os.environ)
+    print(child.pid, flush=True)
+    await child.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "log"), *SLEEP],
+        cwd=servers.REPOSITORY,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    descriptor = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        parent.kill()
+        parent.wait()
+        ended, _, _ = select.select([descriptor], [], [], 10.0)
+        assert ended
+    finally:
+        os.close(descriptor)
+        parent.stdout.close()
