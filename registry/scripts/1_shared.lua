@@ -28,9 +28,23 @@ local function current(pod, epoch)
   return alive(pod) and redis.call('HGET', key('pod:' .. pod), 'epoch') == tostring(epoch)
 end
 
+-- Epochs and tokens. They begin at the clock, so that a Redis that lost its data gives none again.
+local function next_fence()
+  local fence = redis.call('INCR', key('fence'))
+  if fence > 1 then return fence end
+  redis.call('SET', key('fence'), now)
+  return now
+end
+
 -- Alive and taking requests: what policies may count on.
 local function serving(pod)
   return alive(pod) and redis.call('HGET', key('pod:' .. pod), 'phase') == 'ready'
+end
+
+-- How many reservations stand in one of a pod's sets, those that expired just now cleared away.
+local function occupied(set, pod)
+  if purge(set) > 0 then touch(pod) end
+  return redis.call('ZCARD', set)
 end
 
 local function counts(pod)
@@ -47,11 +61,30 @@ local function residency(pod, model)
   return tier, loading, since, bytes
 end
 
+local function publish_model(name)
+  change('model', name, or_false(redis.call('HGET', key('models'), name)),
+    or_false(redis.call('HGET', key('previous'), name)),
+    or_false(redis.call('HGET', key('failures'), name)))
+end
+
+-- The pod is not warm any more. A previous generation that nobody holds has served its time: it
+-- would have to be loaded as well as the new one.
+local function cool(pod, model)
+  local warm = key('warm:' .. model)
+  if redis.call('SREM', warm, pod) == 0 or redis.call('SCARD', warm) > 0 then return end
+  local name = model:match('^(.*)@')
+  if name and redis.call('HGET', key('previous_keys'), name) == model then
+    redis.call('HDEL', key('previous'), name)
+    redis.call('HDEL', key('previous_keys'), name)
+    publish_model(name)
+  end
+end
+
 local function set_residency(pod, model, tier, loading, bytes)
   if tier == 'device' then
     redis.call('SADD', key('warm:' .. model), pod)
   else
-    redis.call('SREM', key('warm:' .. model), pod)
+    cool(pod, model)
   end
   if tier == 'remote' and loading == '-' then
     redis.call('HDEL', key('residency:' .. pod), model)
@@ -69,10 +102,4 @@ local function publish_pod(pod)
   counted[pod] = nil
   change('pod', pod, fields[1], tonumber(fields[2]), fields[3], fields[4], tonumber(fields[5]),
     slots, ongoing)
-end
-
-local function publish_model(name)
-  change('model', name, or_false(redis.call('HGET', key('models'), name)),
-    or_false(redis.call('HGET', key('previous'), name)),
-    or_false(redis.call('HGET', key('failures'), name)))
 end

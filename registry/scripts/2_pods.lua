@@ -1,9 +1,13 @@
 -- Leases: a pod that does not renew its lease is gone, with everything filed under it.
 
-local function wipe(pod)
+local function wipe(pod, is_back)
   local models = redis.call('HKEYS', key('residency:' .. pod))
   for _, model in ipairs(models) do
-    redis.call('SREM', key('warm:' .. model), pod)
+    if is_back then  -- it will say at once what it still holds
+      redis.call('SREM', key('warm:' .. model), pod)
+    else
+      cool(pod, model)
+    end
     redis.call('HDEL', key('claims:' .. model), pod)
     redis.call('ZREM', key('unstarted'), model .. '|' .. pod)
   end
@@ -23,9 +27,9 @@ local function reap_pods()
 end
 
 function op.register(pod, info, slots, lease_ms)
-  wipe(pod)
+  wipe(pod, true)
   change('gone', pod)
-  local epoch = redis.call('INCR', key('fence'))
+  local epoch = next_fence()
   redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots, 'epoch', epoch,
     'phase', 'ready', 'used', '{}', 'loads', 0)
   redis.call('ZADD', key('leases'), now + lease_ms, pod)

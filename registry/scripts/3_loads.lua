@@ -1,12 +1,14 @@
 -- Load claims: at most one load of a model per pod, or in the whole pool, with a fencing token.
--- A claim that its pod has not started within its time is taken back; a started one lives as long
--- as the pod's lease.
+-- A claim that its pod has not started within its time is over, whether or not somebody swept it;
+-- a started one lives as long as the pod's lease.
 
 local function claim_of(model, pod)
   local text = redis.call('HGET', key('claims:' .. model), pod)
   if not text then return nil end
   local token, expiry = text:match('^(%d+):(%d+)$')
-  return tonumber(token), tonumber(expiry)
+  expiry = tonumber(expiry)
+  if expiry ~= 0 and expiry <= now then return nil end
+  return tonumber(token), expiry
 end
 
 local function drop_claim(model, pod)
@@ -35,14 +37,13 @@ local function copies_elsewhere(model, pod)
     if other ~= pod and serving(other) then copies = copies + 1 end
   end
   for _, other in ipairs(redis.call('HKEYS', key('claims:' .. model))) do
-    local _, expiry = claim_of(model, other)
-    if other ~= pod and serving(other) and (expiry == 0 or expiry > now) then copies = copies + 1 end
+    if other ~= pod and claim_of(model, other) and serving(other) then copies = copies + 1 end
   end
   return copies
 end
 
 local function make_claim(model, pod, claim_ms)
-  local token = redis.call('INCR', key('fence'))
+  local token = next_fence()
   local tier, _, _, bytes = residency(pod, model)
   tier = tier or 'remote'
   if tier == 'device' then tier = 'remote' end
@@ -74,14 +75,10 @@ end
 
 -- The first warm pod of a model's new generation ends the service of the previous one.
 local function promote(name, model)
-  local changed = redis.call('HDEL', key('failures'), name) > 0
-  if redis.call('HGET', key('keys'), name) == model then
-    if redis.call('HDEL', key('previous'), name) > 0 then
-      redis.call('HDEL', key('previous_keys'), name)
-      changed = true
-    end
-  end
-  if changed then publish_model(name) end
+  if redis.call('HGET', key('keys'), name) ~= model then return end
+  local changed = redis.call('HDEL', key('failures'), name)
+    + redis.call('HDEL', key('previous'), name) + redis.call('HDEL', key('previous_keys'), name)
+  if changed > 0 then publish_model(name) end
 end
 
 function op.finish(pod, epoch, model, token, bytes, name)
@@ -107,6 +104,11 @@ end
 
 function op.tier(pod, epoch, model, tier, bytes)
   if not current(pod, epoch) then return {'lost'} end
+  local token, expiry = claim_of(model, pod)
+  if token and expiry ~= 0 and tier ~= 'device' then
+    set_residency(pod, model, tier, tier, bytes)  -- a gateway asked for a load meanwhile
+    return {'ok'}
+  end
   drop_claim(model, pod)
   set_residency(pod, model, tier, '-', bytes)
   return {'ok'}

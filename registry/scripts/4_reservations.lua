@@ -9,17 +9,14 @@ function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, cla
   local pod = redis.call('HMGET', key('pod:' .. entry), 'slots', 'phase')
   if pod[2] ~= 'ready' then return {'gone', entry} end
   local slots_set = key('slots:' .. entry)
-  purge(slots_set)
-  local used = redis.call('ZCARD', slots_set)
-  if used >= tonumber(pod[1]) then
+  if occupied(slots_set, entry) >= tonumber(pod[1]) then
     touch(entry)
     return {'full', entry}
   end
-  if predict ~= entry and not alive(predict) then return {'gone', predict} end
+  if predict ~= entry and not serving(predict) then return {'gone', predict} end
   local ongoing_set = key('ongoing:' .. predict)
   if target > 0 then
-    purge(ongoing_set)
-    if redis.call('ZCARD', ongoing_set) >= target then
+    if occupied(ongoing_set, predict) >= target then
       touch(predict)
       return {'busy', predict}
     end
@@ -27,7 +24,7 @@ function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, cla
   local tier, loading = residency(predict, model)
   local token, start = 0, 'warm'
   if tier ~= 'device' then
-    start = loading and loading ~= '-' and loading or nil
+    start = loading and loading ~= '-' and claim_of(model, predict) and loading or nil
     if not start then
       if mode ~= 'load' then return {'cold', predict} end
       if copies >= 0 and copies_elsewhere(model, predict) > copies then
@@ -63,6 +60,7 @@ function op.infer_end(id, predict)
   return true
 end
 
+-- It looks at every pod, so it is for new copies, and once a second however many copies there are.
 local function reap_reservations()
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
     if purge(key('slots:' .. pod)) + purge(key('ongoing:' .. pod)) > 0 then touch(pod) end

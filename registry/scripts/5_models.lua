@@ -30,6 +30,7 @@ end
 
 -- Several declarations at once: {name, key, specification} each.
 function op.put(declarations)
+  reap_pods()
   local outcomes = {}
   for index, item in ipairs(declarations) do outcomes[index] = put(item[1], item[2], item[3]) end
   return outcomes

@@ -5,7 +5,7 @@
 function op.sync()
   reap_pods()
   reap_claims()
-  reap_reservations()
+  if redis.call('SET', key('swept'), now, 'NX', 'PX', 900) then reap_reservations() end
   return true
 end
 
@@ -39,19 +39,29 @@ local function all_samples()
 end
 
 function op.snapshot()
-  op.sync()
+  reap_pods()
+  reap_claims()
+  reap_reservations()
   return {all_pods(), all_models(), all_samples()}
 end
 
 local results = {}
 for index, call in ipairs(cjson.decode(ARGV[1])) do
-  local run = op[call[1]]
-  if not run then return redis.error_reply('ERR no registry operation ' .. tostring(call[1])) end
-  results[index] = run(unpack(call, 2))
+  -- One that fails must not take along the others, nor hide what they have written.
+  local ok, result = pcall(op[call[1]], unpack(call, 2))
+  if not ok then
+    result = {error = type(result) == 'table' and result.err or tostring(result)}
+  end
+  results[index] = result
 end
 
+-- Versions begin at the clock: a Redis that lost its data must not come to those that copies know.
 local function publish(channel, counter)
   local version = redis.call('INCR', key(counter))
+  if version == 1 then
+    version = now * 10
+    redis.call('SET', key(counter), version)
+  end
   local encoded = cjson.encode(changes)
   redis.call('PUBLISH', key(channel), version .. ' ' .. now .. ' ' .. ARGV[2] .. ' ' .. encoded)
   return version, encoded
