@@ -6,6 +6,7 @@ in one step. All methods raise RegistryUnavailable, soon, when Redis is away.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,7 @@ from registry.cluster import ClusterState
 from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.resp import check_url
 from registry.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ class Registry:
     """One pool's state, shared by all components through Redis."""
 
     def __init__(self, url: str, pool: str) -> None:
+        """Raises ValueError when the URL has none of the forms that `resolve` reads."""
+        check_url(url)
         self.url = url
         self.pool = pool
         self.origin = uuid.uuid4().hex[:12]
@@ -114,7 +118,7 @@ class Registry:
         """Withdraw models; returns those that were not there."""
         names = list(names)
         futures = [self.transactions.submit("delete", str(name)) for name in names]
-        existed = [await future for future in futures]
+        existed = await asyncio.gather(*futures)
         return [name for name, found in zip(names, existed, strict=True) if not found]
 
     async def get_model(self, name: ModelName) -> ModelRecord | None:

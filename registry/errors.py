@@ -11,6 +11,15 @@ class RegistryUnavailable(RegistryError):
     """Redis did not answer; the caller goes on with its last copy."""
 
 
+class RegistryRefused(RegistryUnavailable):
+    """Redis answered, but with an error."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__(f"Redis refused the call: {answer}")
+        self.code = answer.partition(" ")[0]
+        """The first word of the answer, such as `NOSCRIPT` or `READONLY`."""
+
+
 class LeaseLost(RegistryError):
     """The pod's lease is over or belongs to a newer process: register again with full state."""
 

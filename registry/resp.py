@@ -10,16 +10,19 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import hiredis
 
-from registry.errors import RegistryUnavailable
+from registry.errors import RegistryRefused, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONNECT_TIMEOUT_S = 1.0
+FIND_TIMEOUT_S = 1.0
+"""For asking Sentinels or a Cluster; redis-py by itself goes on for several seconds."""
+CONNECT_TIMEOUT_S = 0.8
+"""Callers shall hear within a second that Redis is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,51 +47,65 @@ async def resolve(url: str, routing_key: str) -> Address:
         RegistryUnavailable: when nobody can tell.
         ValueError: when the URL has another form.
     """
-    parts = urlsplit(url)
+    parts = check_url(url)
     username = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password else None
     if parts.scheme in ("redis", "rediss"):
-        database = _database(parts.path, url)
         return Address(
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
             use_tls=parts.scheme == "rediss",
             username=username,
             password=password,
-            database=database,
-        )
-    if parts.scheme not in ("redis+sentinel", "redis+cluster"):
-        raise ValueError(
-            "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or "
-            f"redis+cluster://, was {url!r}"
+            database=int(parts.path.strip("/") or 0),
         )
     import redis  # 0.4 s, which the command line need not wait for
 
     try:
-        if parts.scheme == "redis+sentinel":
-            return await _ask_sentinels(parts.netloc, parts.path, username, password)
-        return await _ask_cluster(url, routing_key, username, password)
-    except (redis.RedisError, OSError) as error:
+        async with asyncio.timeout(FIND_TIMEOUT_S):
+            if parts.scheme == "redis+sentinel":
+                return await _ask_sentinels(parts, username, password)
+            return await _ask_cluster(parts, routing_key, username, password)
+    except (redis.RedisError, OSError, TimeoutError) as error:
         raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
 
 
-def _database(path: str, url: str) -> int:
-    text = path.strip("/")
-    if text and not text.isdigit():
+def check_url(url: str) -> SplitResult:
+    """The parts of a Redis URL. Raises ValueError when it has none of the forms of `resolve`."""
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if parts.scheme == "redis+sentinel":
+        service, _, path = path.partition("/")
+        if not service:
+            raise ValueError(f"the Sentinel URL must name a service after the hosts, was {url!r}")
+    elif parts.scheme not in ("redis", "rediss", "redis+cluster"):
+        raise ValueError(
+            "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or "
+            f"redis+cluster://, was {url!r}"
+        )
+    if path and not (path.isascii() and path.isdigit()):
         raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
-    return int(text or 0)
+    for host in _hosts(parts):
+        _, colon, port = host.rpartition("]")[2].rpartition(":")
+        is_port = port.isascii() and port.isdigit() and int(port) < 65536
+        if "," in host or (colon and not is_port):
+            raise ValueError(f"the Redis URL must name its servers as host:port, was {url!r}")
+    return parts
 
 
-async def _ask_sentinels(
-    netloc: str, path: str, username: str | None, password: str | None
-) -> Address:
+def _hosts(parts: SplitResult) -> list[str]:
+    hosts = parts.netloc.rpartition("@")[2]
+    return hosts.split(",") if parts.scheme == "redis+sentinel" else [hosts]
+
+
+async def _ask_sentinels(parts: SplitResult, username: str | None, password: str | None) -> Address:
     import redis.asyncio
 
-    hosts = [host.partition(":") for host in netloc.rpartition("@")[2].split(",")]
-    service, _, database = path.strip("/").partition("/")
+    hosts = [host.partition(":") for host in _hosts(parts)]
+    service, _, database = parts.path.strip("/").partition("/")
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
         [(host, int(port or 26379)) for host, _, port in hosts],
-        socket_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=FIND_TIMEOUT_S,
     )
     try:
         host, port = await sentinel.discover_master(service)
@@ -105,17 +122,16 @@ async def _ask_sentinels(
 
 
 async def _ask_cluster(
-    url: str, routing_key: str, username: str | None, password: str | None
+    parts: SplitResult, routing_key: str, username: str | None, password: str | None
 ) -> Address:
     import redis.asyncio
 
-    parts = urlsplit(url)
     cluster = redis.asyncio.RedisCluster(
         host=parts.hostname or "127.0.0.1",
         port=parts.port or 6379,
         username=username,
         password=password,
-        socket_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=FIND_TIMEOUT_S,
     )
     try:
         await cluster.initialize()
@@ -153,7 +169,11 @@ class RespConnection(asyncio.Protocol):
                     address.port,
                     ssl=True if address.use_tls else None,
                 )
-                await connection._greet(address)
+                try:
+                    await connection._greet(address)
+                except BaseException:
+                    connection.close()
+                    raise
         except (OSError, TimeoutError, hiredis.HiredisError) as error:
             raise RegistryUnavailable(
                 f"Redis at {address.host}:{address.port} cannot be reached: {error}"
@@ -161,15 +181,11 @@ class RespConnection(asyncio.Protocol):
         return connection
 
     async def _greet(self, address: Address) -> None:
-        try:
-            if address.password:
-                user = [address.username] if address.username else []
-                await self.call("AUTH", *user, address.password)
-            if address.database:
-                await self.call("SELECT", str(address.database))
-        except RegistryUnavailable:
-            self.close()
-            raise
+        if address.password:
+            user = [address.username] if address.username else []
+            await self.call("AUTH", *user, address.password)
+        if address.database:
+            await self.call("SELECT", str(address.database))
 
     def call(self, *arguments: str | bytes) -> asyncio.Future[Any]:
         """Send one command; the future holds its reply or raises RegistryUnavailable."""
@@ -227,9 +243,12 @@ class RespConnection(asyncio.Protocol):
         if self._on_message is not None and isinstance(reply, list) and reply[0] == b"message":
             self._on_message(reply[2])
             return
+        if not self._waiting:
+            self.close()  # an error nobody asked for, such as too many clients
+            return
         settle = self._waiting.popleft()
         if isinstance(reply, hiredis.ReplyError):
-            settle(RegistryUnavailable(f"Redis refused the call: {reply}"))
+            settle(RegistryRefused(str(reply)))
         else:
             settle(reply)
 

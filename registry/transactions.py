@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from dataclasses import dataclass
 from importlib import resources
@@ -16,13 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.errors import RegistryUnavailable
+from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.resp import RespConnection, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-REPLY_TIMEOUT_S = 2.0
+logger = logging.getLogger(__name__)
+
+REPLY_TIMEOUT_S = 0.8
+"""Callers shall hear within a second that Redis is away, hung or cut off."""
+SNAPSHOT_TIMEOUT_S = 5.0
+"""The whole state of a large pool takes its time, and no request waits for it."""
+_GRACE_S = 0.01
 LAZY_S = 0.001
 MAX_BATCH = 256
 _NO_CHANGES = len(b"[]")
@@ -50,7 +57,8 @@ class Applied:
 
 @dataclass(slots=True)
 class _Pending:
-    operation: Sequence[Any]
+    operation: bytes
+    """As JSON: what cannot be written fails where it was asked for, not a batch of others."""
     settle: Callable[[Any], None]
     """Given the result, or the RegistryUnavailable that took its place."""
 
@@ -74,7 +82,11 @@ class Transactions:
 
     def __init__(self, url: str, pool: str, origin: str) -> None:
         self._url = url
-        self._origin = origin
+        self._client = origin
+        self._losses = 0
+        self.origin = origin
+        """Marks our own changes where they are published. It changes with each lost reply, whose
+        changes, published late, are then taken in like anybody else's."""
         self.prefix = f"pilotlight:{{{pool}}}:"
         self._script = read_script()
         self._sha = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
@@ -89,58 +101,60 @@ class Transactions:
         self._retry_at_s = 0.0
         self.on_applied: Callable[[Applied], None] | None = None
         """Called with each batch's changes before its callers hear of the result."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when a batch may have changed something that `on_applied` will never hear of."""
 
     def submit(self, *operation: Any) -> asyncio.Future[Any]:
         """Queue one operation; the future holds its result or raises RegistryUnavailable."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def settle(result: Any) -> None:
-            if future.done():
-                return
-            if isinstance(result, RegistryUnavailable):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        self.submit_then(settle, *operation)
+        self.submit_then(_settler(future), *operation)
         return future
 
     def submit_then(self, settle: Callable[[Any], None], *operation: Any) -> None:
         """Queue one operation; `settle` gets its result or a RegistryUnavailable."""
-        self._pending.append(_Pending(operation, settle))
+        self._pending.append(_Pending(orjson.dumps(operation), settle))
         if not self._under_way and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def submit_lazily(self, settle: Callable[[Any], None], *operation: Any) -> None:
         """Queue an operation that may go out with the next one, at most `LAZY_S` later."""
-        self._pending.append(_Pending(operation, settle))
+        self._pending.append(_Pending(orjson.dumps(operation), settle))
         if not self._under_way and not self._is_scheduled and self._lazy_timer is None:
             loop = asyncio.get_running_loop()
             self._lazy_timer = loop.call_later(LAZY_S, self._flush)
 
     async def snapshot(self) -> tuple[Versions, int, Sequence[Any]]:
         """The versions, the registry's time in ms, and the whole state of the pool."""
-        return await self._alone("snapshot")
+        return await self._alone("snapshot", SNAPSHOT_TIMEOUT_S)
 
     async def sync(self) -> tuple[Versions, int]:
         """Sweep what has expired; the versions after it, and the registry's time in ms."""
-        versions, now_ms, _ = await self._alone("sync")
+        versions, now_ms, _ = await self._alone("sync", REPLY_TIMEOUT_S)
         return versions, now_ms
 
-    async def _alone(self, name: str) -> tuple[Versions, int, Any]:
+    async def _alone(self, name: str, timeout_s: float) -> tuple[Versions, int, Any]:
         """One operation in a batch of its own, with the versions and time of its reply."""
         connection = await self._connected()
-        reply = connection.call(*self._command(b'[["%b"]]' % name.encode()))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._evaluate(connection, b'[["%b"]]' % name.encode(), _settler(future))
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                version, news, now_ms, results, changes = await reply
+            async with asyncio.timeout(timeout_s):
+                version, news, now_ms, results, changes = await future
         except TimeoutError as error:
             connection.close()
+            self._lost()
             raise _too_late() from error
+        except RegistryUnavailable:
+            connection.close()
+            self._lost()
+            raise
         versions = Versions(version, news)
         self._applied(versions, now_ms, changes)
-        return versions, now_ms, orjson.loads(results)[0]
+        (result,) = orjson.loads(results)
+        if _is_error(result):
+            raise RegistryRefused(result["error"])
+        return versions, now_ms, result
 
     async def close(self) -> None:
         """Let what is queued go out, then drop the connection."""
@@ -167,34 +181,67 @@ class Transactions:
             self._reconnect()
             return
         batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+        operations = b"[%b]" % b",".join([item.operation for item in batch])
         self._under_way = batch
         connection = self._connection
-        timer = asyncio.get_running_loop().call_later(REPLY_TIMEOUT_S, connection.close)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(REPLY_TIMEOUT_S, self._give_up, batch, connection)
 
         def settle(reply: Any) -> None:
             timer.cancel()
             self._settle_batch(batch, connection, reply)
 
-        operations = orjson.dumps([item.operation for item in batch])
-        connection.call_then(settle, *self._command(operations))
+        self._evaluate(connection, operations, settle)
 
-    def _command(self, operations: bytes) -> tuple[str | bytes, ...]:
-        return ("EVALSHA", self._sha, "1", self.prefix, operations, self._origin)
+    def _evaluate(
+        self, connection: RespConnection, operations: bytes, settle: Callable[[Any], None]
+    ) -> None:
+        """Run a batch; a server that lost our script gets it again."""
+        command = ("EVALSHA", self._sha, "1", self.prefix, operations, self.origin)
+
+        def hear(reply: Any) -> None:
+            if isinstance(reply, RegistryRefused) and reply.code == "NOSCRIPT":
+                connection.call_then(_ignore, "SCRIPT", "LOAD", self._script)
+                connection.call_then(settle, *command)
+            else:
+                settle(reply)
+
+        connection.call_then(hear, *command)
+
+    def _give_up(self, batch: Sequence[_Pending], connection: RespConnection) -> None:
+        """Close the connection, unless only this process was late and the reply lies there."""
+
+        def close() -> None:
+            if self._under_way is batch:
+                self._pause()
+                connection.close()
+
+        asyncio.get_running_loop().call_later(_GRACE_S, close)
 
     def _settle_batch(
         self, batch: Sequence[_Pending], connection: RespConnection, reply: Any
     ) -> None:
         self._under_way = ()
         if isinstance(reply, RegistryUnavailable):
-            connection.close()  # a server without our script, or no master any more: look again
+            connection.close()  # perhaps no master any more: look again
+            self._lost()
             _fail(batch, reply)
         else:
             version, news, now_ms, results, changes = reply
             self._applied(Versions(version, news), now_ms, changes)
             for item, result in zip(batch, orjson.loads(results), strict=True):
-                item.settle(result)
+                if _is_error(result):
+                    connection.close()  # perhaps not the master any more: look again
+                    result = RegistryRefused(result["error"])
+                _settle(item, result)
         if self._pending and not self._is_scheduled:
             self._flush()
+
+    def _lost(self) -> None:
+        self._losses += 1
+        self.origin = f"{self._client}.{self._losses}"
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _applied(self, versions: Versions, now_ms: int, changes: bytes) -> None:
         if self.on_applied is not None and len(changes) > _NO_CHANGES:
@@ -231,26 +278,62 @@ class Transactions:
             try:
                 self._connection = await self._connect()
             except RegistryUnavailable:
-                self._retry_at_s = time.monotonic() + self._pause_s
-                self._pause_s = min(self._pause_s * 2, _RETRY_LONGEST_S)
+                self._pause()
                 raise
             self._pause_s = _RETRY_FIRST_S
             return self._connection
 
+    def _pause(self) -> None:
+        self._retry_at_s = time.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, _RETRY_LONGEST_S)
+
     async def _connect(self) -> RespConnection:
-        connection = await RespConnection.open(await resolve(self._url, self.prefix))
+        address = await resolve(self._url, self.prefix)
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await connection.call("SCRIPT", "LOAD", self._script)
+                connection = await RespConnection.open(address)
+                try:
+                    await connection.call("SCRIPT", "LOAD", self._script)
+                except BaseException:
+                    connection.close()
+                    raise
         except TimeoutError as error:
-            connection.close()
             raise _too_late() from error
         return connection
 
 
+def _settler(future: asyncio.Future[Any]) -> Callable[[Any], None]:
+    def settle(result: Any) -> None:
+        if future.done():
+            return
+        if isinstance(result, RegistryUnavailable):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    return settle
+
+
+def _settle(item: _Pending, result: Any) -> None:
+    """Tell one caller; a fault of that caller's must not keep the result from the others."""
+    try:
+        item.settle(result)
+    except Exception:
+        logger.exception("a caller failed at its result", extra={"operation": item.operation[:20]})
+
+
+def _ignore(reply: Any) -> None:
+    del reply
+
+
+def _is_error(result: Any) -> bool:
+    """Whether an operation failed in the script; an empty list comes as an empty object, too."""
+    return type(result) is dict and "error" in result
+
+
 def _fail(batch: Sequence[_Pending], error: RegistryUnavailable) -> None:
     for item in batch:
-        item.settle(error)
+        _settle(item, error)
 
 
 def _too_late() -> RegistryUnavailable:
