@@ -129,9 +129,15 @@ class ClusterState:
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency: dict[str, dict[str, Residency]] = {}
         self.measurements: dict[str, Measurements] = {}
+        self.unreadable_total = 0
+        """Changes left out because they could not be read, and why the last of them was."""
+        self.unreadable_cause = ""
         self._residency_versions: dict[tuple[str, str], int] = {}
         self._model_versions: dict[ModelName, int] = {}
         self._gone_versions: dict[str, int] = {}
+        self._snapshot_version = 0
+        self._early_counts: dict[str, tuple[int, int, int]] = {}
+        """Version, slots and ongoing requests of pods whose registration was not heard of yet."""
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""
@@ -147,24 +153,32 @@ class ClusterState:
         """Start again from a full snapshot, as the script's `snapshot` operation returns it."""
         models_version = self.models_version
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
-        self.version = version
+        self.version = self._snapshot_version = version
         self.models_version = models_version + 1
         pods, models, samples = snapshot
-        for name, info, epoch, phase, used, loads, slots, ongoing, residency in pods or []:
-            self._apply_pod(version, name, info, epoch, phase, used, loads, slots, ongoing)
+        for *pod, residency in pods or []:
+            self._apply(version, "pod", *pod)
             pairs = list(residency or [])
             for key, text in zip(pairs[::2], pairs[1::2], strict=True):
-                self._apply_at(version, key, name, text)
+                self._apply(version, "at", key, pod[0], text)
         for name, parts in models or []:
-            self._apply_model(version, name, *parts)
+            self._apply(version, "model", name, *parts)
         for key, measures in samples or []:
             pairs = list(measures or [])
             for measure, values in zip(pairs[::2], pairs[1::2], strict=True):
-                self._apply_samples(version, key, measure, orjson.loads(values))
+                self._apply(version, "samples", key, measure, orjson.loads(values))
 
     def apply(self, version: int, changes: Sequence[Sequence[Any]]) -> None:
         """Take in the changes of one version; those already known change nothing."""
+        if version <= self._snapshot_version:
+            return
         for kind, *values in changes:
+            self._apply(version, kind, *values)
+        self.version = max(self.version, version)
+
+    def _apply(self, version: int, kind: str, *values: Any) -> None:
+        """Take in one change; what a newer version of us wrote and we cannot read stays out."""
+        try:
             match kind:
                 case "counts":
                     self._apply_counts(version, *values)
@@ -178,11 +192,16 @@ class ClusterState:
                     self._apply_model(version, *values)
                 case "samples":
                     self._apply_samples(version, *values)
-        self.version = max(self.version, version)
+        except (ValueError, TypeError, LookupError) as error:
+            self.unreadable_total += 1
+            self.unreadable_cause = f"{kind}: {error}"
 
     def _apply_counts(self, version: int, name: str, slots_used: int, ongoing: int) -> None:
         pod = self.pods.get(name)
-        if pod is not None and version >= pod.counts_version:
+        if pod is None:
+            if version > self._gone_versions.get(name, 0):
+                self._early_counts[name] = (version, slots_used, ongoing)
+        elif version >= pod.counts_version:
             pod.counts_version = version
             pod.slots_used = slots_used
             pod.ongoing = ongoing
@@ -190,6 +209,8 @@ class ClusterState:
     def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
         place = (key, name)
         if version < self._residency_versions.get(place, 0):
+            return
+        if version < self._gone_versions.get(name, 0):
             return
         self._residency_versions[place] = version
         if not isinstance(text, str):
@@ -221,9 +242,14 @@ class ClusterState:
         if version < self._gone_versions.get(name, 0):
             return
         if pod is None or pod.epoch != epoch:
-            fresh = PodState(decode_pod(info))
-            fresh.epoch = epoch
-            self.pods[name] = pod = fresh
+            early = self._early_counts.pop(name, None)
+            if pod is not None and pod.counts_version > version:
+                early = (pod.counts_version, pod.slots_used, pod.ongoing)
+            pod = PodState(decode_pod(info))
+            pod.epoch = epoch
+            self.pods[name] = pod
+            if early is not None:
+                self._apply_counts(early[0], name, early[1], early[2])
         pod.version = version
         pod.phase = PodPhase(phase)
         pod.used_bytes = orjson.loads(used)
@@ -233,10 +259,9 @@ class ClusterState:
 
     def _apply_gone(self, version: int, name: str) -> None:
         pod = self.pods.get(name)
-        if pod is not None and version < pod.version:
-            return
-        self._gone_versions[name] = version
-        self.pods.pop(name, None)
+        if pod is None or version >= pod.version:
+            self.pods.pop(name, None)
+        self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
         for key in [key for key, holders in self.residency.items() if name in holders]:
             if version >= self._residency_versions.get((key, name), 0):
                 self._residency_versions[key, name] = version
@@ -250,10 +275,9 @@ class ClusterState:
             return
         self._model_versions[name] = version
         self.models_version += 1
+        self.models.pop(name, None)
         if isinstance(spec, str):
             self.models[name] = decode_record(spec, previous, failure)
-        else:
-            self.models.pop(name, None)
 
     def _apply_samples(
         self, version: int, key: str, measure: str, values_s: Sequence[float]

@@ -34,7 +34,7 @@ def decode_spec(text: str) -> ModelSpec:
     policy["preload"] = Preload(policy["preload"])
     policy["preload_tier"] = Tier(policy["preload_tier"])
     return ModelSpec(
-        name=ModelName(**stored["name"]),
+        name=ModelName(**_known(ModelName, stored["name"])),
         storage_uri=stored["storage_uri"],
         format=stored["format"],
         task=Task(stored["task"]) if stored["task"] else None,

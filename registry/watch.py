@@ -17,6 +17,7 @@ import orjson
 from registry.cluster import ClusterState
 from registry.errors import RegistryUnavailable
 from registry.resp import RespConnection, resolve
+from registry.transactions import REPLY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,6 @@ class ClusterWatch:
         self.state = ClusterState()
         self.repairs_total = 0
         """Snapshots taken because the copy could not be continued."""
-        self._origin = registry.origin.encode()
         self._channel = "changes" if counts else "news"
         self._pushed_version = 0
         self._is_following = False
@@ -51,7 +51,13 @@ class ClusterWatch:
         self._confirmed_at_s: float | None = None
         self._clock_offset_s = 0.0
         self._callbacks: list[Callable[[], None]] = []
+        self._unreadable_total = 0
+        self._held_back: list[bytes] | None = None
+        """Messages that came while a snapshot was under way: some may be newer than it."""
+        self._replies: list[Applied] = []
+        """Our own changes since the last snapshot was asked for, for the same reason."""
         registry.transactions.on_applied = self._on_reply
+        registry.transactions.on_lost = self._needs_snapshot.set
 
     # What readers ask
 
@@ -95,7 +101,7 @@ class ClusterWatch:
         address = await resolve(self.registry.url, self.registry.transactions.prefix)
         connection = await RespConnection.open(address, on_message=self._on_message)
         try:
-            await connection.call("SUBSCRIBE", self.registry.transactions.prefix + self._channel)
+            await self._subscribe(connection)
             await self._take_snapshot()
             self._is_following = True
             while connection.is_open:
@@ -104,6 +110,14 @@ class ClusterWatch:
                     self.repairs_total += 1
         finally:
             connection.close()
+
+    async def _subscribe(self, connection: RespConnection) -> None:
+        channel = self.registry.transactions.prefix + self._channel
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await connection.call("SUBSCRIBE", channel)
+        except TimeoutError as error:
+            raise RegistryUnavailable("Redis did not answer to a subscription") from error
 
     async def _lost_a_push(self) -> bool:
         """Wait for a reason to look, at most `SYNC_S`; say whether the copy has a hole."""
@@ -116,7 +130,7 @@ class ClusterWatch:
             versions, now_ms = await self.registry.transactions.sync()
             version = self._version(versions)
             self._set_clock(now_ms)
-            if version < self._pushed_version:
+            if version < before:
                 return True
             is_quiet = before == self._pushed_version
             if is_quiet and version > self._pushed_version:
@@ -127,34 +141,59 @@ class ClusterWatch:
 
     async def _take_snapshot(self) -> None:
         self._needs_snapshot.clear()
-        versions, now_ms, snapshot = await self.registry.transactions.snapshot()
+        held_back: list[bytes] = []
+        self._held_back = held_back
+        self._replies.clear()
+        try:
+            versions, now_ms, snapshot = await self.registry.transactions.snapshot()
+        finally:
+            self._held_back = None
         self._pushed_version = self._version(versions)
         self.state.replace(self._pushed_version, snapshot)
         self._set_clock(now_ms)
         self._confirmed_at_s = time.monotonic()
         self._synced.set()
+        for applied in self._replies:
+            self._apply_reply(applied)
+        for payload in held_back:
+            self._on_message(payload)
         self._notify()
 
     # Incoming changes
 
     def _on_message(self, payload: bytes) -> None:
-        version_text, now_text, origin, changes = payload.split(b" ", 3)
-        version = int(version_text)
+        if self._held_back is not None:
+            self._held_back.append(payload)
+            return
+        try:
+            version_text, now_text, origin, text = payload.split(b" ", 3)
+            version, now_ms = int(version_text), int(now_text)
+            is_own = origin.decode() == self.registry.transactions.origin
+            changes = () if is_own else orjson.loads(text)  # ours came with the reply
+        except ValueError:
+            logger.warning("a published change cannot be read")
+            self._needs_snapshot.set()
+            return
         if version <= self._pushed_version:
             return  # already in the snapshot
         if version != self._pushed_version + 1:
             self._needs_snapshot.set()
         self._pushed_version = version
         self._confirmed_at_s = time.monotonic()
-        if origin != self._origin:
-            self._set_clock(int(now_text))
-            self.state.apply(version, orjson.loads(changes))
+        if not is_own:
+            self._set_clock(now_ms)
+            self.state.apply(version, changes)
             self._notify()
 
     def _on_reply(self, applied: Applied) -> None:
+        if self._held_back is not None:
+            self._replies.append(applied)
         if self._synced.is_set():
-            self.state.apply(self._version(applied.versions), orjson.loads(applied.changes))
+            self._apply_reply(applied)
             self._notify()
+
+    def _apply_reply(self, applied: Applied) -> None:
+        self.state.apply(self._version(applied.versions), orjson.loads(applied.changes))
 
     def _version(self, versions: Versions) -> int:
         return versions.changes if self._channel == "changes" else versions.news
@@ -163,5 +202,10 @@ class ClusterWatch:
         self._clock_offset_s = now_ms / 1000 - time.time()
 
     def _notify(self) -> None:
+        if self.state.unreadable_total > self._unreadable_total:
+            logger.warning(
+                "a change could not be read", extra={"cause": self.state.unreadable_cause}
+            )
+        self._unreadable_total = self.state.unreadable_total
         for callback in self._callbacks:
             callback()
