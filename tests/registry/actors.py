@@ -1,0 +1,150 @@
+"""Those who speak to the registry in tests: pods that load, requests that reserve."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from registry.client import ClaimScope, LoadMode, Refusal, ReservationRequest
+from registry.errors import RegistryUnavailable
+from registry.model import ModelName, ModelSpec, Tier
+from registry.pod import PodInfo, PodReport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from registry.client import Granted, Registry
+
+SPEC = ModelSpec(ModelName("default", "translate"), "s3://models/one")
+KEY = SPEC.key
+_ids = itertools.count(1)
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[object]], *, timeout_s: float = 10.0, what: str = "condition"
+) -> None:
+    """Return once the condition holds."""
+    give_up_s = time.monotonic() + timeout_s
+    while not await condition():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"{what} not met within {timeout_s} s")
+        await asyncio.sleep(0.01)
+
+
+async def until(
+    condition: Callable[[], object], *, timeout_s: float = 10.0, what: str = "condition"
+) -> None:
+    """Return once the condition holds."""
+
+    async def look() -> object:
+        return condition()
+
+    await eventually(look, timeout_s=timeout_s, what=what)
+
+
+@dataclass
+class Pod:
+    """A pod's side of the registry."""
+
+    registry: Registry
+    name: str
+    epoch: int
+    lease_ttl_s: float
+
+    @classmethod
+    async def join(
+        cls, registry: Registry, name: str, *, slots: int = 1, lease_ttl_s: float = 60.0
+    ) -> Pod:
+        info = PodInfo(name, "127.0.0.1:1", node=name, slots=slots, memory_bytes=1000)
+        epoch = await registry.register_pod(info, lease_ttl_s=lease_ttl_s)
+        return cls(registry, name, epoch, lease_ttl_s)
+
+    async def beat(self, report: PodReport | None = None) -> None:
+        await self.registry.heartbeat(
+            self.name, self.epoch, report or PodReport(), lease_ttl_s=self.lease_ttl_s
+        )
+
+    async def claim(
+        self, key: str = KEY, scope: ClaimScope = ClaimScope.POD, *, ttl_s: float = 60.0
+    ) -> int | None:
+        return await self.registry.claim_load(self.name, self.epoch, key, scope, ttl_s=ttl_s)
+
+    async def start(self, token: int, key: str = KEY, source: Tier = Tier.REMOTE) -> None:
+        await self.registry.start_load(self.name, self.epoch, key, token, source)
+
+    async def finish(self, token: int, key: str = KEY) -> None:
+        await self.registry.finish_load(self.name, self.epoch, key, token, 10)
+
+    async def load(self, key: str = KEY) -> int:
+        """Claim, start and finish a load."""
+        token = await self.claim(key)
+        assert token is not None
+        await self.start(token, key)
+        await self.finish(token, key)
+        return token
+
+    async def set_tier(self, tier: Tier, key: str = KEY) -> None:
+        await self.registry.set_tier(self.name, self.epoch, key, tier, 10)
+
+    async def leave(self) -> None:
+        await self.registry.deregister_pod(self.name, self.epoch)
+
+    async def lease_over(self) -> None:
+        """Return once the lease has run out, whether or not somebody swept it."""
+        await eventually(self._is_gone, what=f"lease of {self.name} over")
+
+    async def _is_gone(self) -> bool:
+        return await reserve(self.registry, self.name, mode=LoadMode.LOAD) is Refusal.GONE
+
+
+async def reserve(
+    registry: Registry,
+    entry: str,
+    predict: str = "",
+    *,
+    key: str = KEY,
+    mode: LoadMode = LoadMode.WARM,
+    max_other_copies: int = -1,
+    target_ongoing: int = 0,
+    ttl_s: float = 60.0,
+    id_: str = "",
+) -> Granted | Refusal:
+    """Ask for a slot at `entry` and a place at `predict` (by default the same pod)."""
+    future: asyncio.Future[Granted | Refusal] = asyncio.get_running_loop().create_future()
+
+    def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
+        if isinstance(result, RegistryUnavailable):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    wanted = ReservationRequest(
+        id=id_ or f"r{next(_ids)}",
+        entry=entry,
+        predict=predict or entry,
+        key=key,
+        mode=mode,
+        max_other_copies=max_other_copies,
+        target_ongoing=target_ongoing,
+        ttl_s=ttl_s,
+    )
+    registry.reserve(wanted, settle)
+    return await future
+
+
+async def release(registry: Registry, id_: str, entry: str, predict: str = "") -> None:
+    """Give a reservation back, and return when that is done."""
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    registry.release(id_, entry=entry, predict=predict or entry, on_result=future.set_result)
+    result = await future
+    if isinstance(result, RegistryUnavailable):
+        raise result
+
+
+async def counts(registry: Registry, pod: str) -> tuple[int, int]:
+    """Slots taken and requests in their inference stage, as Redis says."""
+    state = (await registry.cluster()).pods[pod]
+    return state.slots_used, state.ongoing

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.client import LoadMode, Refusal, Registry
+from registry.errors import ClaimLost, LeaseLost
+from registry.model import Tier
+from registry.pod import PodInfo, PodPhase, PodReport, Samples
+from tests.registry.actors import KEY, Pod, eventually, reserve
+
+if TYPE_CHECKING:
+    from tests.registry.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_registered_pod_is_seen_as_it_said(registry: Registry) -> None:
+    info = PodInfo(
+        "a", "10.0.0.1:80", node="n1", device="cuda", slots=7, memory_bytes=5, link_bytes_per_s=1e8
+    )
+    epoch = await registry.register_pod(info)
+    pod = (await registry.cluster()).pods["a"]
+    assert (pod.info, pod.epoch, pod.phase) == (info, epoch, PodPhase.READY)
+    assert (pod.slots_used, pod.ongoing, pod.loads_total) == (0, 0, 0)
+
+
+async def test_a_heartbeat_carries_what_the_pod_reports(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    samples = (Samples(KEY, "infer", (0.1, 0.3, 0.2)), Samples(KEY, "load:remote", (2.5,)))
+    await pod.beat(PodReport({"device": 40, "disk": 90}, samples, loads_total=3))
+    state = await registry.cluster()
+    assert state.pods["a"].used_bytes == {"device": 40, "disk": 90}
+    assert state.pods["a"].free_bytes == 960
+    assert state.pods["a"].loads_total == 3
+    assert state.measured(KEY).infer.seconds == pytest.approx(0.2)
+    assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
+
+
+async def test_an_empty_report_changes_nothing(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.beat(PodReport(samples=(Samples(KEY, "infer", ()),)))
+    assert not (await registry.cluster()).measured(KEY).infer.is_measured
+
+
+async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    for start in range(0, 200, 50):
+        values = tuple(float(value) for value in range(start, start + 50))
+        await pod.beat(PodReport(samples=(Samples(KEY, "infer", values),)))
+    assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(183.5)
+
+
+async def test_heartbeats_keep_a_lease(registry: Registry) -> None:
+    short = await Pod.join(registry, "short", lease_ttl_s=0.2)
+    kept = await Pod.join(registry, "kept", lease_ttl_s=0.2)
+
+    async def only_short_is_gone() -> bool:
+        await kept.beat()
+        return set((await registry.cluster()).pods) == {"kept"}
+
+    await eventually(only_short_is_gone)
+    with pytest.raises(LeaseLost):
+        await short.beat()
+
+
+async def test_everything_filed_under_a_pod_goes_with_its_lease(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a", lease_ttl_s=0.3)
+    await pod.load()
+    await pod.claim("default/other@1")
+    await reserve(registry, "a", mode=LoadMode.WARM)
+    await pod.lease_over()
+    state = await registry.cluster()
+    assert state.pods == {}
+    assert state.residency == {}
+    again = await Pod.join(registry, "a")
+    assert await reserve(registry, "a", mode=LoadMode.WARM) is Refusal.COLD
+    assert await again.claim("default/other@1") is not None
+
+
+async def test_what_a_lost_lease_held_does_not_count_before_anybody_swept_it(
+    registry: Registry,
+) -> None:
+    gone = await Pod.join(registry, "a", lease_ttl_s=0.2)
+    await gone.load()
+    other = await Pod.join(registry, "b")
+    await gone.lease_over()
+    reserved = await reserve(registry, "b", mode=LoadMode.LOAD, max_other_copies=0)
+    assert not isinstance(reserved, Refusal)
+    assert other.name == "b"
+
+
+async def test_registering_again_wipes_what_the_older_process_left(registry: Registry) -> None:
+    old = await Pod.join(registry, "a")
+    await old.load()
+    await reserve(registry, "a")
+    new = await Pod.join(registry, "a")
+    state = await registry.cluster()
+    assert state.pods["a"].epoch == new.epoch > old.epoch
+    assert state.pods["a"].slots_used == 0
+    assert state.holders(KEY) == {}
+
+
+async def test_an_older_process_of_the_same_name_is_shut_out(registry: Registry) -> None:
+    old = await Pod.join(registry, "a")
+    token = await old.claim()
+    assert token is not None
+    await Pod.join(registry, "a")
+    for attempt in (old.beat(), old.start(token), old.finish(token), old.set_tier(Tier.DEVICE)):
+        with pytest.raises(LeaseLost):
+            await attempt
+    with pytest.raises(LeaseLost):
+        await old.claim()
+    with pytest.raises(LeaseLost):
+        await registry.set_phase("a", old.epoch, PodPhase.DRAINING)
+    await old.leave()
+    state = await registry.cluster()
+    assert set(state.pods) == {"a"}
+    assert state.holders(KEY) == {}
+
+
+async def test_a_stalled_pod_writes_nothing_after_its_lease(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a", lease_ttl_s=0.2)
+    token = await pod.claim()
+    assert token is not None
+    await pod.start(token)
+    await pod.lease_over()
+    with pytest.raises((LeaseLost, ClaimLost)):
+        await pod.finish(token)
+    with pytest.raises(LeaseLost):
+        await pod.set_tier(Tier.DEVICE)
+    state = await registry.cluster()
+    assert state.pods == {}
+    assert state.residency == {}
+
+
+async def test_leaving_takes_effect_at_once(registry: Registry, connect: Connect) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.load()
+    await pod.leave()
+    other = await connect()
+    assert await reserve(other, "a") is Refusal.GONE
+    assert (await other.cluster()).residency == {}
+
+
+async def test_a_draining_pod_takes_no_requests(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.load()
+    await Pod.join(registry, "b")
+    await registry.set_phase("a", pod.epoch, PodPhase.DRAINING)
+    assert await reserve(registry, "a") is Refusal.GONE
+    assert await reserve(registry, "b", "a") is Refusal.GONE
+    assert (await registry.cluster()).pods["a"].phase is PodPhase.DRAINING
+
+
+async def test_a_fresh_redis_gives_no_epoch_a_second_time(
+    registry: Registry, connect: Connect, pool: str
+) -> None:
+    import redis
+
+    before = await Pod.join(registry, "a")
+    with redis.Redis.from_url(registry.url) as direct:
+        direct.delete(*direct.keys(f"*{{{pool}}}*"))
+    after = await Pod.join(await connect(), "a")
+    assert after.epoch > before.epoch
