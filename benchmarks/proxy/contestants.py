@@ -265,14 +265,17 @@ def _ray_serve(*, behind_haproxy: bool) -> Callable[[contextlib.ExitStack, Place
 
 
 def _ray_haproxy(folder: Path) -> dict[str, str]:
+    """Its files in our folder; Ray adds 57 characters, and a socket's path may have 97."""
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_EXPERIMENTAL_PIP_HAPROXY": "1",
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "ray-haproxy" / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "ray-haproxy" / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "ray-haproxy" / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "h" / "c.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "h" / "a.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "h" / "m.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder / "h"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "h" / "state"),
     }
 
 

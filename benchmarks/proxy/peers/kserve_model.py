@@ -35,8 +35,7 @@ if __name__ == "__main__":
         workers=1,
         enable_grpc=False,
         enable_docs_url=False,
-        access_log_format=None,
-        log_config=None,
+        enable_latency_logging=False,
     )
     logging.disable(logging.WARNING)
     server.start([Constant()])
