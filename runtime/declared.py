@@ -36,6 +36,10 @@ class DeclaredModels:
             raise ModelNotFound(f"model {name} is not declared")
         return spec
 
+    def is_pod(self, address: str | None) -> bool:
+        """Whether a pod of the pool has this address: requests are forwarded nowhere else."""
+        return any(pod.address == address for pod in self._watch.state.pods.values())
+
     def names(self) -> list[ModelName]:
         """All declared models."""
         return sorted(self._watch.state.models)

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 
 from registry.client import ClaimScope
 from registry.errors import ClaimLost
-from registry.model import LoadFailure, ModelSpec, Tier
+from registry.model import ModelSpec, Tier
 from runtime.agent import Agent, Claim
-from runtime.backoff import Fault, next_failure
 from runtime.errors import (
     DeadlinePassed,
     LoadFailed,
     LoadRefused,
-    ModelTooLarge,
     RuntimePackageError,
-    status_of,
 )
+from runtime.failures import Failures
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.threads import in_thread
 
@@ -87,11 +85,10 @@ class Loads:
         self._bringer = bringer
         self._store = bringer.store
         self._agent = agent
-        self._watch = watch
         self._measurements = measurements
         self._tasks = tasks
         self._under_way: dict[str, _Load] = {}
-        self._failures: dict[str, LoadFailure] = {}
+        self._failures = Failures(watch)
         self.completed_total = 0
 
     def is_loading(self, key: str) -> bool:
@@ -176,7 +173,7 @@ class Loads:
 
     async def _load(self, load: _Load) -> Resident:
         """The model on the device, pinned once so that it is not evicted before it is used."""
-        self._check_backoff(load.spec)
+        self._failures.check(load.spec)
         claim = Claim(None, 0)
         try:
             claim = await self._claim(load)
@@ -251,7 +248,7 @@ class Loads:
     def _count_success(self, load: _Load) -> None:
         seconds, tier = time.monotonic() - load.begun_s, load.source.value
         self.completed_total += 1
-        self._failures.pop(load.spec.key, None)
+        self._failures.forget(load.spec.key)
         LOADS.labels(tier=tier, outcome="ok").inc()
         LOAD_SECONDS.labels(tier=tier).observe(seconds)
         self._measurements.add(load.spec.key, f"load:{tier}", seconds)
@@ -260,39 +257,9 @@ class Loads:
             extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
         )
 
-    # Failures
-
-    def _last_failure(self, spec: ModelSpec) -> LoadFailure | None:
-        """The last failure here, or of any pod of the pool."""
-        own = self._failures.get(spec.key)
-        record = self._watch.state.models.get(spec.name)
-        shared = record.failure if record is not None else None
-        if shared is None or shared.key != spec.key:
-            return own
-        return shared if own is None or shared.retry_at_s > own.retry_at_s else own
-
-    def _check_backoff(self, spec: ModelSpec) -> None:
-        failure = self._last_failure(spec)
-        if failure is None:
-            return
-        wait_s = failure.retry_at_s - self._watch.registry_now_s()
-        if wait_s <= 0:
-            return
-        if failure.http_status != status_of(ModelTooLarge("")):
-            raise LoadFailed(failure.message, retry_after_s=wait_s)
-        if spec.key in self._failures:  # another pod's budget says nothing about this one's
-            raise ModelTooLarge(failure.message, retry_after_s=wait_s)
-
     async def _remember_failure(self, load: _Load, claim: Claim, error: LoadFailed) -> None:
         spec = load.spec
-        failure = next_failure(
-            spec.key,
-            Fault(error.reason, str(error), status_of(error)),
-            previous=self._last_failure(spec),
-            now_s=self._watch.registry_now_s(),
-        )
-        self._failures[spec.key] = failure
-        error.retry_after_s = failure.retry_at_s - self._watch.registry_now_s()
+        failure = self._failures.remember(spec, error)
         LOADS.labels(tier=load.source.value, outcome="failed").inc()
         logger.warning(
             "load failed",

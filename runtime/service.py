@@ -10,21 +10,23 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
 from registry.pod import Stage
-from runtime.bodies import Protocol, ReadBody, read_body, write_answer
+from runtime.bodies import Protocol, ReadBody, read_body
 from runtime.errors import (
     DeadlinePassed,
     Draining,
     InferenceFailed,
     InvalidRequest,
+    PeerUnreachable,
     RuntimePackageError,
     SlotsFull,
 )
 from runtime.metrics import SLOTS_USED, STAGE_SECONDS
+from runtime.stages import postprocessed, preprocessed, simulate
 from runtime.threads import in_thread
 from runtime.v2 import EncodedBody, decode_request, encode_response
 
@@ -181,12 +183,13 @@ class PredictService:
         self, progress: _Progress, body: ReadBody
     ) -> tuple[Frontend, tuple[Tensor, ...]]:
         head = progress.head
+        if not self._declared.is_pod(head.predict_address):
+            raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
         frontend = await self._frontends.get(progress.spec)
         assets_s = time.monotonic() - started_s
         inputs = await self._preprocess(progress, frontend, body)
-        if head.simulation.network_s:
-            await asyncio.sleep(head.simulation.network_s)
+        await simulate(head.simulation.network_s)
         answer = await self._peers.infer(head, inputs)
         progress.predict_pod = answer.pod
         progress.start = answer.start
@@ -229,8 +232,8 @@ class PredictService:
         self, progress: _Progress, frontend: Frontend, body: ReadBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self._threads, _preprocessed, frontend, body)
-        await _simulate(progress.head.simulation.preprocess_s)
+        inputs = await in_thread(self._threads, preprocessed, frontend, body)
+        await simulate(progress.head.simulation.preprocess_s)
         seconds = time.monotonic() - started_s
         self._record(progress, Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
@@ -259,9 +262,9 @@ class PredictService:
     ) -> EncodedBody:
         started_s = time.monotonic()
         content = await in_thread(
-            self._threads, _postprocessed, frontend, body, outputs, progress.head.answer_name
+            self._threads, postprocessed, frontend, body, outputs, progress.head.answer_name
         )
-        await _simulate(progress.head.simulation.postprocess_s)
+        await simulate(progress.head.simulation.postprocess_s)
         seconds = time.monotonic() - started_s
         self._record(progress, Stage.POSTPROCESS, seconds, sample_s=seconds)
         return content
@@ -277,29 +280,3 @@ class PredictService:
             histogram.labels(model_name=progress.spec.name.path_segment).observe(seconds)
         if sample_s is not None:
             self._measurements.add(progress.spec.key, stage.value, sample_s)
-
-
-async def _simulate(seconds: float) -> None:
-    if seconds:
-        await asyncio.sleep(seconds)
-
-
-def _preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
-    """Runs in a thread: reading images and tokenizing both take their time."""
-    items = (
-        frontend.read_instances(body.instances)
-        if body.v2 is None
-        else frontend.read_tensors(body.v2.inputs)
-    )
-    try:
-        return frontend.preprocess(items)
-    except (ValueError, TypeError, OSError) as error:
-        raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
-
-
-def _postprocessed(
-    frontend: Frontend, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
-) -> EncodedBody:
-    final = frontend.postprocess(outputs)
-    predictions: list[Any] = frontend.predictions(final) if body.v2 is None else []
-    return write_answer(body, final, predictions=predictions, model_name=answer_name)

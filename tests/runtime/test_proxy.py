@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,10 +60,24 @@ def test_own_address_is_no_hop(cluster: Cluster, models: Path) -> None:
     assert "network" not in answer.headers["server-timing"]
 
 
-def test_unreachable_predict_pod_executed_nothing(cluster: Cluster, models: Path) -> None:
+def test_requests_are_forwarded_to_pods_only(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     answer = predict(cluster.pod().url, "m", "x", predict=f"127.0.0.1:{servers.free_port()}")
     assert answer.status_code == 503
+    assert answer.headers["x-pilotlight-not-executed"] == "unreachable"
+
+
+def test_unreachable_predict_pod_executed_nothing(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    entry = cluster.pod("entry")
+    with cluster.pod_context("other", lease_ttl=30) as other:
+        os.kill(other.pid, signal.SIGKILL)
+        zygote.events.append(zygote.wait_event(exited="other"))
+        answer = predict(entry.url, "m", "x", predict=other.address)
+    assert answer.status_code == 503
+    assert "cannot be reached" in answer.json()["error"]
     assert answer.headers["x-pilotlight-not-executed"] == "unreachable"
 
 

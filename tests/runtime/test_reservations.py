@@ -1,0 +1,86 @@
+"""A gateway's reservation at a pod: claimed load, freed inference place, slot kept to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from registry.client import Granted, LoadMode, Refusal, Registry, ReservationRequest
+from tests import servers
+from tests.runtime.http import predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.errors import RegistryUnavailable
+    from tests.runtime.conftest import Cluster
+
+
+def reserve(cluster: Cluster, *, entry: str, predict_pod: str, key: str) -> Granted:
+    """What a gateway does before it sends a request."""
+
+    async def ask(registry: Registry) -> object:
+        outcome: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+        def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
+            outcome.set_result(result)
+
+        registry.reserve(ReservationRequest("r1", entry, predict_pod, key, LoadMode.LOAD), settle)
+        return await outcome
+
+    granted = cluster.do(ask)
+    assert isinstance(granted, Granted), granted
+    return granted
+
+
+def counts(cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """Slots and ongoing inferences of each pod."""
+
+    async def look(registry: Registry) -> dict[str, tuple[int, int]]:
+        state = await registry.cluster()
+        return {pod.name: (pod.slots_used, pod.ongoing) for pod in state.pods.values()}
+
+    found = cluster.do(look)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_inference_place_is_free_before_the_slot(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(allow_simulated_work=True)
+    granted = reserve(cluster, entry="pod-a", predict_pod="pod-a", key=spec.key)
+    assert counts(cluster) == {"pod-a": (1, 1)}
+    with ThreadPoolExecutor(1) as clients:
+        running = clients.submit(
+            predict,
+            pod.url,
+            "m",
+            "x",
+            reservation="r1",
+            load_token=str(granted.load_token),
+            generation=spec.generation,
+            simulate="postprocess=1.0",
+        )
+        servers.wait_until(lambda: counts(cluster) == {"pod-a": (1, 0)}, timeout_s=5)
+        assert not running.done()
+    assert running.result().status_code == 200
+    assert running.result().headers["x-pilotlight-start"] == "remote"
+
+
+def test_predict_pod_frees_its_own_place(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    entry, other = cluster.pod("entry"), cluster.pod("other")
+    granted = reserve(cluster, entry="entry", predict_pod="other", key=spec.key)
+    assert counts(cluster) == {"entry": (1, 0), "other": (0, 1)}
+    answer = predict(
+        entry.url,
+        "m",
+        "x",
+        reservation="r1",
+        load_token=str(granted.load_token),
+        predict=other.address,
+    )
+    assert answer.status_code == 200, answer.text
+    servers.wait_until(lambda: counts(cluster) == {"entry": (1, 0), "other": (0, 0)}, timeout_s=5)
+    assert cluster.tiers(spec) == {"other": "device"}
