@@ -89,6 +89,7 @@ def _add_health(api: FastAPI, watch: ClusterWatch, is_draining: Callable[[], boo
                 "pods": len(watch.state.pods),
                 "registry_age_seconds": age_s if age_s != float("inf") else None,
                 "registry_stale": age_s > MOST_AGE_S,
+                "registry_version": watch.state.version,
             },
             status_code=200 if is_ready else 503,
         )
@@ -179,7 +180,7 @@ def can_be_served(record: ModelRecord, watch: ClusterWatch) -> bool:
 
 
 def _add_explanations(api: FastAPI, explanations: Explanations) -> None:
-    @api.get("/pilotlight/v1/explain/{request_id}", tags=["operation"])
+    @api.get("/pilotlight/v1/explain/{request_id:path}", tags=["operation"])
     def explain(request_id: str) -> JSONResponse:
         """Why a request went where it went: candidates, their estimates, the reason."""
         found = explanations.get(request_id)

@@ -12,6 +12,7 @@ import logging
 import random
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -78,7 +79,7 @@ class Front:
             await _send_error(send, error, "")
             return
         scope["pilotlight.namespace"] = place.namespace
-        scope["path"], scope["raw_path"] = place.path, place.path.encode()
+        scope["path"], scope["raw_path"] = unquote(place.path), place.path.encode()
         await self._api(scope, receive, send)
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
