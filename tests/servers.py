@@ -315,3 +315,67 @@ def copy_model(source: Path, target: Path) -> Path:
     """A copy of a model folder that a test may spoil."""
     shutil.copytree(source, target)
     return target
+
+
+# Gateways
+
+
+@dataclass
+class Gateway:
+    """A running `python -m gateway`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_file: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """Its log lines."""
+        return self.log_file.read_text()
+
+    def is_ready(self) -> bool:
+        """Whether it says that it has read the registry; raises if its process has ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the gateway ended:\n{self.log}")
+        return httpx.get(f"{self.url}/readyz", trust_env=False, timeout=5).status_code == 200
+
+    def resident_bytes(self) -> int:
+        """Memory it uses now."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def gateway(
+    folder: Path,
+    *,
+    redis_url: str,
+    pool: str = "default",
+    wait_ready: bool = True,
+    **settings: object,
+) -> Iterator[Gateway]:
+    """A ready gateway with its log in `folder`; stopped at the end if it still runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    flags = {"port": port, "redis_url": redis_url, "pool": pool, **settings}
+    arguments = [
+        text
+        for name, value in flags.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    log_file = folder / f"gateway-{port}.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+        )
+    started = Gateway(process, port, log_file)
+    try:
+        if wait_ready:
+            wait_until(started.is_ready, what="gateway ready")
+        yield started
+    finally:
+        end_process(process)

@@ -1,0 +1,482 @@
+"""Requests through the real gateway process: names, headers, bodies, errors, explanations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from registry.client import ClaimScope
+from registry.model import LoadFailure, ModelSpec, RoutingPolicy
+from registry.pod import PodInfo
+from tests.gateway.conftest import exchange_bytes, metric, read_answer
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from registry.client import Registry
+    from tests.gateway.conftest import Floor
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def spec(floor: Floor) -> ModelSpec:
+    """A model that is warm at pod-a; pod-b is there too."""
+    declared = floor.declare()
+    floor.pods("pod-a", slots=4, warm=declared)
+    return declared
+
+
+# Names
+
+
+@pytest.mark.parametrize("form", ["v1", "v2", "serving-v1", "serving-v2", "host-v1", "host-v2"])
+def test_a_model_is_named_by(floor: Floor, form: str) -> None:
+    namespace = "default" if form in ("v1", "v2") else "team"
+    spec = floor.declare(namespace=namespace)
+    floor.pods("pod-a", warm=spec)
+    name, url = spec.name.name, floor.gateway.url
+    path = f"/v2/models/{name}/infer" if form.endswith("v2") else f"/v1/models/{name}:predict"
+    if form.startswith("serving"):
+        url += f"/serving/team/{name}"
+    headers = {"x-test": "answer=headers"}
+    if form.startswith("host"):
+        headers["host"] = f"{name}.team.example.com"
+    answer = floor.client.post(url + path, content=b"{}", headers=headers)
+    assert answer.status_code == 200, answer.text
+    seen = answer.json()
+    protocol = "v2" if form.endswith("v2") else "v1"
+    assert seen["path"].startswith(f"/{protocol}/models/{namespace}~{name}")
+    assert seen["headers"]["x-pilotlight-model-name"] == name
+
+
+# Headers
+
+
+def test_the_answer_has_the_headers_of_the_design(floor: Floor, spec: ModelSpec) -> None:
+    answer = floor.predict(spec, x_request_id="my-id", x_pilotlight_policy="colocation")
+    headers = answer.headers
+    assert headers["x-request-id"] == "my-id"
+    assert headers["x-pilotlight-pod"] == "pod-a"
+    assert headers["x-pilotlight-predict-pod"] == "pod-a"
+    assert headers["x-pilotlight-policy"] == "colocation"
+    assert headers["x-pilotlight-reason"] == "warm"
+    assert headers["x-pilotlight-start"] == "warm"
+    stages = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
+    assert list(stages) == ["queue", "load", "preprocess", "infer", "postprocess", "network"]
+    assert float(stages["infer"]) == 2.0
+    assert headers["x-custom"] == "kept"
+
+
+def test_a_request_without_identity_gets_one(floor: Floor, spec: ModelSpec) -> None:
+    one, other = floor.predict(spec), floor.predict(spec)
+    assert one.headers["x-request-id"] != other.headers["x-request-id"]
+
+
+def test_the_pod_hears_what_the_contract_says(floor: Floor, spec: ModelSpec) -> None:
+    answer = floor.predict(
+        spec,
+        x_test="answer=headers",
+        x_pilotlight_deadline_ms="5000",
+        x_pilotlight_load_token="77",
+        x_pilotlight_predict="127.0.0.1:1",
+        x_pilotlight_simulate="preprocess=0",
+        authorization="secret",
+    )
+    seen = answer.json()["headers"]
+    assert seen["x-pilotlight-generation"] == spec.generation
+    assert seen["x-pilotlight-reservation"]
+    assert 0 < int(seen["x-pilotlight-deadline-ms"]) <= 5000
+    assert seen["x-request-id"] == answer.headers["x-request-id"]
+    assert seen["x-pilotlight-simulate"] == "preprocess=0"
+    assert seen["authorization"] == "secret"
+    assert "x-pilotlight-load-token" not in seen
+    assert "x-pilotlight-predict" not in seen
+
+
+@pytest.mark.parametrize("status", [200, 204, 304, 400, 422, 500, 503, 507])
+def test_a_pods_status_passes(floor: Floor, spec: ModelSpec, status: int) -> None:
+    body = b"" if status in (204, 304) else b'{"x": 1}'
+    answer = floor.predict(spec, body, x_test=f"status={status}")
+    assert answer.status_code == status
+    assert answer.content == body
+    assert floor.predict(spec).status_code == 200
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, MIB - 1, MIB + 1, 3 * MIB])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_passes_untouched(
+    floor: Floor, spec: ModelSpec, size: int, is_chunked: bool
+) -> None:
+    body = (hashlib.sha256(str(size).encode()).digest() * (size // 32 + 1))[:size]
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, size, 50_000):
+            yield body[start : start + 50_000]
+
+    answer = floor.predict(spec, pieces() if is_chunked else body, content_type="application/x")
+    assert answer.status_code == 200
+    assert answer.content == body
+    assert answer.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
+    assert answer.headers["content-type"] == "application/x"
+
+
+def test_an_answer_without_length_passes(floor: Floor, spec: ModelSpec) -> None:
+    assert len(floor.predict(spec, x_test="pieces=3").content) == 3 * 65536
+    assert floor.predict(spec, b"abc", x_test="answer=until-close").content == b"abc"
+
+
+def test_20_mb_pass_both_ways_in_flat_memory(floor: Floor, spec: ModelSpec) -> None:
+    floor.predict(spec)
+    before = floor.gateway.resident_bytes()
+    most = before
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal most
+        for _ in range(320):
+            yield b"y" * 65536
+            most = max(most, floor.gateway.resident_bytes())
+
+    answer = floor.predict(spec, pieces(), x_test="answer=headers")
+    assert answer.headers["x-test-sha256"] == hashlib.sha256(b"y" * 65536 * 320).hexdigest()
+    received = 0
+    request = floor.client.stream(
+        "POST", floor.url_of(spec), content=b"", headers={"x-test": "pieces=320"}
+    )
+    with request as streamed:
+        for chunk in streamed.iter_raw(65536):
+            received += len(chunk)
+            most = max(most, floor.gateway.resident_bytes())
+    assert received == 320 * 65536
+    assert most - before < 12 * MIB
+
+
+def test_a_slow_reader_does_not_fill_the_gateway(floor: Floor, spec: ModelSpec) -> None:
+    before = floor.gateway.resident_bytes()
+    request = floor.client.stream(
+        "POST", floor.url_of(spec), content=b"", headers={"x-test": "pieces=640"}
+    )
+    with request as streamed:
+        chunks = streamed.iter_raw(65536)
+        received = len(next(chunks))
+        for _ in range(20):  # the pod could send all of it meanwhile
+            floor.client.get(f"{floor.gateway.url}/healthz")
+        assert floor.gateway.resident_bytes() - before < 12 * MIB
+        received += sum(map(len, chunks))
+    assert received == 640 * 65536
+
+
+# Limits
+
+
+def test_100_mb_by_declared_length_are_refused_unread(floor: Floor, spec: ModelSpec) -> None:
+    path = f"/v1/models/{spec.name.name}:predict"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {100 * MIB}\r\n\r\n"
+    answer = exchange_bytes(floor.gateway.port, head.encode())
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer
+    assert str(100 * MIB).encode() in answer.partition(b"\r\n\r\n")[2]
+
+
+def test_a_client_that_sends_all_of_it_still_reads_413(floor: Floor, spec: ModelSpec) -> None:
+    answer = floor.predict(spec, b"z" * (70 * MIB))
+    assert answer.status_code == 413
+    assert "67108864" in answer.json()["error"]
+
+
+def test_100_mb_in_chunks_are_counted(floor: Floor, spec: ModelSpec) -> None:
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += MIB
+            yield b"z" * MIB
+
+    answer = floor.predict(spec, pieces())
+    assert answer.status_code == 413
+    assert floor.predict(spec).status_code == 200
+
+
+# Bad requests
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(b"NONSENSE\r\n\r\n", 400, id="no-http"),
+        pytest.param(b"POST /v1/models/m:predict\r\n\r\n", 404, id="http-0.9"),
+        pytest.param(b"POST http://[/ HTTP/1.1\r\nhost: x\r\n\r\n", 400, id="bad-url"),
+        pytest.param(
+            b"POST /v1/models/\xff\xfe:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+            400,
+            id="path-bytes",
+        ),
+        pytest.param(
+            b"POST /v1/models/%ff%fe:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+            404,
+            id="path-escaped-bytes",
+        ),
+        pytest.param(
+            b"POST /v1/models/%zz:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+            404,
+            id="path-bad-escape",
+        ),
+        pytest.param(
+            b"POST /v1/models/a%2Fb:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+            400,
+            id="escaped-slash",
+        ),
+        pytest.param(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nhost: \xff\xfe.a.b\r\n"
+            b"content-length: 0\r\n\r\n",
+            404,
+            id="host-bytes",
+        ),
+        pytest.param(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
+            b"content-length: 2\r\n\r\nab",
+            400,
+            id="two-lengths",
+        ),
+        pytest.param(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999"
+            b"\r\n\r\n",
+            400,
+            id="length-too-long",
+        ),
+        pytest.param(b"GET /v1/models/m:predict HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="get"),
+        pytest.param(
+            b"PUT /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+            405,
+            id="put",
+        ),
+        pytest.param(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="no-such-path"),
+        pytest.param(b"GET /%00 HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="nul"),
+        pytest.param(
+            b"GET /v2/models/m HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade"
+            b"\r\n\r\n",
+            404,
+            id="upgrade",
+        ),
+        pytest.param(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n"
+            b"x-pilotlight-deadline-ms: soon\r\n\r\n",
+            400,
+            id="deadline",
+        ),
+    ],
+)
+def test_a_malformed_request_is_told_so(floor: Floor, data: bytes, status: int) -> None:
+    answer = exchange_bytes(floor.gateway.port, data)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert floor.client.get(f"{floor.gateway.url}/healthz").status_code == 200
+
+
+def test_a_broken_chunk_is_told_so_and_frees_the_slot(floor: Floor, spec: ModelSpec) -> None:
+    path = f"/v1/models/{spec.name.name}:predict"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+    answer = exchange_bytes(floor.gateway.port, head.encode())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert floor.predict(spec).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({"x_pilotlight_deadline_ms": "-1"}, id="deadline"),
+        pytest.param({"x_pilotlight_policy": "magic"}, id="policy"),
+        pytest.param({"x_request_id": "a b"}, id="request-id"),
+    ],
+)
+def test_a_bad_header_names_what_is_allowed(
+    floor: Floor, spec: ModelSpec, headers: dict[str, str]
+) -> None:
+    answer = floor.predict(spec, **headers)
+    assert answer.status_code == 400
+    assert next(iter(headers)).replace("_", "-") in answer.json()["error"]
+    assert answer.headers["x-pilotlight-reason"] == "bad-request"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/nobody:predict", "/v2/models/nobody/infer"])
+def test_an_unknown_model_is_404(floor: Floor, path: str) -> None:
+    answer = floor.client.post(floor.gateway.url + path, content=b"{}")
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "model default/nobody does not exist"}
+    assert answer.headers["x-request-id"]
+
+
+def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
+    spec = floor.declare()
+    floor.pods("pod-a")
+    failure = LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507)
+
+    async def fail(registry: Registry) -> None:
+        epoch = await registry.register_pod(PodInfo("pod-b", "127.0.0.1:1", "pod-b"))
+        token = await registry.claim_load("pod-b", epoch, spec.key, ClaimScope.POD)
+        assert token is not None
+        await registry.fail_load("pod-b", epoch, spec.key, token, failure)
+        await registry.deregister_pod("pod-b", epoch)
+
+    floor.do(fail)
+    floor.wait_caught_up()
+    answer = floor.predict(spec)
+    assert answer.status_code == 507
+    assert "does not fit" in answer.json()["error"]
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["x-pilotlight-reason"] == "load-failed"
+
+
+# Body timing
+
+
+def test_nothing_is_left_by_a_client_that_leaves_inside_its_body(
+    floor: Floor, spec: ModelSpec
+) -> None:
+    path = f"/v1/models/{spec.name.name}:predict"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {3 * MIB}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", floor.gateway.port)) as connection:
+        connection.sendall(head.encode() + b"q" * 2 * MIB)
+    assert floor.predict(spec).status_code == 200
+
+
+def test_expect_continue_is_answered(floor: Floor, spec: ModelSpec) -> None:
+    path = f"/v1/models/{spec.name.name}:predict"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
+        "connection: close\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(b"{}")
+        assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_pipelined_requests_are_answered_in_order(floor: Floor, spec: ModelSpec) -> None:
+    path = f"/v1/models/{spec.name.name}:predict"
+    one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
+    data = f"{one}\r\n1{one}connection: close\r\n\r\n2".encode()
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+        connection.sendall(data)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.count(b"HTTP/1.1 200 ") == 2
+    assert received.index(b"\r\n\r\n1") < received.index(b"\r\n\r\n2")
+
+
+# Around
+
+
+def test_explains_a_decision(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    floor.pods("pod-a", "pod-b", warm=())
+    floor.predict(spec, x_request_id="why/this?")
+    found = floor.explain("why%2Fthis%3F")
+    assert found["request_id"] == "why/this?"
+    assert found["policy"] == "colocation"
+    assert found["decision"]["action"] == "send"
+    assert found["decision"]["reason"] == "cold"
+    assert {pod["pod"] for pod in found["candidates"]} == {"pod-a", "pod-b"}
+
+
+def test_an_unknown_request_cannot_be_explained(floor: Floor) -> None:
+    answer = floor.client.get(f"{floor.gateway.url}/pilotlight/v1/explain/nobody")
+    assert answer.status_code == 404
+    assert "nobody" in answer.json()["error"]
+
+
+def test_metrics_count_what_happened(floor: Floor, spec: ModelSpec) -> None:
+    before = floor.metric("pilotlight_gateway_requests_total", code="200")
+    floor.predict(spec)
+    floor.client.post(floor.gateway.url + "/v1/models/nobody:predict", content=b"{}")
+    text = floor.client.get(f"{floor.gateway.url}/metrics").text
+    model = str(spec.name)
+    assert metric(text, "pilotlight_gateway_requests_total", code="200") == before + 1
+    assert metric(text, "pilotlight_gateway_requests_total", model=model, code="200") == 1
+    assert metric(text, "pilotlight_gateway_starts_total", model=model, tier="warm") == 1
+    assert metric(text, "pilotlight_gateway_stage_seconds_count", stage="infer") >= 1
+    assert metric(text, "pilotlight_gateway_request_seconds_count") >= 1
+    assert metric(text, "pilotlight_gateway_waiting_requests") == 0
+    assert metric(text, "pilotlight_gateway_reservations") == 0
+    assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 5
+    assert "nobody" not in text
+
+
+def test_metrics_parse(floor: Floor, spec: ModelSpec) -> None:
+    floor.predict(spec)
+    text = floor.client.get(f"{floor.gateway.url}/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert all(name.startswith("pilotlight_gateway_") for name in families)
+    buckets = [
+        sample
+        for sample in families["pilotlight_gateway_stage_seconds"].samples
+        if sample.name.endswith("_bucket") and sample.labels["stage"] == "queue"
+    ]
+    counts = [sample.value for sample in buckets]
+    assert counts == sorted(counts)
+    assert buckets[-1].labels["le"] == "+Inf"
+
+
+def test_auto_records_predicted_against_actual(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.AUTO)
+    pods = floor.pods("pod-a", warm=spec)
+    samples = [[spec.key, m, [0.001]] for m in ("infer", "preprocess", "postprocess", "network")]
+    before = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
+    pods.control("pod-a", "samples", json.dumps(samples))
+
+    def is_recorded() -> bool:
+        floor.predict(spec)
+        after = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
+        return after > before
+
+    wait_until(is_recorded, timeout_s=5)
+
+
+def test_the_openapi_page_has_the_inference_paths(floor: Floor) -> None:
+    document = floor.client.get(f"{floor.gateway.url}/openapi.json").json()
+    assert "post" in document["paths"]["/v1/models/{name}:predict"]
+    assert "post" in document["paths"]["/serving/{namespace}/{name}/v2/models/{name}/infer"]
+    assert floor.client.get(f"{floor.gateway.url}/docs").status_code == 200
+
+
+def test_model_lists_and_readiness(floor: Floor, spec: ModelSpec) -> None:
+    url, name = floor.gateway.url, spec.name.name
+    assert name in floor.client.get(f"{url}/v1/models").json()["models"]
+    assert floor.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
+    metadata = floor.client.get(f"{url}/v2/models/{name}").json()
+    assert metadata["versions"] == [spec.generation]
+    assert floor.client.get(f"{url}/v2/models/nobody").status_code == 404
+    assert floor.client.get(f"{url}/v2/health/ready").json() == {"ready": True}
+    index = floor.client.post(f"{url}/v2/repository/index").json()
+    assert {"name": name, "version": spec.generation, "state": "READY", "reason": ""} in index
+
+
+def test_a_model_in_another_namespace_is_found_by_its_prefix(floor: Floor) -> None:
+    spec = floor.declare(namespace="far")
+    name = spec.name.name
+    path = f"/serving/far/{name}/v2/models/{name}/ready"
+    assert floor.client.get(floor.gateway.url + path).status_code == 200
+    host = {"host": f"{name}.far.example.com"}
+    answer = floor.client.get(f"{floor.gateway.url}/v1/models/{name}", headers=host)
+    assert answer.status_code == 200
+
+
+def test_a_deleted_model_is_404(floor: Floor, spec: ModelSpec) -> None:
+    floor.do(lambda registry: registry.delete_models([spec.name]))
+    floor.wait_caught_up()
+    assert floor.predict(spec).status_code == 404
+
+
+def test_the_client_library_can_be_plain(floor: Floor, spec: ModelSpec) -> None:
+    answer = httpx.post(floor.url_of(spec), json={"instances": [1]}, trust_env=False)
+    assert answer.json() == {"instances": [1]}
