@@ -84,8 +84,8 @@ def test_simulated_work_is_what_the_thesis_slept() -> None:
 def test_sleeps_are_the_thesis_s_in_full_and_fit_the_machine_otherwise() -> None:
     fast, slow = Pace(load_s=0.8, infer_s=0.3), Pace(load_s=1.6, infer_s=0.6)
     assert [each.sleep_s(FULL, slow) for each in WIN_SCENARIOS] == [5.0, 5.0, 5.0]
-    assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.5, 1.5, 1.5]
-    assert [each.sleep_s(SHORT, slow) for each in WIN_SCENARIOS] == [2.8, 1.5, 1.5]
+    assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.6, 1.5, 1.5]
+    assert [each.sleep_s(SHORT, slow) for each in WIN_SCENARIOS] == [3.2, 1.5, 1.5]
 
 
 def test_stages_are_those_of_the_design() -> None:

@@ -263,6 +263,41 @@ def test_a_killed_gateway_is_started_again_at_its_address(platform: Running) -> 
         client.post("/v1/models/embed:predict", json={"instances": ["x"]}).raise_for_status()
 
 
+def test_a_killed_registry_comes_back_with_its_models(platform: Running) -> None:
+    models = [each["name"] for each in platform.get("models")]
+    with platform.client() as client:
+        client.post("/v1/models/embed:predict", json={"instances": ["x"]}).raise_for_status()
+        [redis] = [pid for pid in _pids_of(platform) if "redis-server" in _command(pid)]
+        os.kill(redis, signal.SIGKILL)
+        answer = client.post("/v1/models/embed:predict", json={"instances": ["x"]})
+        assert answer.headers["x-pilotlight-start"] == "warm"
+
+    def is_healed() -> bool:
+        pods = platform.cli("get", "pods", "--json")
+        return pods.status == 0 and len(pods.document) == POD_COUNT
+
+    servers.wait_until(is_healed, what="pods registered again")
+    assert [each["name"] for each in platform.get("models")] == models
+
+
+def test_a_killed_zygote_comes_back_with_all_pods(platform: Running) -> None:
+    before = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
+    [zygote] = [
+        pid
+        for pid in _pids_of(platform)
+        if "runtime.zygote" in _command(pid) and pid not in before.values()
+    ]
+    os.kill(zygote, signal.SIGKILL)
+    servers.wait_until(lambda: not any(_is_alive(pid) for pid in before.values()))
+
+    def is_back() -> bool:
+        after = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
+        return after.keys() == before.keys() and not after.items() & before.items()
+
+    servers.wait_until(is_back, what="pods back")
+    assert platform.cli("predict", "embed", "a text").status == 0
+
+
 def _command(pid: int) -> str:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().replace(b"\0", b" ").decode(errors="replace")
@@ -316,6 +351,27 @@ def test_a_killed_supervisor_leaves_nothing_behind_and_nothing_in_the_way(small:
     again = _up(small.home, "--pods", "2", "--no-s3")
     assert again.facts["pid"] != small.facts["pid"]
     assert len(again.get("pods")) == 2
+
+
+def test_a_signal_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    arguments = ["up", "--port", "0", "--no-s3", "--home", str(tmp_path / "home")]
+    with (
+        (tmp_path / "err").open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "pilotlight", *arguments],
+            cwd=servers.REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        ) as up,
+    ):
+        running = Running(tmp_path / "home", {"pid": up.pid, "gateway": "http://127.0.0.1:1"})
+        servers.wait_until(
+            lambda: any("runtime.zygote" in _command(pid) for pid in _pids_of(running))
+        )
+        pids = _pids_of(running)
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(30) == 128 + signal.SIGTERM, (tmp_path / "err").read_text()
+    _assert_gone(running, pids - {up.pid})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
