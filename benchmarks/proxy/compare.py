@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _WARM_UP_S: Final = 1.0
 _QUIET_CORES: Final = 0.1
 _QUIET_WAIT_S: Final = 20.0
-_FOREIGN_CORES: Final = 0.15
+_PATIENCE_S: Final = 600.0
+"""Longest that one run waits for others, and repeats bursts they disturbed, all cells together."""
+FOREIGN_CORES: Final = 0.15
 """A burst during which others used more of the machine than this is made again."""
 _MOST_TRIES: Final = 3
 
@@ -101,11 +103,25 @@ class Compared:
     skipped: dict[str, str]
 
 
+@dataclass(slots=True)
+class _Patience:
+    """What is left of the time for waiting until the machine is quiet."""
+
+    left_s: float = _PATIENCE_S
+
+    def wait_quiet(self) -> None:
+        """Wait until others do next to nothing, or patience is at its end."""
+        began_s = time.monotonic()
+        wait_quiet(busy_below=_QUIET_CORES, timeout_s=max(0.0, min(_QUIET_WAIT_S, self.left_s)))
+        self.left_s -= time.monotonic() - began_s
+
+
 def compare(plan: Plan) -> Compared:
     """Run the plan; takes some 10 to 20 minutes with all contestants and three repeats."""
     chosen, skipped = _chosen(plan)
     samples: list[Sample] = []
     rng = random.Random(plan.seed)
+    patience = _Patience(_PATIENCE_S / 3 if plan.is_quick else _PATIENCE_S)
     for repeat in range(plan.repeats):
         turns = [(one, setting) for one in chosen for setting in one.settings]
         rng.shuffle(turns)
@@ -117,7 +133,7 @@ def compare(plan: Plan) -> Compared:
                 place = _place(setting, Path(path))
                 try:
                     with running(contestant, place) as ready:
-                        samples += _measure(contestant, ready, place, plan, repeat)
+                        samples += _measure(contestant, ready, place, plan, repeat, patience)
                 except StartFailed as error:
                     skipped[turn] = str(error)
                     _tell(f"  skipped: {error}")
@@ -151,7 +167,12 @@ def _place(setting: Setting, folder: Path) -> Place:
 
 
 def _measure(
-    contestant: Contestant, ready: Round, place: Place, plan: Plan, repeat: int
+    contestant: Contestant,
+    ready: Round,
+    place: Place,
+    plan: Plan,
+    repeat: int,
+    patience: _Patience,
 ) -> list[Sample]:
     samples = []
     for cell in _QUICK_CELLS if plan.is_quick else CELLS:
@@ -159,9 +180,12 @@ def _measure(
              core=place.generator_core)  # fmt: skip
         tries: list[Sample] = []
         while len(tries) < _MOST_TRIES:
+            patience.wait_quiet()
+            began_s = time.monotonic()
             tries.append(_burst(contestant, ready, place, plan, cell, repeat))
-            if tries[-1].foreign_cores <= _FOREIGN_CORES:
+            if tries[-1].foreign_cores <= FOREIGN_CORES or patience.left_s <= 0:
                 break
+            patience.left_s -= time.monotonic() - began_s
         quietest = min(tries, key=lambda sample: sample.foreign_cores)
         _tell(_line(quietest))
         samples.append(quietest)
@@ -171,7 +195,6 @@ def _measure(
 def _burst(
     contestant: Contestant, ready: Round, place: Place, plan: Plan, cell: Cell, repeat: int
 ) -> Sample:
-    wait_quiet(busy_below=_QUIET_CORES, timeout_s=_QUIET_WAIT_S)
     status, _ = answer_of(ready.url, cell.body)
     began_s = time.monotonic()
     machine_s, own_s = machine_busy_s(), ready.contestant.cpu_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.proxy.compare import CELLS, Cell, samples_of
+from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, Cell, samples_of
 from benchmarks.proxy.contestants import (
     DIRECT,
     NGINX,
@@ -43,7 +43,7 @@ def summary(compared: Compared) -> str:
         f"{sample.load.errors} of {sample.load.requests}, status {sample.answer_status}"
         for sample in bad
     ]
-    noisy = [sample for sample in compared.samples if sample.foreign_cores > 0.15]
+    noisy = [sample for sample in compared.samples if sample.foreign_cores > FOREIGN_CORES]
     if noisy:
         parts.append(f"{len(noisy)} of {len(compared.samples)} bursts had others' work beside them")
     return "\n\n".join(parts)
