@@ -245,7 +245,9 @@ def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> 
     epoch = epoch_of(cluster, pod.name)
     with ThreadPoolExecutor(1) as clients:
         waiting = clients.submit(predict, pod.url, "m", "x")
-        servers.wait_until(lambda: cluster.tiers(spec) == {"pod-a": "remote"}, timeout_s=5)
+        servers.wait_until(  # the load has begun, so the pod cannot claim it again
+            lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 20_000, timeout_s=5
+        )
         cluster.do(lambda r: r.set_tier(pod.name, epoch, spec.key, Tier.REMOTE, 0))
     assert waiting.result().status_code == 503
     assert waiting.result().headers["x-pilotlight-not-executed"] == "load-failed"
