@@ -169,13 +169,16 @@ async def explain(target: Target, output: Output, request_id: str) -> None:
             *(f"decision {key} = {_cell(value)}" for key, value in decision.items()),
         ],
     )
-    candidates = document.get("candidates") or []
-    columns = list(dict.fromkeys(key for each in candidates for key in each))
-    if candidates:
-        output.table(
-            [column.upper().replace("_", " ") for column in columns],
-            [[_cell(each.get(column)) for column in columns] for each in candidates],
-        )
+    for part, title in (("options", "What was weighed"), ("candidates", "The pods at that time")):
+        rows = document.get(part) or []
+        columns = list(dict.fromkeys(key for each in rows for key in each))
+        if rows:
+            output.line()
+            output.table(
+                [column.upper().replace("_", " ") for column in columns],
+                [[_cell(each.get(column)) for column in columns] for each in rows],
+                title=title,
+            )
 
 
 def _cell(value: Any) -> str:
