@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _pools = itertools.count(1)
 _models = itertools.count(1)
+
+
+Background = Future[httpx.Response]
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Floor:
     gateway: servers.Gateway
     client: httpx.Client
     stack: ExitStack = field(default_factory=ExitStack)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
 
     def do(self, action: Callable[[Registry], Awaitable[Any]]) -> Any:
         """Run something against the registry, as another component would."""
@@ -164,6 +169,37 @@ class Floor:
 
         return int(self.do(look))
 
+    def in_background(self, spec: ModelSpec, content: Any = b"{}", **headers: str) -> Background:
+        """A V1 request by path in a thread of its own."""
+        return self.threads.submit(self.predict, spec, content, **headers)
+
+    def wait_waiting(self, count: int) -> None:
+        """Return when so many requests wait in the gateway."""
+        servers.wait_until(
+            lambda: self.metric("pilotlight_gateway_waiting_requests") == count,
+            timeout_s=10,
+            what=f"{count} requests wait",
+        )
+
+    def wait_idle(self, pods: Pods) -> None:
+        """Return when no pod is busy, in its own eyes and in Redis', and nothing is reserved."""
+
+        def is_idle() -> bool:
+            return (
+                pods.total("busy") == 0
+                and self.metric("pilotlight_gateway_reservations") == 0
+                and all(self.slots_used(pod) <= 0 for pod in pods.ports)
+            )
+
+        servers.wait_until(is_idle, timeout_s=10, what="pods idle")
+
+
+def wait_counts(pods: Pods, pod: str, **counts: int) -> None:
+    """Return when the pod has counted so."""
+    servers.wait_until(
+        lambda: counts.items() <= pods.counts(pod).items(), timeout_s=10, what=f"{pod}: {counts}"
+    )
+
 
 def _named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
@@ -217,7 +253,9 @@ def floor(
     """The module's gateway, in a pool that has this test's pods only."""
     gateway, pool = shared_gateway
     with ExitStack() as stack:
-        yield Floor(redis.url, pool, gateway, client, stack)
+        floor = Floor(redis.url, pool, gateway, client, stack)
+        yield floor
+        floor.threads.shutdown(cancel_futures=True)
     servers.wait_until(
         lambda: client.get(f"{gateway.url}/readyz").json()["pods"] == 0, what="pods gone"
     )

@@ -66,6 +66,8 @@ class Pod:
         self._samples: list[Samples] = []
         self._is_draining = False
         self._refusals: dict[str, int] = {}
+        self._release = asyncio.Event()
+        self._order: list[str] = []
         self.counts = {
             "busy": 0, "most_busy": 0, "asked": 0, "executed": 0, "loads": 0, "left": 0,
             "refused": 0, "connections": 0, "body_bytes": 0,
@@ -106,7 +108,7 @@ class Pod:
             await self._registry.deregister_pod(self.name, self._epoch)
 
     async def control(self, request: Request) -> dict[str, object]:
-        """What tests order: warm, drain, samples; always answers with the counters."""
+        """What tests order: warm, drain, release, samples; always answers with the counters."""
         text = request.body.decode()
         match request.path:
             case "/control/warm":
@@ -115,10 +117,13 @@ class Pod:
             case "/control/drain":
                 self._is_draining = True
                 await self._registry.set_phase(self.name, self._epoch, PodPhase.DRAINING)
+            case "/control/release":
+                self._release.set()
+                self._release = asyncio.Event()
             case "/control/samples":
                 for item in json.loads(text):
                     self._samples.append(Samples(item[0], item[1], tuple(item[2])))
-        return {**self.counts, "warm": sorted(self._warm)}
+        return {**self.counts, "warm": sorted(self._warm), "order": self._order}
 
     # Requests
 
@@ -143,6 +148,7 @@ class Pod:
                 raise Hangup
             start, predict = await self._stages(request)
             self.counts["executed"] += 1
+            self._order.append(request.headers.get("x-request-id", ""))
             self.counts["busy"] -= 1  # before the last byte: the gateway counts by that
             is_busy = False
             await self._reply(request, answer, start, predict)
@@ -168,14 +174,21 @@ class Pod:
             if remote
             else (await self._infer_here(request), self.name)
         )
-        await asyncio.sleep(float(request.wish("around", self.name) or 0))
+        await self._take_time(request.wish("around", self.name))
         return start, predict
+
+    async def _take_time(self, wish: str) -> None:
+        """So many seconds, or with `hold` until the order to release."""
+        if wish == "hold":
+            await self._release.wait()
+        else:
+            await asyncio.sleep(float(wish or 0))
 
     async def _infer_here(self, request: Request) -> str:
         start = await self._bring(request)
         try:
             async with self._device:
-                await asyncio.sleep(float(request.wish("delay", self.name) or 0))
+                await self._take_time(request.wish("delay", self.name))
         finally:
             if reservation := request.headers.get("x-pilotlight-reservation"):
                 with contextlib.suppress(RegistryUnavailable):
@@ -210,12 +223,13 @@ class Pod:
             return "remote"
         self._loading[key] = asyncio.get_running_loop().create_future()
         try:
-            await self._load(key, int(request.headers.get("x-pilotlight-load-token", "0")))
+            token = int(request.headers.get("x-pilotlight-load-token", "0"))
+            await self._load(key, token, request.wish("load", self.name))
         finally:
             self._loading.pop(key).set_result(None)
         return "remote"
 
-    async def _load(self, key: str, token: int) -> None:
+    async def _load(self, key: str, token: int, wish: str) -> None:
         with contextlib.suppress(RegistryUnavailable):
             if not token:
                 claimed = await self._registry.claim_load(
@@ -224,7 +238,7 @@ class Pod:
                 token = claimed or 0
             if token:
                 await self._registry.start_load(self.name, self._epoch, key, token, Tier.REMOTE)
-        await asyncio.sleep(self._options.load_s)
+        await self._take_time(wish or str(self._options.load_s))
         self.counts["loads"] += 1
         self._warm.add(key)
         with contextlib.suppress(RegistryUnavailable, ClaimLost, LeaseLost):
@@ -330,12 +344,14 @@ class Server:
         with contextlib.suppress(
             asyncio.IncompleteReadError, ConnectionError, Hangup, asyncio.CancelledError
         ):
+            is_reused = False
             while True:
-                await self._serve_request(reader, writer)
+                await self._serve_request(reader, writer, is_reused=is_reused)
+                is_reused = True
         writer.close()
 
     async def _serve_request(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reused: bool
     ) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
@@ -343,6 +359,8 @@ class Server:
         wishes = request.headers.get("x-test", "")
         request.wishes = dict(wish.split("=", 1) for wish in wishes.split(",") if wish)
         answer = Answer(writer)
+        if is_reused and request.wish("close", self._pod.name) == "reused":
+            raise Hangup
         if early := request.wish("early", self._pod.name):
             await answer.whole(int(early), {"connection": "close"}, b'{"error": "early"}')
             raise Hangup

@@ -1,0 +1,216 @@
+"""Queues, turns, deadlines and loads that are shared, through the real gateway process."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from registry.model import RoutingPolicy
+from tests.gateway.conftest import Floor, wait_counts
+from tests.servers import wait_until
+
+QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
+HOLD = "delay=hold"
+
+
+def test_a_full_queue_is_429(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING, queue_depth=2)
+    pods = floor.pods("pod-a", warm=spec)
+    held = [floor.in_background(spec, x_test=HOLD)]
+    wait_counts(pods, "pod-a", busy=1)
+    held += [floor.in_background(spec), floor.in_background(spec)]
+    floor.wait_waiting(2)
+    refused = floor.predict(spec)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-pilotlight-reason"] == "queue-full"
+    assert "queue-depth is 2" in refused.json()["error"]
+    pods.control("pod-a", "release")
+    assert [answer.result().status_code for answer in held] == [200] * 3
+
+
+def test_a_queue_timeout_is_504(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING, queue_timeout_s=0.1)
+    pods = floor.pods("pod-a", warm=spec)
+    held = floor.in_background(spec, x_test=HOLD)
+    wait_counts(pods, "pod-a", busy=1)
+    refused = floor.predict(spec)
+    assert refused.status_code == 504
+    assert refused.headers["x-pilotlight-reason"] == "queue-timeout"
+    assert "0.1 s" in refused.json()["error"]
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+    floor.wait_idle(pods)
+
+
+@pytest.mark.parametrize("by", ["header", "annotation"])
+def test_a_deadline_in_the_queue_is_504(floor: Floor, by: str) -> None:
+    spec = floor.declare(routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None)
+    pods = floor.pods("pod-a", warm=spec)
+    held = floor.in_background(spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
+    wait_counts(pods, "pod-a", busy=1)
+    headers = {"x_pilotlight_deadline_ms": "100"} if by == "header" else {}
+    refused = floor.predict(spec, **headers)
+    assert refused.status_code == 504
+    assert refused.headers["x-pilotlight-reason"] == "deadline"
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+
+
+def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    refused = floor.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="150")
+    assert refused.status_code == 504
+    assert "deadline passed" in refused.json()["error"]
+    wait_counts(pods, "pod-a", left=1, busy=0)
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    measures = ("infer", "preprocess", "postprocess")
+    pods.control("pod-a", "samples", json.dumps([[spec.key, m, [5.0]] for m in measures]))
+
+    def asked() -> int:
+        refused = floor.predict(spec, x_pilotlight_deadline_ms="1000")
+        return refused.status_code == 504 and "15000 ms" in refused.json()["error"]
+
+    wait_until(asked, timeout_s=5)
+    before = pods.counts("pod-a")["asked"]
+    assert asked()
+    assert pods.counts("pod-a")["asked"] == before
+
+
+def test_tenants_take_turns_at_a_saturated_pod(floor: Floor) -> None:
+    loud = floor.declare(namespace="loud", routing=QUEUEING)
+    quiet = floor.declare(namespace="quiet", routing=QUEUEING)
+    pods = floor.pods("pod-a", warm=(loud, quiet))
+    answers = [floor.in_background(loud, x_test=HOLD, x_request_id="first")]
+    wait_counts(pods, "pod-a", busy=1)
+    for n in range(6):
+        spec, name = (loud, "loud") if n < 4 else (quiet, "quiet")
+        answers.append(floor.in_background(spec, x_request_id=f"{name}-{n}"))
+        floor.wait_waiting(n + 1)
+    pods.control("pod-a", "release")
+    assert [answer.result().status_code for answer in answers] == [200] * 7
+    assert pods.counts("pod-a")["order"] == [
+        "first", "loud-0", "quiet-4", "loud-1", "quiet-5", "loud-2", "loud-3",
+    ]  # fmt: skip
+
+
+def test_priority_goes_first_inside_a_tenant(floor: Floor) -> None:
+    low = floor.declare(routing=QUEUEING)
+    high = floor.declare(routing=QUEUEING, priority=5)
+    pods = floor.pods("pod-a", warm=(low, high))
+    answers = [floor.in_background(low, x_test=HOLD, x_request_id="first")]
+    wait_counts(pods, "pod-a", busy=1)
+    for n, spec in enumerate((low, high)):
+        answers.append(floor.in_background(spec, x_request_id=("low", "high")[n]))
+        floor.wait_waiting(n + 1)
+    pods.control("pod-a", "release")
+    for answer in answers:
+        answer.result()
+    assert pods.counts("pod-a")["order"] == ["first", "high", "low"]
+
+
+def test_50_first_requests_load_once_and_tell_the_tier(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING)
+    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d")
+    asked = [floor.in_background(spec, x_test="load=hold") for _ in range(50)]
+    floor.wait_waiting(49)
+    for name in pods.ports:
+        pods.control(name, "release")
+    answers = [answer.result() for answer in asked]
+    assert Counter(answer.status_code for answer in answers) == {200: 50}
+    assert pods.total("loads") == 1
+    assert Counter(answer.headers["x-pilotlight-start"] for answer in answers) == {"remote": 50}
+    assert floor.predict(spec).headers["x-pilotlight-start"] == "warm"
+
+
+def test_50_first_requests_under_auto_never_load_one_copy_twice(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.AUTO)
+    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d", slots=2)
+    asked = [floor.in_background(spec) for _ in range(50)]
+    assert Counter(answer.result().status_code for answer in asked) == {200: 50}
+    assert all(pods.counts(name)["loads"] <= 1 for name in pods.ports)
+
+
+def test_10_requests_one_after_the_other_start_cold_once(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d")
+    starts = [floor.predict(spec).headers["x-pilotlight-start"] for _ in range(10)]
+    assert starts == ["remote"] + ["warm"] * 9
+    assert pods.total("loads") == 1
+
+
+def test_many_requests_one_after_the_other_stay_at_the_warm_pod(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b", "pod-c")
+    for _ in range(200):
+        assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-a"
+    assert others.total("asked") == 0
+
+
+def test_colocation_starts_another_while_the_warm_pod_is_busy(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    held = floor.in_background(spec, x_test=HOLD)
+    wait_counts(pods, "pod-a", busy=1)
+    answer = floor.predict(spec)
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    assert answer.headers["x-pilotlight-reason"] == "cold-warm-busy"
+    assert answer.headers["x-pilotlight-start"] == "remote"
+    assert others.counts("pod-b")["loads"] == 1
+    pods.control("pod-a", "release")
+    assert held.result().headers["x-pilotlight-start"] == "warm"
+
+
+def test_remote_proxying_infers_at_the_warm_pod(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY)
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    held = floor.in_background(spec, x_test="around=hold,at=pod-a")
+    wait_counts(pods, "pod-a", busy=1)
+    answer = floor.predict(spec)
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    assert answer.headers["x-pilotlight-predict-pod"] == "pod-a"
+    assert answer.headers["x-pilotlight-reason"] == "warm-remote"
+    assert answer.headers["x-pilotlight-start"] == "warm"
+    assert others.counts("pod-b")["loads"] == 0
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+    floor.wait_idle(pods)
+
+
+def test_remote_proxying_keeps_to_the_target(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1)
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    held = floor.in_background(spec, x_test="delay=hold,at=pod-a")
+    wait_counts(pods, "pod-a", busy=1)
+    answer = floor.predict(spec)
+    assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
+    assert others.counts("pod-b")["loads"] == 1
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+
+
+def test_random_follows_the_seed(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.RANDOM)
+    floor.pods("pod-a", "pod-b", "pod-c", "pod-d", warm=spec)
+    runs = [
+        [
+            floor.predict(spec, x_pilotlight_seed=str(seed)).headers["x-pilotlight-pod"]
+            for seed in range(12)
+        ]
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 1
