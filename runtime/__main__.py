@@ -15,6 +15,9 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from runtime.preload import import_everything
+
+    import_everything()
     from runtime.logs import configure_logs
     from runtime.pod import run_pod
 

@@ -15,6 +15,7 @@ from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -28,9 +29,16 @@ MOST_FRONTENDS = 64
 class Frontends:
     """Fetches the small files of models and builds frontends from them, once each."""
 
-    def __init__(self, cache: DiskCache, threads: Executor, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        cache: DiskCache,
+        threads: Executor,
+        tasks: asyncio.TaskGroup,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._cache = cache
         self._threads = threads
+        self._on_change = on_change
         self._ready: OrderedDict[str, Frontend] = OrderedDict()
         self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
         self._builds: SingleFlight[str, Frontend] = SingleFlight(tasks)
@@ -50,6 +58,14 @@ class Frontends:
             self._ready.move_to_end(spec.key)
         return frontend
 
+    def has(self, key: str) -> bool:
+        """Whether a model could be forwarded at once."""
+        return key in self._ready
+
+    def keys(self) -> set[str]:
+        """Models with a frontend at hand."""
+        return set(self._ready)
+
     def forget(self, key: str) -> None:
         """Drop the frontend of a model whose files are deleted."""
         self._ready.pop(key, None)
@@ -63,6 +79,8 @@ class Frontends:
             await in_thread(self._threads, self._cache.discard, spec.key)
             raise
         self._ready[spec.key] = frontend
+        self._on_change(spec.key)
         while len(self._ready) > MOST_FRONTENDS:
-            self._ready.popitem(last=False)
+            key, _ = self._ready.popitem(last=False)
+            self._on_change(key)
         return frontend

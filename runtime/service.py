@@ -186,8 +186,11 @@ class PredictService:
         if not self._declared.is_pod(head.predict_address):
             raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
+        was_ready = self._frontends.has(progress.spec.key)
         frontend = await self._frontends.get(progress.spec)
         assets_s = time.monotonic() - started_s
+        if not was_ready:
+            self._measurements.add(progress.spec.key, "assets", assets_s)
         inputs = await self._preprocess(progress, frontend, body)
         await simulate(head.simulation.network_s)
         answer = await self._peers.infer(head, inputs)

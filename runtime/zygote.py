@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import json
 import os
 import selectors
@@ -23,24 +22,9 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from runtime.preload import import_everything
 from runtime.settings import PodSettings, settings_from_fields
 
-PRELOADED = (
-    "torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.t5.tokenization_t5",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.bert.tokenization_bert",
-    "transformers.models.vit.modeling_vit",
-    "transformers.models.vit.image_processing_pil_vit",
-    "transformers.generation",
-    "runtime.pod",
-    "runtime.logs",
-    "runtime.storage_s3",
-    "runtime.storage_file",
-)
 SIGNAL_OF_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 DEFAULT_GRACE_S = 30.0
 POLL_S = 0.05
@@ -195,8 +179,7 @@ def main() -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
-    for module in PRELOADED:
-        importlib.import_module(module)
+    import_everything()
     gc.collect()
     gc.freeze()
     return Zygote().run()
