@@ -60,6 +60,13 @@ class UpstreamLost(GatewayError):
     reason = "pod-lost"
 
 
+class NotTaken(GatewayError):
+    """No pod took the request: all that were asked refused it unexecuted, or were out of reach."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    reason = "not-taken"
+
+
 class UpstreamTimeout(GatewayError):
     """The deadline passed while the pod held the request."""
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import UpstreamLost
+from gateway.errors import NotTaken, UpstreamLost
 from gateway.headers import PodAnswer, read_answer, request_head
 from gateway.upstream import PodConnectionLost, PodUnreachable
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BUSY_PAUSE_S: Final = 0.01
+_BUSY_FIRST_S: Final = 0.02
+_BUSY_LONGEST_S: Final = 0.5
 _SUSPECT_S: Final = 1.0
 _MOST_TRIES: Final = 10
 
@@ -55,10 +56,9 @@ class Tools:
 class _TryAgain(Exception):
     """The pod has not executed the request; another place may be better."""
 
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.pause_s = pause_s
 
 
 class Exchange:
@@ -85,6 +85,7 @@ class Exchange:
         self.placement: Placement | None = None
         self._reservation_open = False
         self._waited_from: str | None = None
+        self._busy_total = 0
         self.has_answered = False
 
     async def run(self, send: Send, until_s: float) -> None:
@@ -113,13 +114,12 @@ class Exchange:
             except _TryAgain as again:
                 self._tools.recorder.retried(again.reason)
                 if not self._tools.budget.spend():
-                    raise UpstreamLost(
+                    raise NotTaken(
                         f"the pod did not take the request ({again.reason}) and the retry budget "
                         "is spent",
                         retry_after_s=1.0,
                     ) from None
-                await asyncio.sleep(again.pause_s)
-        raise UpstreamLost(f"no pod took the request in {_MOST_TRIES} tries", retry_after_s=1.0)
+        raise NotTaken(f"no pod took the request in {_MOST_TRIES} tries", retry_after_s=1.0)
 
     async def _try_once(self, send: Send, until_s: float) -> None:
         placement = await self._tools.dispatcher.place(self._arrival)
@@ -151,7 +151,9 @@ class Exchange:
             if answer.not_executed in ("slots", "draining") and self._body.can_be_sent:
                 if answer.not_executed == "draining":
                     self._suspect(entry)
-                raise _TryAgain(answer.not_executed, _BUSY_PAUSE_S)
+                else:
+                    self._is_full(entry)
+                raise _TryAgain(answer.not_executed)
             await self._answer(connection, answer, send, sent_s)
         except BaseException:
             connection.close()
@@ -160,7 +162,9 @@ class Exchange:
 
     async def _connected(self, entry: PodState) -> PodConnection:
         try:
-            return await self._tools.pool.acquire(entry.address)
+            if self._body.is_whole:
+                return await self._tools.pool.acquire(entry.address)
+            return await self._tools.pool.connect(entry.address)  # no second try if it were stale
         except PodUnreachable:
             self._suspect(entry)
             raise _TryAgain("unreachable") from None
@@ -208,6 +212,9 @@ class Exchange:
         is_chunked = self._body.declared is None
         connection.write(head + _framed(self._body.held, is_chunked))
         async for chunk in self._body.rest():
+            if connection.has_head:
+                connection.is_spent = True  # answered already: it does not want the rest
+                return
             if connection.is_closed:
                 raise PodConnectionLost("the pod closed the connection inside the request body",
                                         was_reused=False)  # fmt: skip
@@ -225,6 +232,18 @@ class Exchange:
             self._tools.dispatcher.kick()
 
         self._loop.call_later(_SUSPECT_S, forgive)
+
+    def _is_full(self, pod: PodState) -> None:
+        """The pod has no slot, whatever the copy says: count it as full for a while."""
+        slots = pod.slots
+        pod.slots_pending += slots
+
+        def recount() -> None:
+            pod.slots_pending -= slots
+            self._tools.dispatcher.kick()
+
+        self._loop.call_later(min(_BUSY_FIRST_S * 2**self._busy_total, _BUSY_LONGEST_S), recount)
+        self._busy_total += 1
 
     def _head(self, placement: Placement, until_s: float) -> bytes:
         reservation = placement.reservation
@@ -253,6 +272,7 @@ class Exchange:
     async def _answer(
         self, connection: PodConnection, answer: PodAnswer, send: Send, sent_s: float
     ) -> None:
+        await connection.more_body()  # until then it can fail with a clear error
         chunks = connection.body_so_far()
         if connection.is_complete:
             self._give_back()  # before the client can know, so that its next request finds the slot

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ON_DISCONNECT: Final = "pilotlight.on_disconnect"
 """Scope key under which a request leaves what is to be called when its client is gone."""
+BREAK_OFF: Final = "pilotlight.break-off"
+"""Message type that ends an answer which cannot be completed: the client sees it cut."""
 _END_OF_CHUNKS: Final = b"0\r\n\r\n"
 
 
@@ -58,7 +60,10 @@ class OneWriteCycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
-        if message["type"] == "http.response.start":
+        if message["type"] == BREAK_OFF:
+            self.disconnected = True
+            self.transport.close()
+        elif message["type"] == "http.response.start":
             self._start(message["status"], message["headers"])
         else:
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))

@@ -28,7 +28,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
-from gateway.http_server import ON_DISCONNECT
+from gateway.http_server import BREAK_OFF, ON_DISCONNECT
 from gateway.routes import is_inference, place_of, target_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Front:
                 self._tools.recorder.failed(exchange, error)
             if exchange is not None and exchange.has_answered:
                 logger.warning("an answer broke off", extra={"request_id": request_id})
-                raise
+                await send({"type": BREAK_OFF})
+                return
             await _send_error(send, error, request_id)
 
     def _exchange(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,8 +30,8 @@ class PodUnreachable(GatewayError):
     """No connection to the pod: it has seen nothing of the request."""
 
 
-class PodConnectionLost(GatewayError):
-    """The connection broke before the answer's head came: the pod may or may not have begun."""
+class PodConnectionLost(UpstreamLost):
+    """The connection broke before the answer was whole: the pod may or may not have begun."""
 
     def __init__(self, message: str, *, was_reused: bool) -> None:
         super().__init__(message)
@@ -45,6 +45,8 @@ class PodConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
+        self.is_spent = False
+        """The request was not sent to its end: nothing else can follow it."""
         self.used_total = 0
         self.idle_since_s = 0.0
         self._writable: asyncio.Future[None] | None = None
@@ -74,8 +76,13 @@ class PodConnection(asyncio.Protocol):
         if self.transport is not None and not self.is_closed:
             self.transport.write(data)
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the pod has begun to answer."""
+        return self._has_head
+
     async def drain(self) -> None:
-        """Return when more can be sent without piling up."""
+        """Return when more can be sent without piling up, or when the pod answers already."""
         if self._writable is not None and not self.is_closed:
             await self._writable
 
@@ -176,6 +183,7 @@ class PodConnection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._has_head = True
+            self.resume_writing()
         else:
             self.headers = []
 
@@ -195,7 +203,7 @@ class PodConnection(asyncio.Protocol):
     @property
     def can_be_reused(self) -> bool:
         """Whether another exchange may follow on this connection."""
-        return self._keeps_alive and not self.is_closed
+        return self._keeps_alive and not self.is_closed and not self.is_spent
 
 
 class PodPool:
