@@ -363,6 +363,9 @@ class Server:
             raise Hangup
         if early := request.wish("early", self._pod.name):
             await answer.whole(int(early), {"connection": "close"}, b'{"error": "early"}')
+            writer.write_eof()
+            while await reader.read(1 << 16):
+                pass  # a close with unread bytes would take the answer back
             raise Hangup
         try:
             request.body = await self._body(reader, request)

@@ -97,8 +97,8 @@ def test_a_queue_is_served_by_all_pods_that_hold_the_model() -> None:
     ],
 )
 def test_proxy_to(pod: PodSketch, expected_s: float) -> None:
-    state = cluster(pod, measured=TIMES)
-    forecast = proxy_to(state.pods[A], request(), state, NOW_S)
+    state = cluster(pod, PodSketch("pod-b", "disk"), measured=TIMES)
+    forecast = proxy_to(state.pods[A], state.pods["pod-b"], request(), state, NOW_S)
     assert forecast.seconds == pytest.approx(expected_s)
 
 
@@ -137,7 +137,8 @@ def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, a
     def forecasts(busy: int, ahead: int) -> list[float]:
         state = cluster(PodSketch(A, at, slots=slots, busy=busy), measured=TIMES)
         pod, asked = state.pods[A], request(ahead=ahead)
-        forecasts = [way(pod, asked, state, NOW_S) for way in (run_at, proxy_to)]
+        forecasts = [run_at(pod, asked, state, NOW_S)]
+        forecasts.append(proxy_to(pod, pod, asked, state, NOW_S))
         forecasts.append(wait_for([pod], asked, state, NOW_S))
         return [forecast.seconds for forecast in forecasts]
 

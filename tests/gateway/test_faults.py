@@ -1,0 +1,303 @@
+"""Clients that leave, pods that die, refuse or break off: nobody hangs and no slot leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from registry.model import ModelSpec, RoutingPolicy
+from tests.gateway.conftest import Floor, Pods, wait_counts
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from registry.client import Registry
+
+QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def raw_request(floor: Floor, spec: ModelSpec, wishes: str = "") -> Iterator[socket.socket]:
+    """A connection on which a request was sent; closed at the end."""
+    head = (
+        f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: {wishes}\r\n"
+        "content-length: 2\r\n\r\n{}"
+    )
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        yield connection
+
+
+# Clients that leave
+
+
+def test_a_client_that_leaves_while_the_pod_works_frees_the_slot(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    before = floor.metric("pilotlight_gateway_client_disconnects_total")
+    with raw_request(floor, spec, "delay=hold"):
+        wait_counts(pods, "pod-a", busy=1)
+    wait_counts(pods, "pod-a", left=1, busy=0)
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+    assert floor.metric("pilotlight_gateway_client_disconnects_total") == before + 1
+
+
+def test_a_client_that_leaves_the_queue_is_not_served(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING)
+    pods = floor.pods("pod-a", warm=spec)
+    held = floor.in_background(spec, x_test="delay=hold")
+    wait_counts(pods, "pod-a", busy=1)
+    with raw_request(floor, spec):
+        floor.wait_waiting(1)
+    floor.wait_waiting(0)
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+    floor.wait_idle(pods)
+    assert pods.counts("pod-a")["asked"] == 1
+
+
+def test_a_client_that_leaves_inside_the_answer_frees_the_slot(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    with raw_request(floor, spec, "pieces=100000") as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        assert floor.metric("pilotlight_gateway_reservations") == 1
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+
+
+def test_clients_that_leave_at_any_time_leak_nothing(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING)
+    pods = floor.pods("pod-a", "pod-b", slots=2)
+
+    def come_and_go(patience_s: float) -> None:
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(floor.url_of(spec), content=b"{}", headers={"x-test": "delay=0.02"},
+                       timeout=patience_s, trust_env=False, verify=False)  # fmt: skip
+
+    list(floor.threads.map(come_and_go, [0.001 * (1 + n % 40) for n in range(80)]))
+    floor.wait_idle(pods)
+    floor.wait_waiting(0)
+    assert floor.predict(spec).status_code == 200
+
+
+# Pods that refuse
+
+
+@pytest.mark.parametrize("refusal", ["slots", "draining"])
+def test_a_refused_request_is_served_elsewhere(floor: Floor, refusal: str) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec)
+    floor.pods("pod-b")
+    before = floor.metric("pilotlight_gateway_retries_total", reason=refusal)
+    answer = floor.predict(spec, b"abc", x_test=f"refuse={refusal},at=pod-a")
+    assert answer.status_code == 200, answer.text
+    assert answer.content == b"abc"
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    assert pods.counts("pod-a")["executed"] == 0
+    assert floor.metric("pilotlight_gateway_retries_total", reason=refusal) > before
+    floor.wait_idle(pods)
+
+
+def test_a_refusal_that_passes_is_waited_out(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING)
+    pods = floor.pods("pod-a", warm=spec)
+    answer = floor.predict(spec, x_test="refuse=slots,times=4")
+    assert answer.status_code == 200, answer.text
+    assert pods.counts("pod-a")["refused"] == 4
+
+
+def test_a_request_that_every_pod_refuses_gets_an_error_that_says_so(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", "pod-b", warm=spec)
+    answer = floor.predict(spec, x_test="refuse=slots", x_pilotlight_deadline_ms="4000")
+    assert answer.status_code in (503, 504)
+    assert answer.json()["error"]
+    assert pods.total("executed") == 0
+    floor.wait_idle(pods)
+
+
+def test_a_long_body_that_was_streamed_is_not_sent_again_cut(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    answer = floor.predict(spec, b"b" * 3 * MIB, x_test="refuse=slots,at=pod-a")
+    assert answer.status_code == 429
+    assert answer.json()["error"] == "not executed"
+    assert others.counts("pod-b")["asked"] == 0
+
+
+def test_a_draining_pod_gets_nothing_new(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b", warm=spec)
+    pods.control("pod-a", "drain")
+    floor.wait_caught_up()
+    for _ in range(5):
+        assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
+    assert others.counts("pod-b")["executed"] == 5
+
+
+def test_retries_end_with_their_budget(floor: Floor) -> None:
+    spec = floor.declare()
+    floor.pods("pod-a", slots=64, warm=spec)
+    refused = [floor.in_background(spec, x_test="refuse=slots") for _ in range(40)]
+    errors = Counter(answer.result().json()["error"] for answer in refused)
+    assert any("retry budget is spent" in error for error in errors), errors
+    assert all(answer.result().status_code == 503 for answer in refused)
+
+
+# Connections
+
+
+def test_a_stale_connection_is_not_the_clients_concern(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    for _ in range(3):
+        assert floor.predict(spec, x_test="close=after").status_code == 200
+    for n in range(3):
+        assert floor.predict(spec, x_test="close=reused").status_code == 200, n
+    assert pods.counts("pod-a")["executed"] == 6
+
+
+def test_a_long_body_does_not_ride_on_a_stale_connection(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    assert floor.predict(spec).status_code == 200
+    answer = floor.predict(spec, b"c" * 3 * MIB, x_test="close=reused")
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) == 3 * MIB
+    assert pods.counts("pod-a")["executed"] == 2
+
+
+def test_connections_are_kept_and_used_again(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    before = pods.counts("pod-a")["connections"]
+    for _ in range(20):
+        floor.predict(spec)
+    assert pods.counts("pod-a")["connections"] == before + 1
+
+
+def test_a_pod_that_closes_without_an_answer_is_502(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    answer = floor.predict(spec, x_test="close=before")
+    assert answer.status_code == 502
+    assert "may have executed" in answer.json()["error"]
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+
+
+def test_a_pod_that_closes_after_its_head_is_502(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    answer = floor.predict(spec, x_test="close=head")
+    assert answer.status_code == 502
+    assert answer.json()["error"]
+    floor.wait_idle(pods)
+
+
+def test_a_pod_that_breaks_off_its_answer_breaks_the_clients(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    with pytest.raises(httpx.RemoteProtocolError):
+        floor.predict(spec, b"0123456789", x_test="close=middle")
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+
+
+@pytest.mark.parametrize("size", [10, 20 * MIB])
+def test_an_answer_before_the_body_was_read_passes(floor: Floor, size: int) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    answer = floor.predict(spec, b"d" * size, x_test="early=413")
+    assert answer.status_code == 413
+    assert answer.json() == {"error": "early"}
+    floor.wait_idle(pods)
+
+
+def test_a_pod_that_nobody_can_reach_is_passed_by(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec, lease_s=20)
+    floor.pods("pod-b")
+    pods.kill()
+    for _ in range(3):
+        answer = floor.predict(spec, b"e" * 3 * MIB)
+        assert answer.status_code == 200
+        assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    epoch = _epoch_of(floor, "pod-a")
+    floor.do(lambda registry: registry.deregister_pod("pod-a", epoch))
+
+
+# Pods that die
+
+
+def test_a_killed_pod_costs_no_answer_and_no_slot(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.LEAST_LOADED)
+    dying = floor.pods("pod-a", slots=4, warm=spec)
+    living = floor.pods("pod-b", slots=4, warm=spec)
+    stop = threading.Event()
+    answers: list[httpx.Response] = []
+
+    def ask_on() -> None:
+        while not stop.is_set():
+            answers.append(floor.predict(spec, x_test="delay=0.003"))
+
+    asking = [floor.threads.submit(ask_on) for _ in range(8)]
+    try:
+        wait_counts_over(dying, "pod-a", executed=20)
+        dying.kill()
+        wait_counts_over(living, "pod-b", executed=living.counts("pod-b")["executed"] + 100)
+    finally:
+        stop.set()
+    for each in asking:
+        each.result()
+    statuses = Counter(answer.status_code for answer in answers)
+    assert statuses[200] > 100
+    assert set(statuses) <= {200, 502, 503}
+    assert all(answer.json()["error"] for answer in answers if answer.status_code != 200)
+    assert statuses[200] > 0.9 * len(answers)
+    wait_until(lambda: floor.slots_used("pod-a") == -1, timeout_s=3, what="pod-a gone")
+    floor.wait_idle(living)
+    assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
+
+
+def test_a_pod_that_dies_with_a_load_claimed_does_not_keep_it(floor: Floor) -> None:
+    spec = floor.declare(routing=QUEUEING)
+    dying = floor.pods("pod-a")
+    first = floor.in_background(spec, x_test="load=hold,at=pod-a")
+    wait_counts(dying, "pod-a", busy=1)
+    living = floor.pods("pod-b")
+    second = floor.in_background(spec)
+    floor.wait_waiting(1)
+    dying.kill()
+    assert second.result().status_code == 200
+    assert first.result().status_code in (200, 502)
+    assert living.counts("pod-b")["loads"] == 1
+
+
+def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
+    """Return when the pod has counted at least so much."""
+    wait_until(
+        lambda: all(pods.counts(pod)[name] >= least for name, least in counts.items()),
+        timeout_s=10,
+        what=f"{pod} over {counts}",
+    )
+
+
+def _epoch_of(floor: Floor, pod: str) -> int:
+    async def look(registry: Registry) -> int:
+        _, _, snapshot = await registry.transactions.snapshot()
+        return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
+
+    return int(floor.do(look))
