@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from gateway.explanations import Explanations
     from gateway.reservations import Reservations
-    from registry.client import Refusal
     from registry.cluster import ClusterState
     from registry.model import ModelName, ModelSpec, RoutingPolicy
+    from registry.reservation import Refusal
 
 _LOOK_AGAIN_S: Final = 0.25
 """Forecasts change with time alone, so a quiet waiting room is looked at this often."""

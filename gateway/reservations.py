@@ -10,11 +10,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from registry.client import Granted, Refusal, Registry, ReservationRequest
 from registry.errors import RegistryUnavailable
+from registry.reservation import Granted, Refusal, ReservationRequest
 
 if TYPE_CHECKING:
     from gateway.policies.decision import SendTo
+    from registry.client import Registry
     from registry.cluster import ClusterState, PodState
 
 TTL_S: Final = 15.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from registry.cluster import ClusterState
 from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.reservation import Granted, Refusal, ReservationRequest
 from registry.resp import check_url
 from registry.transactions import Transactions
 
@@ -37,50 +37,6 @@ class ClaimScope(StrEnum):
 
     POD = "pod"
     POOL = "pool"
-
-
-class LoadMode(StrEnum):
-    """What a reservation accepts at its predict pod."""
-
-    WARM = "warm"
-    JOIN = "join"
-    LOAD = "load"
-
-
-@dataclass(frozen=True, slots=True)
-class ReservationRequest:
-    """A slot at `entry` and a place in the inference stage of `predict`, wanted together."""
-
-    id: str
-    entry: str
-    predict: str
-    key: str
-    mode: LoadMode
-    max_other_copies: int = -1
-    """With `LoadMode.LOAD`: claim only while no more other pods hold or load it; -1: any."""
-    target_ongoing: int = 0
-    """Most requests in the predict pod's inference stage; 0: any."""
-    ttl_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The reservation stands."""
-
-    start: str
-    """`warm`, or the tier the request will have waited from."""
-    load_token: int
-    """Fencing token of the load this reservation claimed at the predict pod; 0: none."""
-
-
-class Refusal(StrEnum):
-    """Why a reservation was not made: the copy the policy saw was out of date."""
-
-    GONE = "gone"
-    FULL = "full"
-    BUSY = "busy"
-    COLD = "cold"
-    ELSEWHERE = "elsewhere"
 
 
 class Registry:
@@ -210,7 +166,10 @@ class Registry:
         )
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
-        """Where the weights are at the pod outside of a load; REMOTE: nothing is left there."""
+        """Where the weights are at the pod outside of a load.
+
+        REMOTE with bytes: only the small files that an entry pod needs; REMOTE with 0: nothing.
+        """
         _check(await self.transactions.submit("tier", pod, epoch, key, tier, bytes_))
 
     async def end_inference(self, pod: str, reservation_id: str) -> None:

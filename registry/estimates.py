@@ -38,6 +38,8 @@ class Priors:
     preprocess_s: float = 0.001
     postprocess_s: float = 0.001
     network_s: float = 0.002
+    assets_s: float = 0.25
+    """Fetching and reading a tokenizer: 0.10-0.25 s where it was measured."""
     load_bytes: float = 250e6
     """Assumed size of a model nobody has loaded yet, for pods with a known link rate."""
 
@@ -95,6 +97,11 @@ class Measurements:
     def network(self) -> Estimate:
         """Time a request spends between an entry pod and another predict pod."""
         return self._medians.get("network") or Estimate(PRIORS.network_s, is_measured=False)
+
+    @property
+    def assets(self) -> Estimate:
+        """Time an entry pod takes to get the model's small files ready, the first time."""
+        return self._medians.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
 
 
 UNMEASURED: Final = Measurements()

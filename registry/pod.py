@@ -50,7 +50,8 @@ class Samples:
     """New measurements of one model since the last heartbeat, in seconds.
 
     `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
-    `load:<tier>` for a load that started from that tier.
+    `load:<tier>` for a load that started from that tier, or `assets` for what an entry pod needs of
+    a model to forward it.
     """
 
     key: str

@@ -54,6 +54,11 @@ class DiskCache:
         """Bytes of a model's weights; 0 where they are not complete."""
         return self._weight_bytes.get(key, 0)
 
+    def asset_bytes(self, key: str) -> int:
+        """Bytes of a model's small files that are here."""
+        files = self.folder_of(key).glob("*")
+        return sum(file.stat().st_size for file in files if file.suffix != ".safetensors")
+
     def used_bytes(self) -> int:
         """Bytes of all complete weights."""
         return sum(list(self._weight_bytes.values()))

@@ -52,9 +52,17 @@ class Follower:
         self._threads = threads
         self._retire_grace_s = retire_grace_s
         self._changed = asyncio.Event()
+        self._seen_models_version = -1
         self._absent_since_s: dict[str, float] = {}
         self._attempted_s: dict[str, float] = {}
-        watch.subscribe(self._changed.set)
+        watch.subscribe(self._look)
+
+    def _look(self) -> None:
+        """Most changes are other pods' tiers: only those of models are worth a pass over all."""
+        version = self._watch.state.models_version
+        if version != self._seen_models_version:
+            self._seen_models_version = version
+            self._changed.set()
 
     def keys(self) -> set[str]:
         """Models of which this pod has files or a network."""
@@ -124,10 +132,12 @@ class Follower:
         """Drop what is no longer declared, after a grace: a new registry may still be filling."""
         declared, now_s = self._declared_keys(), time.monotonic()
         for key in self.keys():
-            if key in declared or self._loads.is_loading(key):
+            if key in declared:
                 self._absent_since_s.pop(key, None)
                 continue
             since_s = self._absent_since_s.setdefault(key, now_s)
+            if self._loads.is_loading(key):
+                continue
             if self._is_replaced(key) or now_s - since_s >= self._retire_grace_s:
                 await self._forget(key)
         for key in self._absent_since_s.keys() - self.keys():

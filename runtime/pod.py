@@ -130,8 +130,8 @@ class _Pod:
             registry,
             self._info(identity),
             Inventory(
-                keys=lambda: cache.keys() | set(store.resident_keys()),
-                held=lambda key: _held(key, store, cache),
+                keys=lambda: cache.keys() | set(store.resident_keys()) | frontends.keys(),
+                held=lambda key: _held(key, store, cache, frontends),
                 is_loading=lambda key: loads.is_loading(key),
                 used_bytes=lambda: _used_bytes(store, cache),
                 loads_total=lambda: loads.completed_total,
@@ -140,7 +140,7 @@ class _Pod:
             heartbeat_s=settings.heartbeat,
             lease_ttl_s=settings.lease_ttl,
         )
-        frontends = Frontends(cache, self._load_threads, tasks)
+        frontends = Frontends(cache, self._load_threads, tasks, agent.tell_tier)
         bringer = Bringer(
             store, cache, frontends, device, self._load_threads, self._request_threads
         )
@@ -201,11 +201,13 @@ class _Parts:
     server: PodServer
 
 
-def _held(key: str, store: ModelStore, cache: DiskCache) -> Held:
+def _held(key: str, store: ModelStore, cache: DiskCache, frontends: Frontends) -> Held:
     if store.holds(key):
         return Held(Tier.DEVICE, store.bytes_of(key))
     size_bytes = cache.bytes_on_disk(key)
-    return Held(Tier.DISK, size_bytes) if size_bytes else Held(Tier.REMOTE, 0)
+    if size_bytes:
+        return Held(Tier.DISK, size_bytes)
+    return Held(Tier.REMOTE, cache.asset_bytes(key) if frontends.has(key) else 0)
 
 
 def _used_bytes(store: ModelStore, cache: DiskCache) -> dict[str, int]:

@@ -20,7 +20,7 @@ from gateway.policies.choices import (
 from gateway.policies.decision import Decision, Option, Reason, SendTo, Wait
 from gateway.policies.finish_time import proxy_to, run_at, wait_for
 from gateway.policies.remote_proxy import least_busy_below
-from registry.client import LoadMode
+from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.decision import Forecast
@@ -50,9 +50,9 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         add(wait_for(busy, request, cluster, now_s), Wait(reason), "queue")
-    if free and (proxy := _proxy(request, warm, warming, free)):
-        predict = cluster.pods[proxy.predict]
-        add(proxy_to(predict, request, cluster, now_s), proxy, "proxy")
+    if free and (proxy := _proxy(request, cluster, warm, warming, free)):
+        predict, entry = cluster.pods[proxy.predict], cluster.pods[proxy.entry]
+        add(proxy_to(predict, entry, request, cluster, now_s), proxy, "proxy")
     if cold := [pod for pod in free if pod not in warm and pod not in warming]:
         pod = best_cold(cold, cluster.holders(request.key), request.draw)
         reason = Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD
@@ -65,13 +65,20 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
 
 
 def _proxy(
-    request: RequestView, warm: list[PodView], warming: list[PodView], free: list[PodView]
+    request: RequestView,
+    cluster: ClusterView,
+    warm: list[PodView],
+    warming: list[PodView],
+    free: list[PodView],
 ) -> SendTo | None:
+    """Proxying by way of a pod that has the model's tokenizer, if there is one."""
     predict = least_busy_below(request.target_ongoing, warm, warming)
     entries = [pod for pod in free if pod is not predict]
     if predict is None or not entries:
         return None
-    entry = least_loaded(entries, request.draw)
+    holders = cluster.holders(request.key)
+    prepared = [pod for pod in entries if pod.name in holders]
+    entry = least_loaded(prepared or entries, request.draw)
     is_warm = predict in warm
     return SendTo(
         entry.name,

@@ -16,7 +16,7 @@ from gateway.policies.choices import (
     with_free_slot,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.client import LoadMode
+from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.views import ClusterView, RequestView

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.client import LoadMode
+    from registry.reservation import LoadMode
 
 
 class Reason(StrEnum):

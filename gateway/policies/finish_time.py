@@ -125,21 +125,27 @@ def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
 
 
 def proxy_to(
-    predict: PodView, request: RequestView, cluster: ClusterView, now_s: float
+    predict: PodView, entry: PodView, request: RequestView, cluster: ClusterView, now_s: float
 ) -> Forecast:
-    """Another pod is the entry pod, this one infers (Liu's eq. 3).
+    """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
 
-    The network time and the backlog (a load's rest, other inferences) pass at the same time, so the
-    longer of them counts, not their sum.
+    The way there (the entry pod's first fetch of the tokenizer, the network) and the backlog (a
+    load's rest, other inferences) pass at the same time: the longer of them counts, not their sum.
     """
     measured = cluster.measured(request.key)
+    holders = cluster.holders(request.key)
     times = stage_times(measured)
     network = measured.network
-    load = load_rest(cluster.holders(request.key).get(predict.name), predict, measured, now_s)
+    assets = None if entry.name in holders else measured.assets
+    way_s = network.seconds + (assets.seconds if assets else 0.0)
+    load = load_rest(holders.get(predict.name), predict, measured, now_s)
     backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
     return Forecast(
-        max(network.seconds, backlog_s) + times.hold_s,
-        times.is_measured and network.is_measured and (load is None or load.is_measured),
+        max(way_s, backlog_s) + times.hold_s,
+        times.is_measured
+        and network.is_measured
+        and (assets is None or assets.is_measured)
+        and (load is None or load.is_measured),
     )
 
 
@@ -152,4 +158,4 @@ def forecast_of(
     predict = cluster.pods[decision.predict]
     if decision.entry == decision.predict:
         return run_at(predict, request, cluster, now_s)
-    return proxy_to(predict, request, cluster, now_s)
+    return proxy_to(predict, cluster.pods[decision.entry], request, cluster, now_s)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.policies.choices import free_pods, least_loaded, warm_pods, warming_pods
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.client import LoadMode
+from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.views import ClusterView, PodView, RequestView

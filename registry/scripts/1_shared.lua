@@ -54,6 +54,7 @@ local function counts(pod)
 end
 
 -- Residency of a model at a pod: "tier|loading_from|since|bytes"; loading_from is "-" when settled.
+-- "remote" with bytes: the pod has the model's small files, which is all an entry pod needs.
 local function residency(pod, model)
   local text = redis.call('HGET', key('residency:' .. pod), model)
   if not text then return nil end
@@ -86,7 +87,7 @@ local function set_residency(pod, model, tier, loading, bytes)
   else
     cool(pod, model)
   end
-  if tier == 'remote' and loading == '-' then
+  if tier == 'remote' and loading == '-' and tonumber(bytes) == 0 then
     redis.call('HDEL', key('residency:' .. pod), model)
     change('at', model, pod, false)
     return

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.policies.decision import SendTo
 from gateway.policies.finish_time import forecast_of, proxy_to, run_at, wait_for
-from registry.client import LoadMode
 from registry.estimates import PRIORS
+from registry.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, request
 
 A = "pod-a"
@@ -102,6 +102,13 @@ def test_proxy_to(pod: PodSketch, expected_s: float) -> None:
     assert forecast.seconds == pytest.approx(expected_s)
 
 
+def test_an_entry_pod_without_the_tokenizer_fetches_it_first() -> None:
+    state = cluster(PodSketch(A, "warm"), PodSketch("pod-b"), measured={**TIMES, "assets": 0.2})
+    forecast = proxy_to(state.pods[A], state.pods["pod-b"], request(), state, NOW_S)
+    assert forecast.seconds == pytest.approx(0.2 + 0.6 + HOLD_S)
+    assert forecast.is_measured
+
+
 def test_a_prior_marks_the_forecast_as_unmeasured() -> None:
     state = cluster(PodSketch(A), measured={})
     forecast = run_at(state.pods[A], request(), state, NOW_S)
@@ -119,7 +126,7 @@ def test_an_unmeasured_load_makes_the_forecast_unmeasured() -> None:
 
 
 def test_a_decision_without_forecast_gets_one() -> None:
-    pods = (PodSketch(A, "warm"), PodSketch("pod-b"))
+    pods = (PodSketch(A, "warm"), PodSketch("pod-b", "disk"))
     state = cluster(*pods, measured=TIMES)
     here = SendTo(A, A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]  # not looked at
     there = SendTo("pod-b", A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]

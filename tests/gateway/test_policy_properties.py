@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
-from registry.client import LoadMode
 from registry.model import RoutingPolicy
 from registry.pod import PodPhase
+from registry.reservation import LoadMode
 from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, request
 
 if TYPE_CHECKING:

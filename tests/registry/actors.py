@@ -8,15 +8,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope, LoadMode, Refusal, ReservationRequest
+from registry.client import ClaimScope
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier
 from registry.pod import PodInfo, PodReport
+from registry.reservation import LoadMode, Refusal, ReservationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from registry.client import Granted, Registry
+    from registry.client import Registry
+    from registry.reservation import Granted
 
 SPEC = ModelSpec(ModelName("default", "translate"), "s3://models/one")
 KEY = SPEC.key

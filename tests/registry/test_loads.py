@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import ClaimScope, Granted, LoadMode, Refusal, Registry
+from registry.client import ClaimScope, Registry
 from registry.errors import ClaimLost, LeaseLost
 from registry.model import LoadFailure, Tier
 from registry.pod import PodPhase
+from registry.reservation import Granted, LoadMode, Refusal
 from tests.registry.actors import KEY, SPEC, Pod, eventually, reserve
 
 if TYPE_CHECKING:

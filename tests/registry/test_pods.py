@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import LoadMode, Refusal, Registry
 from registry.errors import ClaimLost, LeaseLost
 from registry.model import Tier
 from registry.pod import PodInfo, PodPhase, PodReport, Samples
+from registry.reservation import LoadMode, Refusal
 from tests.registry.actors import KEY, Pod, eventually, reserve
 
 if TYPE_CHECKING:
+    from registry.client import Registry
     from tests.registry.conftest import Connect
 
 pytestmark = pytest.mark.anyio

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import Granted, LoadMode, Refusal, Registry
 from registry.model import Tier
 from registry.pod import PodPhase
+from registry.reservation import Granted, LoadMode, Refusal
 from tests.registry.actors import KEY, Pod, counts, eventually, release, reserve
 
 if TYPE_CHECKING:
+    from registry.client import Registry
     from tests.registry.conftest import Connect
 
 pytestmark = pytest.mark.anyio

@@ -6,13 +6,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from registry.client import Granted, LoadMode, Refusal, Registry, ReservationRequest
+from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from tests import servers
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from registry.client import Registry
     from registry.errors import RegistryUnavailable
     from tests.runtime.conftest import Cluster
 
