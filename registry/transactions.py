@@ -261,6 +261,9 @@ class Transactions:
             await self._connected()
         except RegistryUnavailable as error:
             self._fail_pending(error)
+        except Exception as error:
+            logger.exception("connecting to Redis failed in a way that was not expected")
+            self._fail_pending(RegistryUnavailable(f"cannot connect to Redis: {error!r}"))
         finally:
             self._connector = None
         self._flush()
