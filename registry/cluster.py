@@ -259,8 +259,10 @@ class ClusterState:
 
     def _apply_gone(self, version: int, name: str) -> None:
         pod = self.pods.get(name)
-        if pod is None or version >= pod.version:
-            self.pods.pop(name, None)
+        if pod is not None and version >= pod.version:
+            del self.pods[name]
+            if pod.counts_version > version:  # those of its next registration came first
+                self._early_counts[name] = (pod.counts_version, pod.slots_used, pod.ongoing)
         self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
         for key in [key for key, holders in self.residency.items() if name in holders]:
             if version >= self._residency_versions.get((key, name), 0):

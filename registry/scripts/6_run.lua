@@ -56,6 +56,13 @@ for index, call in ipairs(cjson.decode(ARGV[1])) do
 end
 
 -- Versions begin at the clock: a Redis that lost its data must not come to those that copies know.
+local function current_version(counter)
+  local version = redis.call('GET', key(counter))
+  if version then return tonumber(version) end
+  redis.call('SET', key(counter), now * 10)
+  return now * 10
+end
+
 local function publish(channel, counter)
   local version = redis.call('INCR', key(counter))
   if version == 1 then
@@ -66,8 +73,6 @@ local function publish(channel, counter)
   redis.call('PUBLISH', key(channel), version .. ' ' .. now .. ' ' .. ARGV[2] .. ' ' .. encoded)
   return version, encoded
 end
-
-local function current_version(counter) return tonumber(redis.call('GET', key(counter)) or 0) end
 
 local news_version
 if #changes > 0 then
