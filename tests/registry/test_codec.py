@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.codec import (
+    decode_pod,
+    decode_record,
+    decode_spec,
+    encode_failure,
+    encode_pod,
+    encode_spec,
+)
+from registry.model import (
+    LoadFailure,
+    ModelName,
+    ModelPolicy,
+    ModelRecord,
+    ModelSpec,
+    Preload,
+    RoutingPolicy,
+    Task,
+    Tier,
+)
+from registry.pod import PodInfo
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SECONDS = st.floats(0, 1e9)
+COUNTS = st.integers(-(2**53), 2**53)
+PAIRS = st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)
+NAMES = st.builds(ModelName, st.from_regex("[a-z]{1,5}", fullmatch=True), TEXT)
+POLICIES = st.builds(
+    ModelPolicy,
+    routing=st.sampled_from(RoutingPolicy),
+    target_ongoing_requests=COUNTS,
+    queue_timeout_s=SECONDS,
+    deadline_s=st.none() | SECONDS,
+    max_copies=st.none() | COUNTS,
+    keep_alive_s=st.none() | SECONDS,
+    pin=st.booleans(),
+    preload=st.sampled_from(Preload),
+    preload_tier=st.sampled_from([Tier.DEVICE, Tier.HOST]),
+    application=st.none() | TEXT,
+)
+SPECS = st.builds(
+    ModelSpec,
+    name=NAMES,
+    storage_uri=TEXT,
+    format=TEXT,
+    task=st.none() | st.sampled_from(Task),
+    protocol=st.sampled_from(["v1", "v2"]),
+    pool=TEXT,
+    policy=POLICIES,
+    annotations=PAIRS,
+    labels=PAIRS,
+)
+FAILURES = st.builds(
+    LoadFailure,
+    key=TEXT,
+    reason=TEXT,
+    message=TEXT,
+    attempts=COUNTS,
+    retry_at_s=SECONDS,
+    http_status=st.sampled_from([503, 507]),
+)
+PODS = st.builds(
+    PodInfo,
+    name=TEXT,
+    address=TEXT,
+    node=TEXT,
+    device=TEXT,
+    slots=COUNTS,
+    memory_bytes=COUNTS,
+    link_bytes_per_s=st.none() | SECONDS,
+    process_id=COUNTS,
+)
+
+
+@given(SPECS)
+def test_a_specification_comes_back_as_it_was(spec: ModelSpec) -> None:
+    back = decode_spec(encode_spec(spec))
+    assert back == spec
+    assert (back.generation, back.key) == (spec.generation, spec.key)
+    assert encode_spec(back) == encode_spec(spec)
+
+
+@given(SPECS, st.none() | SPECS, st.none() | FAILURES)
+def test_a_record_comes_back_as_it_was(
+    spec: ModelSpec, previous: ModelSpec | None, failure: LoadFailure | None
+) -> None:
+    back = decode_record(
+        encode_spec(spec),
+        encode_spec(previous) if previous else False,
+        encode_failure(failure) if failure else False,
+    )
+    assert back == ModelRecord(spec, previous, failure)
+
+
+@given(PODS)
+def test_a_pod_comes_back_as_it_was(pod: PodInfo) -> None:
+    assert decode_pod(encode_pod(pod)) == pod
+
+
+SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
+
+
+def _with_news(value: Any) -> Any:
+    """The same, as a newer version would write it: every object has one field more."""
+    if isinstance(value, dict):
+        return {**{key: _with_news(item) for key, item in value.items()}, "from_the_future": [1]}
+    return value
+
+
+def test_fields_of_a_newer_version_are_left_out() -> None:
+    failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
+    pod = PodInfo("a", "b:1", "n")
+    spec_text, failure_text, pod_text = (
+        orjson.dumps(_with_news(orjson.loads(text))).decode()
+        for text in (encode_spec(SPEC), encode_failure(failure), encode_pod(pod))
+    )
+    assert decode_record(spec_text, spec_text, failure_text) == ModelRecord(SPEC, SPEC, failure)
+    assert decode_pod(pod_text) == pod
+
+
+def test_fields_an_older_version_did_not_know_have_their_defaults() -> None:
+    stored = orjson.loads(encode_spec(SPEC))
+    del stored["policy"]["max_batch_wait_s"]
+    assert decode_spec(orjson.dumps(stored).decode()) == SPEC
+    assert decode_pod('{"name": "a", "address": "b:1", "node": "n"}') == PodInfo("a", "b:1", "n")
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ModelPolicy)])
+def test_every_field_of_the_policy_is_stored(field: str) -> None:
+    assert field in orjson.loads(encode_spec(SPEC))["policy"]
+
+
+def test_closed_choices_come_back_as_such() -> None:
+    policy = decode_spec(encode_spec(SPEC)).policy
+    for field in dataclasses.fields(ModelPolicy):
+        default = getattr(ModelPolicy(), field.name)
+        if isinstance(default, Enum):
+            assert type(getattr(policy, field.name)) is type(default)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from registry.client import Registry
+from registry.errors import RegistryUnavailable
+from registry.reservation import Granted
+from registry.resp import Address, resolve
+from registry.watch import ClusterWatch
+from tests import servers
+from tests.registry.actors import KEY, Pod, eventually, reserve, until
+from tests.registry.test_watch import agrees, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://", Address("127.0.0.1", 6379)),
+        ("redis://localhost", Address("localhost", 6379)),
+        ("redis://h:1/2", Address("h", 1, database=2)),
+        ("redis://:p%40ss@h:1", Address("h", 1, password="p@ss")),
+        ("rediss://u:p@h:1/0", Address("h", 1, use_tls=True, username="u", password="p")),
+        ("redis://[::1]:7", Address("::1", 7)),
+        ("redis://[::1]", Address("::1", 6379)),
+    ],
+)
+async def test_reads_urls_of_single_servers(url: str, address: Address) -> None:
+    assert await resolve(url, "k") == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:6379", "http://h", "unix:///tmp/x", "redis://h:port", "redis://h:99999",
+     "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
+     "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
+     "redis+sentinel://h:1/main/x"],
+)  # fmt: skip
+async def test_a_url_of_another_form_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        await Registry.connect(url)
+    with pytest.raises(ValueError, match="URL"):
+        await resolve(url, "k")
+
+
+@pytest.mark.parametrize("form", ["redis+sentinel://{}/main", "redis+cluster://{}"])
+async def test_nobody_to_ask_is_unavailable_soon(form: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(RegistryUnavailable):
+        await Registry.connect(form.format(f"127.0.0.1:{servers.free_port()}"))
+    assert time.monotonic() - began_s < 2
+
+
+async def round_trip(url: str) -> None:
+    """All that components do with a registry, through one URL."""
+    registry, other = await Registry.connect(url, "p1"), await Registry.connect(url, "p1")
+    async with running(ClusterWatch(other)) as watch:
+        pod = await Pod.join(registry, "a")
+        await pod.load()
+        assert isinstance(await reserve(registry, "a"), Granted)
+        await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].slots_used == 1)
+        assert watch.state.holders(KEY)["a"].is_warm
+        assert await agrees(watch, registry)
+    await registry.close()
+    await other.close()
+
+
+@pytest.fixture
+def cluster(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
+    """A Redis Cluster of one node that holds all slots."""
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with servers.redis_server(tmp_path, executable=executable, options=options) as node:
+        with redis.Redis(port=node.port) as direct:
+            direct.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            servers.wait_until(
+                lambda: b"cluster_state:ok" in _text(direct.execute_command("CLUSTER", "INFO")),
+                what="cluster ready",
+            )
+        yield node
+
+
+def _text(reply: object) -> bytes:
+    if isinstance(reply, dict):
+        return "\n".join(f"{key}:{value}" for key, value in reply.items()).encode()
+    return reply if isinstance(reply, bytes) else str(reply).encode()
+
+
+async def test_a_cluster_is_asked_who_holds_the_pool(cluster: servers.RedisServer) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster.port}"
+    assert await resolve(url, "pilotlight:{p1}:") == Address("127.0.0.1", cluster.port)
+    await round_trip(url)
+
+
+@contextlib.contextmanager
+def sentinel_of(
+    master: servers.RedisServer, executable: str, folder: Path
+) -> Iterator[tuple[int, redis.Redis]]:
+    """A Sentinel that watches over `main`: its port, and a connection to it."""
+    port = servers.free_port()
+    folder.mkdir()
+    settings = folder / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 2000\n"
+    )
+    process = subprocess.Popen([executable, str(settings), "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as direct:
+
+            def knows_master() -> bool:
+                try:
+                    return bool(direct.sentinel_get_master_addr_by_name("main"))
+                except (redis.ConnectionError, redis.ResponseError):
+                    return False
+
+            servers.wait_until(knows_master, what="sentinel ready")
+            yield port, direct
+    finally:
+        servers.end_process(process)
+
+
+async def test_sentinels_are_asked_for_the_master(executable: str, tmp_path: Path) -> None:
+    with (
+        servers.redis_server(tmp_path / "master", executable=executable) as master,
+        sentinel_of(master, executable, tmp_path / "sentinel") as (port, _),
+    ):
+        away = servers.free_port()
+        url = f"redis+sentinel://127.0.0.1:{away},127.0.0.1:{port}/main/2"
+        assert await resolve(url, "k") == Address("127.0.0.1", master.port, database=2)
+        await round_trip(url)
+        with pytest.raises(RegistryUnavailable):
+            await resolve(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
+
+
+async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path: Path) -> None:
+    with (
+        servers.redis_server(tmp_path / "first", executable=executable) as first,
+        servers.redis_server(
+            tmp_path / "second",
+            executable=executable,
+            options=("--replicaof", "127.0.0.1", str(first.port)),
+        ) as second,
+        sentinel_of(first, executable, tmp_path / "sentinel") as (port, sentinel),
+    ):
+        with redis.Redis(port=second.port) as replica:
+            servers.wait_until(
+                lambda: replica.info("replication")["master_link_status"] == "up",
+                what="replica in step",
+            )
+        registry = await Registry.connect(f"redis+sentinel://127.0.0.1:{port}/main")
+        async with running(ClusterWatch(registry)) as watch:
+            await (await Pod.join(registry, "a", lease_ttl_s=600)).load()
+
+            async def fails_over() -> bool:
+                try:
+                    return bool(sentinel.sentinel_failover("main"))
+                except redis.ResponseError:
+                    return False  # it has not heard of the replica yet
+
+            await eventually(fails_over, timeout_s=15)
+
+            async def is_served_by_second() -> bool:
+                try:
+                    found = await resolve(registry.url, "k")
+                    return found.port == second.port and await agrees(watch, registry)
+                except RegistryUnavailable:
+                    return False
+
+            await eventually(is_served_by_second, timeout_s=15)
+            await Pod.join(registry, "b")
+            await until(lambda: set(watch.state.pods) == {"a", "b"})
+        await registry.close()
