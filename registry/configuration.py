@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings")
 
 
-def option(default: object, parse: Callable[[str], object], help_text: str) -> Any:
+def option(
+    default: object,
+    parse: Callable[[str], object],
+    help_text: str,
+    *,
+    is_required: bool = False,
+) -> Any:
     """A settings field that carries its parser and one line on when to change it."""
-    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text})
+    metadata = {"parse": parse, "help": help_text, "is_required": is_required}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def truth(text: str) -> bool:
@@ -89,15 +96,25 @@ def read_settings(
         if (value := given[each.name] or environment.get(variable(each.name))) is not None
     }
     try:
-        return settings_from_fields(kind, texts)
+        return settings_from_fields(kind, texts, variable=variable)
     except ValueError as error:
         parser.error(str(error))
 
 
-def settings_from_fields(kind: type[Settings], values: Mapping[str, object]) -> Settings:
+def settings_from_fields(
+    kind: type[Settings],
+    values: Mapping[str, object],
+    *,
+    variable: Callable[[str], str] = environment_name,
+) -> Settings:
     """Settings from keyword fields; raises ValueError naming all mistakes together."""
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     problems = [f"unknown setting {name!r}" for name in values if name not in fields]
+    problems += [
+        f"--{name.replace('_', '-')} is required, or {variable(name)}"
+        for name, each in fields.items()
+        if each.metadata["is_required"] and not values.get(name)
+    ]
     parsed: dict[str, object] = {}
     for name in values.keys() & fields.keys():
         try:
