@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from registry.configuration import option, positive_seconds, truth, whole
+from registry.configuration import option, positive_seconds, redis_url, truth, whole
 
 MIB = 1 << 20
 
@@ -15,7 +15,7 @@ class GatewaySettings:
 
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(8080, whole(0, 65535), "port to listen on; 0 takes a free one")
-    redis_url: str = option("redis://127.0.0.1:6379", str, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")
     max_body_bytes: int = option(
         64 * MIB, whole(1), "longest request body; raise it for large inputs"
@@ -31,6 +31,9 @@ class GatewaySettings:
     )
     drain_timeout: float = option(
         30.0, positive_seconds, "how long requests in flight may take after SIGTERM"
+    )
+    reservation_ttl: float = option(
+        15.0, positive_seconds, "how long the slots of a gateway that died stay taken"
     )
     allow_policy_header: bool = option(
         True, truth, "let requests choose a policy by x-pilotlight-policy"

@@ -10,6 +10,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from registry.resp import check_url
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -62,6 +64,12 @@ def positive_seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"must be a positive number of seconds, was {text!r}")
     return value
+
+
+def redis_url(text: str) -> str:
+    """Read the address of a registry. Raises ValueError."""
+    check_url(text)
+    return text
 
 
 def environment_name(field_name: str, prefix: str = "PILOTLIGHT_") -> str:

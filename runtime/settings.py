@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import configuration
-from registry.configuration import option, positive_seconds, truth, whole
+from registry.configuration import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class PodSettings:
     """Everything a pod is told when it starts. Times in seconds, sizes in bytes."""
 
     name: str = option("", str, "name of the pod, unique in its pool", is_required=True)
-    redis_url: str = option("redis://127.0.0.1:6379/0", str, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379/0", redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(0, whole(0), "port to listen on; 0 takes a free one")
     advertise: str = option("", str, "host that others reach this pod at, where it is not `host`")
