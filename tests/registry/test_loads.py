@@ -150,11 +150,21 @@ async def test_eviction_leaves_the_model_on_a_lower_tier(registry: Registry, tie
     assert await place(registry, "a") == (tier, tier)
 
 
-async def test_remote_means_that_nothing_is_left(registry: Registry) -> None:
+async def test_remote_without_bytes_means_that_nothing_is_left(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     await pod.load()
-    await pod.set_tier(Tier.REMOTE)
+    await pod.set_tier(Tier.REMOTE, bytes_=0)
     assert (await registry.cluster()).residency == {}
+
+
+async def test_remote_with_bytes_means_that_small_files_are_there(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.set_tier(Tier.REMOTE, bytes_=10)
+    assert await place(registry, "a") == (Tier.REMOTE, None)
+    assert await reserve(registry, "a", mode=LoadMode.JOIN) is Refusal.COLD
+    token = await pod.claim()
+    assert token is not None
+    assert await place(registry, "a") == (Tier.REMOTE, Tier.REMOTE)
 
 
 async def test_saying_a_tier_does_not_undo_a_claim_made_meanwhile(registry: Registry) -> None:
