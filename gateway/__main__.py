@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
+import signal
 import sys
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -31,9 +33,12 @@ from registry.configuration import read_settings
 from registry.watch import ClusterWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep idle connections: they close first, so none goes stale."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -42,6 +47,22 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, front: Front) -> None:
         super().__init__(config)
         self._front = front
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGINT and SIGTERM.
+
+        uvicorn raises the signal once more at the end, which would kill the process before its
+        reservations are given back.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Refuse new work on open connections, let the rest finish."""
@@ -54,10 +75,13 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     """A gateway's parts, wired and running, without its HTTP server."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
-    reservations = Reservations(registry, watch.state, uuid.uuid4().hex[:8])
+    reservations = Reservations(
+        registry, watch.state, uuid.uuid4().hex[:8], ttl_s=settings.reservation_ttl
+    )
     explanations = Explanations()
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
     watch.subscribe(dispatcher.kick)
+    watch.subscribe(reservations.release_again)
     metrics = GatewayMetrics()
     pool = PodPool()
     tools = Tools(dispatcher, pool, RetryBudget(), Recorder(metrics), reservations.give_back)
@@ -73,6 +97,7 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(watch.run()),
             group.create_task(dispatcher.run()),
             group.create_task(reservations.keep_alive()),
+            group.create_task(pool.keep_tidy()),
         ]
         try:
             yield front
@@ -98,7 +123,8 @@ async def serve(settings: GatewaySettings) -> None:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_graceful_shutdown=int(settings.drain_timeout),
+            timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
+            timeout_keep_alive=KEEP_ALIVE_S,
             backlog=4096,
         )
         gc.freeze()  # what is here now stays: keep the collector from walking it

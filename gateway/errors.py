@@ -53,6 +53,13 @@ class ShuttingDown(GatewayError):
     reason = "draining"
 
 
+class NotReady(GatewayError):
+    """The gateway does not know yet what there is."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    reason = "not-ready"
+
+
 class UpstreamLost(GatewayError):
     """The pod went away while it held the request, and it could not be tried elsewhere."""
 

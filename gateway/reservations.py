@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from registry.cluster import ClusterState, PodState
 
 TTL_S: Final = 15.0
-_RENEW_EVERY_S: Final = TTL_S / 3
 
 
 @dataclass(eq=False, slots=True)
@@ -40,12 +39,17 @@ class Reservation:
 class Reservations:
     """Takes, renews and gives back reservations; owner of the pending counts in the copy."""
 
-    def __init__(self, registry: Registry, state: ClusterState, gateway_id: str) -> None:
+    def __init__(
+        self, registry: Registry, state: ClusterState, gateway_id: str, *, ttl_s: float = TTL_S
+    ) -> None:
         self._registry = registry
         self._state = state
         self._gateway_id = gateway_id
+        self._ttl_s = ttl_s
         self._counter = 0
         self._held: set[Reservation] = set()
+        self._unreleased: dict[Reservation, float] = {}
+        """Given back while Redis was away, and when: it still counts them."""
 
     @property
     def held_total(self) -> int:
@@ -73,7 +77,7 @@ class Reservations:
             mode=decision.mode,
             max_other_copies=decision.max_other_copies,
             target_ongoing=decision.target_ongoing,
-            ttl_s=TTL_S,
+            ttl_s=self._ttl_s,
         )
         entry.slots_pending += 1
         predict.ongoing_pending += 1
@@ -127,17 +131,40 @@ class Reservations:
             predict.ongoing_pending += 1
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
+                self._unreleased[reservation] = asyncio.get_running_loop().time()
 
         self._registry.release(
             reservation.id, entry=entry.name, predict=predict.name, on_result=on_result
+        )
+
+    def release_again(self) -> None:
+        """Redis is heard of: tell it what was given back while it was away and has not expired."""
+        if not self._unreleased:
+            return
+        unreleased, self._unreleased = self._unreleased, {}
+        oldest_s = asyncio.get_running_loop().time() - self._ttl_s
+        for reservation, given_back_s in unreleased.items():
+            if given_back_s > oldest_s:
+                self._release_again(reservation, given_back_s)
+
+    def _release_again(self, reservation: Reservation, given_back_s: float) -> None:
+        def on_result(result: object) -> None:
+            if isinstance(result, RegistryUnavailable):
+                self._unreleased[reservation] = given_back_s
+
+        self._registry.release(
+            reservation.id,
+            entry=reservation.entry.name,
+            predict=reservation.predict.name,
+            on_result=on_result,
         )
 
     async def keep_alive(self) -> None:
         """Renew what is held for long, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_RENEW_EVERY_S)
-            due_s = loop.time() - _RENEW_EVERY_S
+            await asyncio.sleep(self._ttl_s / 3)
+            due_s = loop.time() - self._ttl_s / 3
             for reservation in self._held:
                 if reservation.renewed_at_s <= due_s and not reservation.is_local:
                     reservation.renewed_at_s = loop.time()
@@ -145,7 +172,7 @@ class Reservations:
                         reservation.id,
                         entry=reservation.entry.name,
                         predict=reservation.predict.name,
-                        ttl_s=TTL_S,
+                        ttl_s=self._ttl_s,
                     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from gateway.errors import (
     BodyTooSlow,
     GatewayError,
     ModelNotFound,
+    NotReady,
     ShuttingDown,
     UpstreamTimeout,
 )
@@ -108,6 +110,8 @@ class Front:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
         target = target_of(place)
         record = self._watch.state.models.get(target.model)
+        if record is None and self._watch.age_s() == math.inf:
+            raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
         if record is None:
             raise ModelNotFound(f"model {target.model} does not exist")
         if read.policy is not None and not self._settings.allow_policy_header:
@@ -145,9 +149,13 @@ class Front:
         try:
             await exchange.run(send, until_s)
         except asyncio.CancelledError:
-            cause = ending.own_cause()
+            cause = ending.own_cause(is_draining=self.is_draining)
             if cause is None:
                 raise
+            if cause is ShuttingDown:
+                raise ShuttingDown(
+                    "the gateway shut down before the pod answered", retry_after_s=1.0
+                ) from None
             if cause is BodyTooSlow:
                 raise exchange.body_too_slow() from None
             limit = "deadline" if read.deadline_s else "gateway's request timeout"
@@ -197,8 +205,13 @@ class _Ending:
             self._cause = why
             self._task.cancel()
 
-    def own_cause(self) -> type[Exception] | None:
-        """Why the task was cancelled from here, with the cancellation taken back; None if not."""
+    def own_cause(self, *, is_draining: bool) -> type[Exception] | None:
+        """Why the task was cancelled, with the cancellation taken back; None: not our business.
+
+        The server cancels what is still running at the end of its drain.
+        """
+        if self._cause is None and is_draining:
+            self._cause = ShuttingDown
         if self._cause is not None and self._task is not None:
             self._task.uncancel()
         return self._cause

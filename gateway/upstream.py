@@ -247,6 +247,21 @@ class PodPool:
         else:
             connection.close()
 
+    async def keep_tidy(self) -> None:
+        """Close what has been idle for long, until cancelled: pods come and go."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(IDLE_S / 2)
+            self.drop_idle_since(loop.time() - IDLE_S)
+
+    def drop_idle_since(self, oldest_s: float) -> None:
+        """Close connections that were last used before, and forget addresses without any."""
+        for address, idle in list(self._idle.items()):
+            while idle and (idle[0].is_closed or idle[0].idle_since_s <= oldest_s):
+                idle.popleft().close()
+            if not idle:
+                del self._idle[address]
+
     def forget(self, addresses: Iterable[str]) -> None:
         """Close what is idle towards pods that are gone."""
         for address in addresses:
