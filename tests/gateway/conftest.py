@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from registry.client import Registry
+from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelPolicy, ModelSpec
 from tests import servers
 
@@ -92,6 +93,14 @@ class Floor:
         self.do(lambda registry: registry.put_models([spec]))
         self.wait_caught_up()
         return spec
+
+    def redis_answers(self) -> bool:
+        """Whether Redis takes our operations; it does not while it reads its own data."""
+        try:
+            self.do(lambda registry: registry.transactions.sync())
+        except RegistryUnavailable:
+            return False
+        return True
 
     def wait_caught_up(self, gateway: servers.Gateway | None = None) -> None:
         """Return when the gateway's copy has everything that Redis has now."""
