@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import httpx
@@ -14,23 +15,36 @@ from prometheus_client.parser import text_string_to_metric_families
 from registry.client import ClaimScope
 from registry.model import LoadFailure, ModelSpec, RoutingPolicy
 from registry.pod import PodInfo
-from tests.gateway.conftest import exchange_bytes, metric, read_answer
+from tests import servers
+from tests.gateway.conftest import Floor, exchange_bytes, metric, read_answer
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from registry.client import Registry
-    from tests.gateway.conftest import Floor
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def spec(floor: Floor) -> ModelSpec:
-    """A model that is warm at pod-a; pod-b is there too."""
-    declared = floor.declare()
-    floor.pods("pod-a", slots=4, warm=declared)
+@pytest.fixture(scope="module")
+def standing(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Floor]:
+    """A gateway and a pod that all tests share which change neither."""
+    folder = tmp_path_factory.mktemp("standing")
+    with ExitStack() as stack:
+        gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool="standing"))
+        floor = Floor(redis.url, "standing", gateway, client, stack)
+        yield floor
+        floor.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def spec(standing: Floor) -> ModelSpec:
+    """A model that is warm at the standing pod."""
+    declared = standing.declare()
+    standing.pods("pod-a", slots=4, warm=declared)
     return declared
 
 
@@ -60,8 +74,8 @@ def test_a_model_is_named_by(floor: Floor, form: str) -> None:
 # Headers
 
 
-def test_the_answer_has_the_headers_of_the_design(floor: Floor, spec: ModelSpec) -> None:
-    answer = floor.predict(spec, x_request_id="my-id", x_pilotlight_policy="colocation")
+def test_the_answer_has_the_headers_of_the_design(standing: Floor, spec: ModelSpec) -> None:
+    answer = standing.predict(spec, x_request_id="my-id", x_pilotlight_policy="colocation")
     headers = answer.headers
     assert headers["x-request-id"] == "my-id"
     assert headers["x-pilotlight-pod"] == "pod-a"
@@ -75,13 +89,13 @@ def test_the_answer_has_the_headers_of_the_design(floor: Floor, spec: ModelSpec)
     assert headers["x-custom"] == "kept"
 
 
-def test_a_request_without_identity_gets_one(floor: Floor, spec: ModelSpec) -> None:
-    one, other = floor.predict(spec), floor.predict(spec)
+def test_a_request_without_identity_gets_one(standing: Floor, spec: ModelSpec) -> None:
+    one, other = standing.predict(spec), standing.predict(spec)
     assert one.headers["x-request-id"] != other.headers["x-request-id"]
 
 
-def test_the_pod_hears_what_the_contract_says(floor: Floor, spec: ModelSpec) -> None:
-    answer = floor.predict(
+def test_the_pod_hears_what_the_contract_says(standing: Floor, spec: ModelSpec) -> None:
+    answer = standing.predict(
         spec,
         x_test="answer=headers",
         x_pilotlight_deadline_ms="5000",
@@ -102,12 +116,12 @@ def test_the_pod_hears_what_the_contract_says(floor: Floor, spec: ModelSpec) -> 
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 400, 422, 500, 503, 507])
-def test_a_pods_status_passes(floor: Floor, spec: ModelSpec, status: int) -> None:
+def test_a_pods_status_passes(standing: Floor, spec: ModelSpec, status: int) -> None:
     body = b"" if status in (204, 304) else b'{"x": 1}'
-    answer = floor.predict(spec, body, x_test=f"status={status}")
+    answer = standing.predict(spec, body, x_test=f"status={status}")
     assert answer.status_code == status
     assert answer.content == body
-    assert floor.predict(spec).status_code == 200
+    assert standing.predict(spec).status_code == 200
 
 
 # Bodies
@@ -116,7 +130,7 @@ def test_a_pods_status_passes(floor: Floor, spec: ModelSpec, status: int) -> Non
 @pytest.mark.parametrize("size", [0, 1, 1000, MIB - 1, MIB + 1, 3 * MIB])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_passes_untouched(
-    floor: Floor, spec: ModelSpec, size: int, is_chunked: bool
+    standing: Floor, spec: ModelSpec, size: int, is_chunked: bool
 ) -> None:
     body = (hashlib.sha256(str(size).encode()).digest() * (size // 32 + 1))[:size]
 
@@ -124,54 +138,54 @@ def test_a_body_passes_untouched(
         for start in range(0, size, 50_000):
             yield body[start : start + 50_000]
 
-    answer = floor.predict(spec, pieces() if is_chunked else body, content_type="application/x")
+    answer = standing.predict(spec, pieces() if is_chunked else body, content_type="application/x")
     assert answer.status_code == 200
     assert answer.content == body
     assert answer.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
     assert answer.headers["content-type"] == "application/x"
 
 
-def test_an_answer_without_length_passes(floor: Floor, spec: ModelSpec) -> None:
-    assert len(floor.predict(spec, x_test="pieces=3").content) == 3 * 65536
-    assert floor.predict(spec, b"abc", x_test="answer=until-close").content == b"abc"
+def test_an_answer_without_length_passes(standing: Floor, spec: ModelSpec) -> None:
+    assert len(standing.predict(spec, x_test="pieces=3").content) == 3 * 65536
+    assert standing.predict(spec, b"abc", x_test="answer=until-close").content == b"abc"
 
 
-def test_20_mb_pass_both_ways_in_flat_memory(floor: Floor, spec: ModelSpec) -> None:
-    floor.predict(spec)
-    before = floor.gateway.resident_bytes()
+def test_20_mb_pass_both_ways_in_flat_memory(standing: Floor, spec: ModelSpec) -> None:
+    standing.predict(spec)
+    before = standing.gateway.resident_bytes()
     most = before
 
     def pieces() -> Iterator[bytes]:
         nonlocal most
         for _ in range(320):
             yield b"y" * 65536
-            most = max(most, floor.gateway.resident_bytes())
+            most = max(most, standing.gateway.resident_bytes())
 
-    answer = floor.predict(spec, pieces(), x_test="answer=headers")
+    answer = standing.predict(spec, pieces(), x_test="answer=headers")
     assert answer.headers["x-test-sha256"] == hashlib.sha256(b"y" * 65536 * 320).hexdigest()
     received = 0
-    request = floor.client.stream(
-        "POST", floor.url_of(spec), content=b"", headers={"x-test": "pieces=320"}
+    request = standing.client.stream(
+        "POST", standing.url_of(spec), content=b"", headers={"x-test": "pieces=320"}
     )
     with request as streamed:
         for chunk in streamed.iter_raw(65536):
             received += len(chunk)
-            most = max(most, floor.gateway.resident_bytes())
+            most = max(most, standing.gateway.resident_bytes())
     assert received == 320 * 65536
     assert most - before < 12 * MIB
 
 
-def test_a_slow_reader_does_not_fill_the_gateway(floor: Floor, spec: ModelSpec) -> None:
-    before = floor.gateway.resident_bytes()
-    request = floor.client.stream(
-        "POST", floor.url_of(spec), content=b"", headers={"x-test": "pieces=640"}
+def test_a_slow_reader_does_not_fill_the_gateway(standing: Floor, spec: ModelSpec) -> None:
+    before = standing.gateway.resident_bytes()
+    request = standing.client.stream(
+        "POST", standing.url_of(spec), content=b"", headers={"x-test": "pieces=640"}
     )
     with request as streamed:
         chunks = streamed.iter_raw(65536)
         received = len(next(chunks))
         for _ in range(20):  # the pod could send all of it meanwhile
-            floor.client.get(f"{floor.gateway.url}/healthz")
-        assert floor.gateway.resident_bytes() - before < 12 * MIB
+            standing.client.get(f"{standing.gateway.url}/healthz")
+        assert standing.gateway.resident_bytes() - before < 12 * MIB
         received += sum(map(len, chunks))
     assert received == 640 * 65536
 
@@ -179,22 +193,22 @@ def test_a_slow_reader_does_not_fill_the_gateway(floor: Floor, spec: ModelSpec) 
 # Limits
 
 
-def test_100_mb_by_declared_length_are_refused_unread(floor: Floor, spec: ModelSpec) -> None:
+def test_100_mb_by_declared_length_are_refused_unread(standing: Floor, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {100 * MIB}\r\n\r\n"
-    answer = exchange_bytes(floor.gateway.port, head.encode())
+    answer = exchange_bytes(standing.gateway.port, head.encode())
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer
     assert str(100 * MIB).encode() in answer.partition(b"\r\n\r\n")[2]
 
 
-def test_a_client_that_sends_all_of_it_still_reads_413(floor: Floor, spec: ModelSpec) -> None:
-    answer = floor.predict(spec, b"z" * (70 * MIB))
+def test_a_client_that_sends_all_of_it_still_reads_413(standing: Floor, spec: ModelSpec) -> None:
+    answer = standing.predict(spec, b"z" * (70 * MIB))
     assert answer.status_code == 413
     assert "67108864" in answer.json()["error"]
 
 
-def test_100_mb_in_chunks_are_counted(floor: Floor, spec: ModelSpec) -> None:
+def test_100_mb_in_chunks_are_counted(standing: Floor, spec: ModelSpec) -> None:
     sent = 0
 
     def pieces() -> Iterator[bytes]:
@@ -203,9 +217,9 @@ def test_100_mb_in_chunks_are_counted(floor: Floor, spec: ModelSpec) -> None:
             sent += MIB
             yield b"z" * MIB
 
-    answer = floor.predict(spec, pieces())
+    answer = standing.predict(spec, pieces())
     assert answer.status_code == 413
-    assert floor.predict(spec).status_code == 200
+    assert standing.predict(spec).status_code == 200
 
 
 # Bad requests
@@ -283,12 +297,12 @@ def test_a_malformed_request_is_told_so(floor: Floor, data: bytes, status: int) 
     assert floor.client.get(f"{floor.gateway.url}/healthz").status_code == 200
 
 
-def test_a_broken_chunk_is_told_so_and_frees_the_slot(floor: Floor, spec: ModelSpec) -> None:
+def test_a_broken_chunk_is_told_so_and_frees_the_slot(standing: Floor, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
-    answer = exchange_bytes(floor.gateway.port, head.encode())
+    answer = exchange_bytes(standing.gateway.port, head.encode())
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert floor.predict(spec).status_code == 200
+    assert standing.predict(spec).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -300,9 +314,9 @@ def test_a_broken_chunk_is_told_so_and_frees_the_slot(floor: Floor, spec: ModelS
     ],
 )
 def test_a_bad_header_names_what_is_allowed(
-    floor: Floor, spec: ModelSpec, headers: dict[str, str]
+    standing: Floor, spec: ModelSpec, headers: dict[str, str]
 ) -> None:
-    answer = floor.predict(spec, **headers)
+    answer = standing.predict(spec, **headers)
     assert answer.status_code == 400
     assert next(iter(headers)).replace("_", "-") in answer.json()["error"]
     assert answer.headers["x-pilotlight-reason"] == "bad-request"
@@ -341,33 +355,33 @@ def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
 
 
 def test_nothing_is_left_by_a_client_that_leaves_inside_its_body(
-    floor: Floor, spec: ModelSpec
+    standing: Floor, spec: ModelSpec
 ) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {3 * MIB}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", floor.gateway.port)) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port)) as connection:
         connection.sendall(head.encode() + b"q" * 2 * MIB)
-    assert floor.predict(spec).status_code == 200
+    assert standing.predict(spec).status_code == 200
 
 
-def test_expect_continue_is_answered(floor: Floor, spec: ModelSpec) -> None:
+def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
         "connection: close\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(b"{}")
         assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_pipelined_requests_are_answered_in_order(floor: Floor, spec: ModelSpec) -> None:
+def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
     data = f"{one}\r\n1{one}connection: close\r\n\r\n2".encode()
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
         connection.sendall(data)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     assert received.count(b"HTTP/1.1 200 ") == 2
@@ -395,15 +409,15 @@ def test_an_unknown_request_cannot_be_explained(floor: Floor) -> None:
     assert "nobody" in answer.json()["error"]
 
 
-def test_metrics_count_what_happened(floor: Floor, spec: ModelSpec) -> None:
-    before = floor.metric("pilotlight_gateway_requests_total", code="200")
-    floor.predict(spec)
-    floor.client.post(floor.gateway.url + "/v1/models/nobody:predict", content=b"{}")
-    text = floor.client.get(f"{floor.gateway.url}/metrics").text
+def test_metrics_count_what_happened(standing: Floor, spec: ModelSpec) -> None:
+    before = standing.metric("pilotlight_gateway_requests_total", code="200")
+    standing.predict(spec)
+    standing.client.post(standing.gateway.url + "/v1/models/nobody:predict", content=b"{}")
+    text = standing.client.get(f"{standing.gateway.url}/metrics").text
     model = str(spec.name)
     assert metric(text, "pilotlight_gateway_requests_total", code="200") == before + 1
-    assert metric(text, "pilotlight_gateway_requests_total", model=model, code="200") == 1
-    assert metric(text, "pilotlight_gateway_starts_total", model=model, tier="warm") == 1
+    assert metric(text, "pilotlight_gateway_requests_total", model=model, code="200") >= 1
+    assert metric(text, "pilotlight_gateway_starts_total", model=model, tier="warm") >= 1
     assert metric(text, "pilotlight_gateway_stage_seconds_count", stage="infer") >= 1
     assert metric(text, "pilotlight_gateway_request_seconds_count") >= 1
     assert metric(text, "pilotlight_gateway_waiting_requests") == 0
@@ -412,9 +426,9 @@ def test_metrics_count_what_happened(floor: Floor, spec: ModelSpec) -> None:
     assert "nobody" not in text
 
 
-def test_metrics_parse(floor: Floor, spec: ModelSpec) -> None:
-    floor.predict(spec)
-    text = floor.client.get(f"{floor.gateway.url}/metrics").text
+def test_metrics_parse(standing: Floor, spec: ModelSpec) -> None:
+    standing.predict(spec)
+    text = standing.client.get(f"{standing.gateway.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(name.startswith("pilotlight_gateway_") for name in families)
     buckets = [
@@ -449,15 +463,15 @@ def test_the_openapi_page_has_the_inference_paths(floor: Floor) -> None:
     assert floor.client.get(f"{floor.gateway.url}/docs").status_code == 200
 
 
-def test_model_lists_and_readiness(floor: Floor, spec: ModelSpec) -> None:
-    url, name = floor.gateway.url, spec.name.name
-    assert name in floor.client.get(f"{url}/v1/models").json()["models"]
-    assert floor.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
-    metadata = floor.client.get(f"{url}/v2/models/{name}").json()
+def test_model_lists_and_readiness(standing: Floor, spec: ModelSpec) -> None:
+    url, name = standing.gateway.url, spec.name.name
+    assert name in standing.client.get(f"{url}/v1/models").json()["models"]
+    assert standing.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
+    metadata = standing.client.get(f"{url}/v2/models/{name}").json()
     assert metadata["versions"] == [spec.generation]
-    assert floor.client.get(f"{url}/v2/models/nobody").status_code == 404
-    assert floor.client.get(f"{url}/v2/health/ready").json() == {"ready": True}
-    index = floor.client.post(f"{url}/v2/repository/index").json()
+    assert standing.client.get(f"{url}/v2/models/nobody").status_code == 404
+    assert standing.client.get(f"{url}/v2/health/ready").json() == {"ready": True}
+    index = standing.client.post(f"{url}/v2/repository/index").json()
     assert {"name": name, "version": spec.generation, "state": "READY", "reason": ""} in index
 
 
@@ -471,12 +485,13 @@ def test_a_model_in_another_namespace_is_found_by_its_prefix(floor: Floor) -> No
     assert answer.status_code == 200
 
 
-def test_a_deleted_model_is_404(floor: Floor, spec: ModelSpec) -> None:
+def test_a_deleted_model_is_404(floor: Floor) -> None:
+    spec = floor.declare()
     floor.do(lambda registry: registry.delete_models([spec.name]))
     floor.wait_caught_up()
     assert floor.predict(spec).status_code == 404
 
 
-def test_the_client_library_can_be_plain(floor: Floor, spec: ModelSpec) -> None:
-    answer = httpx.post(floor.url_of(spec), json={"instances": [1]}, trust_env=False)
+def test_the_client_library_can_be_plain(standing: Floor, spec: ModelSpec) -> None:
+    answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False)
     assert answer.json() == {"instances": [1]}

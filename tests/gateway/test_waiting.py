@@ -175,9 +175,9 @@ def test_colocation_starts_another_while_the_warm_pod_is_busy(floor: Floor) -> N
 def test_remote_proxying_infers_at_the_warm_pod(floor: Floor) -> None:
     spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY)
     pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
     held = floor.in_background(spec, x_test="around=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
+    others = floor.pods("pod-b")
     answer = floor.predict(spec)
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert answer.headers["x-pilotlight-predict-pod"] == "pod-a"
@@ -192,9 +192,9 @@ def test_remote_proxying_infers_at_the_warm_pod(floor: Floor) -> None:
 def test_remote_proxying_keeps_to_the_target(floor: Floor) -> None:
     spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1)
     pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
     held = floor.in_background(spec, x_test="delay=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
+    others = floor.pods("pod-b")
     answer = floor.predict(spec)
     assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
     assert others.counts("pod-b")["loads"] == 1
