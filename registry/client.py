@@ -7,6 +7,7 @@ in one step. All methods raise RegistryUnavailable, soon, when Redis is away.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,10 @@ class Registry:
                 int(lease_ttl_s * 1000),
                 orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode(),
                 report.loads_total,
-                [[sample.key, sample.measure, sample.values_s] for sample in report.samples],
+                [
+                    [sample.key, sample.measure, _finite(sample.values_s)]
+                    for sample in report.samples
+                ],
             )
         )
 
@@ -224,6 +228,11 @@ class Registry:
         self.transactions.submit_then(
             lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
         )
+
+
+def _finite(values_s: Iterable[float]) -> list[float]:
+    """JSON knows no infinity, and one null would spoil the medians of every copy."""
+    return [value for value in values_s if math.isfinite(value)]
 
 
 def _check(result: Any) -> None:
