@@ -45,6 +45,13 @@ async def test_an_empty_report_changes_nothing(registry: Registry) -> None:
     assert not (await registry.cluster()).measured(KEY).infer.is_measured
 
 
+async def test_a_measurement_that_is_no_number_is_left_out(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    values = (float("nan"), 0.5, float("inf"))
+    await pod.beat(PodReport(samples=(Samples(KEY, "infer", values),)))
+    assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(0.5)
+
+
 async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     for start in range(0, 200, 50):

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from registry.configuration import (
+    option,
+    positive_seconds,
+    read_settings,
+    redis_url,
+    settings_from_fields,
+    truth,
+    whole,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A component for tests."""
+
+    slots: int = option(1, whole(1, 8), "requests at a time")
+    lease_ttl: float = option(3.0, positive_seconds, "100% sure after this long")
+    is_verbose: bool = option(False, truth, "say more")
+    registry: str = option("redis://", redis_url, "where the registry is")
+
+
+def read(*arguments: str, **environment: str) -> Settings:
+    return read_settings(Settings, arguments, environment, prog="test")
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+    assert read() == Settings()
+    assert read(PILOTLIGHT_SLOTS="2", PILOTLIGHT_LEASE_TTL="1.5") == Settings(2, 1.5)
+    assert read("--slots", "3", PILOTLIGHT_SLOTS="2") == Settings(3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], False), (["--is-verbose"], True), (["--is-verbose", "no"], False)],
+)
+def test_a_truth_may_stand_alone(arguments: list[str], expected: bool) -> None:
+    assert read(*arguments).is_verbose is expected
+
+
+def test_all_mistakes_are_said_together_and_end_with_status_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--slots", "9", "--lease-ttl", "nan", "--registry", "http://x", "--is-verbose=perhaps")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    for part in (
+        "--slots must be a whole number from 1 to 8, was '9'",
+        "--lease-ttl must be a positive number of seconds, was 'nan'",
+        "--registry the Redis URL must begin with",
+        "--is-verbose must be true or false, was 'perhaps'",
+    ):
+        assert part in said
+
+
+def test_the_reference_names_every_flag_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+    said = capsys.readouterr().out
+    assert "--lease-ttl" in said
+    assert "PILOTLIGHT_LEASE_TTL" in said
+    assert "100% sure" in said
+
+
+def test_fields_from_elsewhere_are_read_the_same_way() -> None:
+    assert settings_from_fields(Settings, {"slots": 2, "is_verbose": True}) == Settings(
+        2, is_verbose=True
+    )
+    with pytest.raises(ValueError, match="unknown setting 'slot'"):
+        settings_from_fields(Settings, {"slot": 2})

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from registry.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, Measurements
+from registry.model import Tier
+
+
+def measured(**samples: list[float]) -> Measurements:
+    measurements = Measurements()
+    for measure, values_s in samples.items():
+        measurements.add(measure.replace("_", ":"), values_s)
+    return measurements
+
+
+def test_nothing_measured_gives_priors_marked_as_such() -> None:
+    assert UNMEASURED.infer == Estimate(PRIORS.infer_s, is_measured=False)
+    assert UNMEASURED.load_from(Tier.REMOTE, None) == Estimate(PRIORS.load_s, is_measured=False)
+    assert UNMEASURED.get("infer") is None
+
+
+def test_the_median_of_what_was_measured_replaces_the_prior() -> None:
+    assert measured(infer=[1.0, 9.0, 2.0]).infer == Estimate(2.0, is_measured=True)
+    assert not measured(infer=[]).infer.is_measured
+
+
+def test_a_change_is_followed_within_the_window() -> None:
+    measurements = measured(infer=[1.0] * 1000)
+    measurements.add("infer", [5.0] * (WINDOW // 2 + 1))
+    assert measurements.infer.seconds == 5.0
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK, Tier.REMOTE])
+def test_a_load_is_estimated_by_its_own_tier_first(tier: Tier) -> None:
+    known = measured(load_host=[0.1], load_disk=[1.0], load_remote=[9.0])
+    expected = {Tier.HOST: 0.1, Tier.DISK: 1.0, Tier.REMOTE: 9.0}[tier]
+    assert known.load_from(tier, 1.0) == Estimate(expected, is_measured=True)
+
+
+def test_a_slower_tier_bounds_one_never_measured_but_a_faster_one_does_not() -> None:
+    assert measured(load_disk=[1.0]).load_from(Tier.HOST, None) == Estimate(1.0, is_measured=False)
+    assert not measured(load_host=[0.1]).load_from(Tier.REMOTE, None).is_measured
+    assert measured(load_host=[0.1]).load_from(Tier.REMOTE, None).seconds == PRIORS.load_s
+
+
+def test_a_known_link_gives_the_prior_of_a_load_from_storage() -> None:
+    seconds = PRIORS.load_bytes / 1e8
+    assert UNMEASURED.load_from(Tier.REMOTE, 1e8) == Estimate(seconds, is_measured=False)
+    assert UNMEASURED.load_from(Tier.DISK, 1e8).seconds == PRIORS.load_s
