@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pilotlight.demo.calls import STAGES
-from pilotlight.demo.scenarios import FIXED_POLICIES, LIU_REDUCTION_RATIO
+from pilotlight.demo.scenarios import (
+    FIXED_POLICIES,
+    LIU_REDUCTION_RATIO,
+    TWO_LOADS_RATIO,
+    Pace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,8 +116,23 @@ def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -
     ]
 
 
+def pace_of(runs: Sequence[WinRun]) -> Pace:
+    """What one request cost during these runs, in which two went on at once."""
+    answers = [answer for run in runs for answer in run.answers]
+    loads_s = [answer.stages_s.get("load", 0.0) for answer in answers if answer.is_cold]
+    infers_s = [answer.stages_s.get("infer", 0.0) for answer in answers]
+    return Pace(
+        load_s=max(loads_s, default=0.0) / TWO_LOADS_RATIO, infer_s=percentile_s(infers_s, 0.5)
+    )
+
+
 def keep_faster(first: Sequence[WinRun], second: Sequence[WinRun]) -> list[WinRun]:
-    """Of each policy the faster of its two runs: a busy machine only ever adds time."""
+    """Of each policy the faster of its two runs: a busy machine only ever adds time.
+
+    Runs with other sleeps do not compare: then the second ones count.
+    """
+    if first[0].sleep_s != second[0].sleep_s:
+        return list(second)
     return [min(pair, key=lambda run: run.concurrent_s) for pair in zip(first, second, strict=True)]
 
 

@@ -22,8 +22,8 @@ from pilotlight.demo.report import (
     tell_simple,
     tell_wins,
 )
-from pilotlight.demo.results import judge_simple, judge_win, keep_faster
-from pilotlight.demo.scenarios import FULL, SHORT, WIN_SCENARIOS
+from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
+from pilotlight.demo.scenarios import FULL, MOST_ATTEMPTS, SHORT, WIN_SCENARIOS
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import ExpectationFailed
 from pilotlight.home import Home
@@ -128,9 +128,10 @@ async def _win_runs(
     with progress_bar("Liu 6.4") as update:
         pace = await measure_pace(platform, client)
 
-        async def run_all(scenario: WinScenario, how: str) -> list[WinRun]:
+        async def run_all(scenario: WinScenario, attempt: int) -> list[WinRun]:
             sleep_s = scenario.sleep_s(scale, pace)
             done: list[WinRun] = []
+            how = f", attempt {attempt} of {MOST_ATTEMPTS}" if attempt > 1 else ""
             for policy in POLICIES:
                 update(len(runs) + len(done), total, f"{scenario.section} {policy}{how}")
                 if policy == "auto":  # it decides by what the others have just measured
@@ -139,9 +140,12 @@ async def _win_runs(
             return done
 
         for scenario in WIN_SCENARIOS:
-            found = await run_all(scenario, "")
-            if not all(each.is_met for each in judge_win(found)):
-                found = keep_faster(found, await run_all(scenario, ", once more"))
+            found = await run_all(scenario, 1)
+            for attempt in range(2, MOST_ATTEMPTS + 1):
+                if all(each.is_met for each in judge_win(found)):
+                    break
+                pace = pace.slower(pace_of(found))  # others use this machine, too
+                found = keep_faster(found, await run_all(scenario, attempt))
             runs += found
     return runs
 

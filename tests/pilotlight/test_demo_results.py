@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pilotlight.demo.calls import STAGES, Answer, parse_server_timing
@@ -9,6 +11,7 @@ from pilotlight.demo.results import (
     judge_simple,
     judge_win,
     keep_faster,
+    pace_of,
     percentile_s,
 )
 from pilotlight.demo.scenarios import (
@@ -70,6 +73,22 @@ def test_of_two_runs_the_faster_counts() -> None:
     first = _wins(colocation=3.0, auto=4.0)
     second = _wins(colocation=3.5, auto=3.2)
     assert [run.concurrent_s for run in keep_faster(first, second)] == [3.0, 3.2]
+
+
+def test_runs_with_other_sleeps_do_not_compare() -> None:
+    first = _wins(colocation=3.0)
+    second = [replace(run, sleep_s=3.0, concurrent_s=9.0) for run in first]
+    assert keep_faster(first, second) == second
+
+
+def test_the_pace_is_that_of_the_slowest_load_and_the_middling_inference() -> None:
+    answers = (
+        replace(_answer(1.0, "remote"), stages_s={"load": 2.5, "infer": 0.5}),
+        replace(_answer(1.0, "remote"), stages_s={"load": 2.0, "infer": 0.4}),
+        replace(_answer(1.0), stages_s={"load": 9.0, "infer": 0.9}),
+    )
+    [run] = _wins(colocation=3.0)
+    assert pace_of([replace(run, answers=answers)]) == Pace(load_s=2.0, infer_s=0.5)
 
 
 def test_simulated_work_is_what_the_thesis_slept() -> None:
