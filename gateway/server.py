@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from gateway.exchange import Tools
     from gateway.headers import RequestHeaders
-    from gateway.routes import Place
+    from gateway.routes import Place, Target
     from gateway.settings import GatewaySettings
+    from registry.model import ModelRecord
     from registry.watch import ClusterWatch
 
     Scope = dict[str, Any]
@@ -90,7 +91,9 @@ class Front:
         try:
             read = read_headers(scope["headers"])
             request_id = read.request_id
-            exchange = self._exchange(scope, receive, place, read)
+            target = target_of(place)
+            record = await self._record(target)
+            exchange = self._exchange(scope, receive, read, target=target, record=record)
             await self._run_while_wanted(scope, exchange, send, read)
         except ClientGone:
             self._tools.recorder.client_left()
@@ -103,17 +106,27 @@ class Front:
                 return
             await _send_error(send, error, request_id)
 
-    def _exchange(
-        self, scope: Scope, receive: Receive, place: Place, read: RequestHeaders
-    ) -> Exchange:
+    async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
-        target = target_of(place)
         record = self._watch.state.models.get(target.model)
         if record is None and self._watch.age_s() == math.inf:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
         if record is None:
+            record = await self._watch.find_model(target.model)
+        if record is None:
             raise ModelNotFound(f"model {target.model} does not exist")
+        return record
+
+    def _exchange(
+        self,
+        scope: Scope,
+        receive: Receive,
+        read: RequestHeaders,
+        *,
+        target: Target,
+        record: ModelRecord,
+    ) -> Exchange:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
         self._sequence += 1

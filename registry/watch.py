@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from registry.client import Registry
+    from registry.model import ModelName, ModelRecord
     from registry.transactions import Applied, Versions
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,23 @@ class ClusterWatch:
     async def wait_synced(self) -> None:
         """Return once the copy was complete for the first time."""
         await self._synced.wait()
+
+    async def find_model(self, name: ModelName) -> ModelRecord | None:
+        """A model's record; the registry is asked where the copy has none.
+
+        A client that has just declared a model may be quicker than the push.
+        """
+        while (record := self.state.models.get(name)) is None:
+            version = self.state.models_version
+            try:
+                record = await self.registry.get_model(name)
+            except RegistryUnavailable:
+                return None
+            if record is None:
+                return None
+            if version == self.state.models_version:  # nothing newer was heard meanwhile
+                self.state.models[name] = record
+        return record
 
     # The task
 
