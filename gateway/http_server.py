@@ -68,6 +68,13 @@ class OneWriteCycle(RequestResponseCycle):
         else:
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
+    async def receive(self) -> Any:
+        """ASGI's receive; the connection is read on, since that is how a client's end is seen."""
+        message = await super().receive()
+        if not self.disconnected:
+            self.flow.resume_reading()
+        return message
+
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
