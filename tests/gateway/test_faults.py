@@ -25,25 +25,28 @@ MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def raw_request(floor: Floor, spec: ModelSpec, wishes: str = "") -> Iterator[socket.socket]:
+def raw_request(
+    floor: Floor, spec: ModelSpec, wishes: str = "", *, size: int = 2
+) -> Iterator[socket.socket]:
     """A connection on which a request was sent; closed at the end."""
     head = (
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: {wishes}\r\n"
-        "content-length: 2\r\n\r\n{}"
+        f"content-length: {size}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=10) as connection:
-        connection.sendall(head.encode())
+        connection.sendall(head.encode() + b"x" * size)
         yield connection
 
 
 # Clients that leave
 
 
-def test_a_client_that_leaves_while_the_pod_works_frees_the_slot(floor: Floor) -> None:
+@pytest.mark.parametrize("size", [2, 300_000, 3 * MIB])
+def test_a_client_that_leaves_while_the_pod_works_frees_the_slot(floor: Floor, size: int) -> None:
     spec = floor.declare()
     pods = floor.pods("pod-a", warm=spec)
     before = floor.metric("pilotlight_gateway_client_disconnects_total")
-    with raw_request(floor, spec, "delay=hold"):
+    with raw_request(floor, spec, "delay=hold", size=size):
         wait_counts(pods, "pod-a", busy=1)
     wait_counts(pods, "pod-a", left=1, busy=0)
     floor.wait_idle(pods)
