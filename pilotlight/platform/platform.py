@@ -22,6 +22,7 @@ import httpx
 from pilotlight.errors import StartFailed
 from pilotlight.home import HomeLock, PlatformState
 from pilotlight.platform.fleet import Fleet, PodSpawn
+from pilotlight.platform.object_store import object_store_command
 from pilotlight.platform.processes import free_port, port_is_free, python_module
 from pilotlight.platform.redis_server import is_answering, redis_command
 from pilotlight.platform.service import Service, ServiceSpec
@@ -204,10 +205,7 @@ class Platform:
     async def _start_object_store(self, endpoint: str) -> None:
         root = self.settings.objects
         root.mkdir(parents=True, exist_ok=True)
-        command = [
-            *python_module("pilotlight.platform.object_server"),
-            "--port", endpoint.rpartition(":")[2], "--root", str(root),
-        ]  # fmt: skip
+        command = object_store_command(int(endpoint.rpartition(":")[2]), root)
         log_file = self.settings.home.logs / "object-store.log"
         spec = ServiceSpec("object store", command, log_file, os.environ)
         service = Service(spec, is_ready=_answers(endpoint + "/"))

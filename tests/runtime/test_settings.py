@@ -22,7 +22,8 @@ def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="lease") as caught:
         settings_from_fields({"slots": 0, "lease_ttl": "-1", "nme": "x"})
     message = str(caught.value)
-    for part in ("--slots must be a whole number of at least 1, was '0'", "--lease-ttl", "'nme'", "--name is"):
+    slots = "--slots must be a whole number of at least 1, was '0'"
+    for part in (slots, "--lease-ttl", "'nme'", "--name is"):
         assert part in message
 
 

