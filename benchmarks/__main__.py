@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run what the arguments name."""
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as on Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     machine = machine_facts()
     print(f"{machine.line()}\n")
     if "decision" in arguments.what:

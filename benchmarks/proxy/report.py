@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, Cell, samples_of
+from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, Cell, Compared, samples_of
 from benchmarks.proxy.contestants import (
     DIRECT,
     NGINX,
@@ -17,7 +17,7 @@ from benchmarks.proxy.contestants import (
 from benchmarks.quantiles import spread
 
 if TYPE_CHECKING:
-    from benchmarks.proxy.compare import Compared, Sample
+    from benchmarks.proxy.compare import Sample
 
 _TITLES: Final = {
     Setting.SHARED: "S: contestant and pod (uvicorn) on one core; generator and Redis on the other",
@@ -30,6 +30,7 @@ _SHARED_16, _SHARED_64 = Cell(16, CELLS[0].body_bytes), Cell(64, CELLS[0].body_b
 def summary(compared: Compared) -> str:
     """Everything in Markdown."""
     parts = []
+    everything, compared = compared, Compared(_undisturbed(compared.samples), compared.skipped)
     for setting, title in _TITLES.items():
         of_setting = [sample for sample in compared.samples if sample.setting is setting]
         if of_setting:
@@ -37,16 +38,31 @@ def summary(compared: Compared) -> str:
     parts += ["### Ratios of the gateway's rate", _ratios(compared.samples)]
     parts += ["### Marks", _marks(compared.samples)]
     parts += [f"Skipped: {name}: {why.splitlines()[0]}" for name, why in compared.skipped.items()]
-    bad = [sample for sample in compared.samples if sample.load.errors or not _is_right(sample)]
+    bad = [sample for sample in everything.samples if sample.load.errors or not _is_right(sample)]
     parts += [
         f"ERRORS: {sample.contestant}, {sample.setting}, {sample.cell.label}: "
         f"{sample.load.errors} of {sample.load.requests}, status {sample.answer_status}"
         for sample in bad
     ]
-    noisy = [sample for sample in compared.samples if sample.foreign_cores > FOREIGN_CORES]
-    if noisy:
-        parts.append(f"{len(noisy)} of {len(compared.samples)} bursts had others' work beside them")
+    total, kept = len(everything.samples), len(compared.samples)
+    noisy = sum(sample.foreign_cores > FOREIGN_CORES for sample in compared.samples)
+    parts.append(
+        f"Of {total} bursts {len(bad)} had errors. {total - kept} were left out, since other work "
+        f"ran on the machine and there is an undisturbed one of the same cell; {noisy} disturbed "
+        f"ones (above {FOREIGN_CORES:g} cores) had to be taken."
+    )
     return "\n\n".join(parts)
+
+
+def _undisturbed(samples: list[Sample]) -> list[Sample]:
+    """Of each cell the bursts that had the machine to themselves; all of them where none had."""
+    quiet = [sample for sample in samples if sample.foreign_cores <= FOREIGN_CORES]
+    has_quiet = {(sample.contestant, sample.setting, sample.cell) for sample in quiet}
+    return quiet + [
+        sample
+        for sample in samples
+        if (sample.contestant, sample.setting, sample.cell) not in has_quiet
+    ]
 
 
 def _is_right(sample: Sample) -> bool:
