@@ -21,7 +21,10 @@ class ClientGone(Exception):
 
 
 class RequestBody:
-    """The body of one request. `held` has its beginning, or all of it once `is_whole`."""
+    """The body of one request. `held` has its beginning, or all of it once `is_whole`.
+
+    It stays in the pieces it came in: to join 200 KB costs about as much as to forward them.
+    """
 
     def __init__(self, receive: Receive, declared: int | None, settings: GatewaySettings) -> None:
         self._receive = receive
@@ -31,7 +34,7 @@ class RequestBody:
         self._count = 0
         self._streamed = False
         self.declared = declared
-        self.held = b""
+        self.held: list[bytes] = []
         self.is_whole = False
         if declared is not None and declared > self._most:
             raise self._too_large(f"content-length {declared}")
@@ -40,6 +43,11 @@ class RequestBody:
     def can_be_sent(self) -> bool:
         """Whether the whole body can (still) be sent to a pod: what was streamed is gone."""
         return not self._streamed
+
+    @property
+    def seen_bytes(self) -> int:
+        """How much of the body came; its length once `is_whole`."""
+        return self._count
 
     @property
     def has_begun(self) -> bool:
@@ -51,10 +59,9 @@ class RequestBody:
 
         The first piece has no time limit here: whoever runs the request has a timer already.
         """
-        parts = [self._take(await self._receive())]  # mostly all of it, and here already
+        self.held.append(self._take(await self._receive()))  # mostly all of it, and here already
         while not self.is_whole and self._count <= self._hold_most:
-            parts.append(await self._next())
-        self.held = parts[0] if len(parts) == 1 else b"".join(parts)
+            self.held.append(await self._next())
 
     async def rest(self) -> AsyncIterator[bytes]:
         """What comes after `held`; it can be had once."""

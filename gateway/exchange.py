@@ -203,14 +203,14 @@ class Exchange:
 
     async def _send_over(self, connection: PodConnection, head: bytes) -> None:
         if self._body.is_whole:
-            connection.write(head + self._body.held)
+            connection.write_all(head, self._body.held)
         else:
             await self._stream(connection, head)
         await connection.head()
 
     async def _stream(self, connection: PodConnection, head: bytes) -> None:
         is_chunked = self._body.declared is None
-        connection.write(head + _framed(self._body.held, is_chunked))
+        connection.write_all(head, [_framed(chunk, is_chunked) for chunk in self._body.held])
         async for chunk in self._body.rest():
             if connection.has_head:
                 connection.is_spent = True  # answered already: it does not want the rest
@@ -259,7 +259,7 @@ class Exchange:
         if reservation.predict is not reservation.entry:
             ours.append((b"x-pilotlight-predict", reservation.predict.address.encode()))
         if self._body.is_whole:
-            ours.append((b"content-length", b"%d" % len(self._body.held)))
+            ours.append((b"content-length", b"%d" % self._body.seen_bytes))
         elif self._body.declared is not None:
             ours.append((b"content-length", b"%d" % self._body.declared))
         else:

@@ -15,12 +15,14 @@ import httptools
 from gateway.errors import GatewayError, UpstreamLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 CONNECT_TIMEOUT_S: Final = 1.0
 IDLE_S: Final = 30.0
 """A pod closes idle connections after 65 s; ours are dropped well before that."""
 _HIGH_WATER: Final = 1 << 20
+_JOIN_BELOW: Final = 16 << 10
+"""Below this a copy is cheaper than a second buffer to write."""
 _MOST_IDLE: Final = 256
 
 Headers = list[tuple[bytes, bytes]]
@@ -80,6 +82,13 @@ class PodConnection(asyncio.Protocol):
     def has_head(self) -> bool:
         """Whether the pod has begun to answer."""
         return self._has_head
+
+    def write_all(self, head: bytes, pieces: Sequence[bytes]) -> None:
+        """Send the head of a request and what is here of its body, in one system call."""
+        if len(pieces) == 1 and len(pieces[0]) < _JOIN_BELOW:
+            self.write(head + pieces[0])
+        elif self.transport is not None and not self.is_closed:
+            self.transport.writelines([head, *pieces])
 
     async def drain(self) -> None:
         """Return when more can be sent without piling up, or when the pod answers already."""
