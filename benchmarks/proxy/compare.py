@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -75,6 +76,8 @@ class Sample:
     """CPU time of the pod behind it, Redis, and what keeps the registration."""
     foreign_cores: float
     """Cores that processes of nobody here were using meanwhile."""
+    probe_ms: float
+    """A fixed piece of work just before: how fast the machine was."""
     load_average: float
 
     @property
@@ -117,27 +120,79 @@ class _Patience:
 
 
 def compare(plan: Plan) -> Compared:
-    """Run the plan; takes some 10 to 20 minutes with all contestants and three repeats."""
+    """Run the plan; takes about 25 minutes with all contestants and three repeats."""
     chosen, skipped = _chosen(plan)
-    samples: list[Sample] = []
-    rng = random.Random(plan.seed)
-    patience = _Patience(_PATIENCE_S / 3 if plan.is_quick else _PATIENCE_S)
+    comparison = _Comparison(plan, skipped)
     for repeat in range(plan.repeats):
-        turns = [(one, setting) for one in chosen for setting in one.settings]
-        rng.shuffle(turns)
-        for contestant, setting in turns:
-            if (turn := f"{contestant.name} ({setting})") in skipped:
-                continue
-            _tell(f"repeat {repeat + 1}/{plan.repeats}: {contestant.name}, setting {setting}")
-            with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as path:
-                place = _place(setting, Path(path))
+        for setting in Setting:
+            here = [one for one in chosen if setting in one.settings]
+            groups = [[one for one in here if one.is_calm]]
+            groups += [[one] for one in here if not one.is_calm]
+            for group in groups:
+                comparison.take_turns(group, setting, repeat)
+    return Compared(comparison.samples, skipped)
+
+
+class _Comparison:
+    """The state of one run."""
+
+    def __init__(self, plan: Plan, skipped: dict[str, str]) -> None:
+        self._plan = plan
+        self._skipped = skipped
+        self._rng = random.Random(plan.seed)
+        self._patience = _Patience(_PATIENCE_S / 3 if plan.is_quick else _PATIENCE_S)
+        self.samples: list[Sample] = []
+
+    def take_turns(self, group: Sequence[Contestant], setting: Setting, repeat: int) -> None:
+        """Start a group, take each through a cell before the next cell begins, end the group.
+
+        A machine's speed drifts within minutes, so who is compared is measured close together.
+        """
+        with contextlib.ExitStack() as stack:
+            path = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+            )
+            ready: list[_Ready] = []
+            for number, contestant in enumerate(group):
+                folder = Path(path) / str(number)
+                folder.mkdir()
+                place = _place(setting, folder)
                 try:
-                    with running(contestant, place) as ready:
-                        samples += _measure(contestant, ready, place, plan, repeat, patience)
+                    begun = stack.enter_context(running(contestant, place))
+                    ready.append(_Ready(contestant, begun, place, repeat))
                 except StartFailed as error:
-                    skipped[turn] = str(error)
-                    _tell(f"  skipped: {error}")
-    return Compared(samples, skipped)
+                    self._skipped[f"{contestant.name} ({setting})"] = str(error)
+            for cell in _QUICK_CELLS if self._plan.is_quick else CELLS:
+                if ready:
+                    _tell(f"repeat {repeat + 1}/{self._plan.repeats}, {setting}, {cell.label}")
+                self._rng.shuffle(ready)
+                for one in ready:
+                    self.samples.append(self._quietest(one, cell))
+                    _tell(_line(self.samples[-1]))
+
+    def _quietest(self, one: _Ready, cell: Cell) -> Sample:
+        """A burst on one contestant, made again while others disturb it."""
+        core = one.place.generator_core
+        load(one.round.url, cell.body, clients=cell.clients, seconds=_WARM_UP_S, core=core)
+        tries: list[Sample] = []
+        while len(tries) < _MOST_TRIES:
+            self._patience.wait_quiet()
+            began_s = time.monotonic()
+            tries.append(_burst(one, cell, self._plan.seconds))
+            if tries[-1].foreign_cores <= FOREIGN_CORES or self._patience.left_s <= 0:
+                break
+            self._patience.left_s -= time.monotonic() - began_s
+        return min(tries, key=lambda sample: sample.foreign_cores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A contestant in its turn."""
+
+    contestant: Contestant
+    round: Round
+    place: Place
+    repeat: int
 
 
 def _chosen(plan: Plan) -> tuple[list[Contestant], dict[str, str]]:
@@ -166,56 +221,49 @@ def _place(setting: Setting, folder: Path) -> Place:
             return Place(setting, {first, second}, {first, second}, second, folder)
 
 
-def _measure(
-    contestant: Contestant,
-    ready: Round,
-    place: Place,
-    plan: Plan,
-    repeat: int,
-    patience: _Patience,
-) -> list[Sample]:
-    samples = []
-    for cell in _QUICK_CELLS if plan.is_quick else CELLS:
-        load(ready.url, cell.body, clients=cell.clients, seconds=_WARM_UP_S,
-             core=place.generator_core)  # fmt: skip
-        tries: list[Sample] = []
-        while len(tries) < _MOST_TRIES:
-            patience.wait_quiet()
-            began_s = time.monotonic()
-            tries.append(_burst(contestant, ready, place, plan, cell, repeat))
-            if tries[-1].foreign_cores <= FOREIGN_CORES or patience.left_s <= 0:
-                break
-            patience.left_s -= time.monotonic() - began_s
-        quietest = min(tries, key=lambda sample: sample.foreign_cores)
-        _tell(_line(quietest))
-        samples.append(quietest)
-    return samples
-
-
-def _burst(
-    contestant: Contestant, ready: Round, place: Place, plan: Plan, cell: Cell, repeat: int
-) -> Sample:
+def _burst(one: _Ready, cell: Cell, seconds: float) -> Sample:
+    ready, place = one.round, one.place
+    probe_ms = _probe_ms(min(place.contestant_cores))
     status, _ = answer_of(ready.url, cell.body)
     began_s = time.monotonic()
     machine_s, own_s = machine_busy_s(), ready.contestant.cpu_s()
     others_s = sum(other.cpu_s() for other in ready.others)
-    seen = load(ready.url, cell.body, clients=cell.clients, seconds=plan.seconds,
+    seen = load(ready.url, cell.body, clients=cell.clients, seconds=seconds,
                 core=place.generator_core)  # fmt: skip
     own_s = ready.contestant.cpu_s() - own_s
     others_s = sum(other.cpu_s() for other in ready.others) - others_s
     foreign_s = machine_busy_s() - machine_s - own_s - others_s - seen.generator_cpu_s
     return Sample(
-        contestant=contestant.name,
+        contestant=one.contestant.name,
         setting=place.setting,
         cell=cell,
-        repeat=repeat,
+        repeat=one.repeat,
         load=seen,
         answer_status=status,
         contestant_cpu_s=own_s,
         others_cpu_s=others_s,
         foreign_cores=max(0.0, foreign_s / (time.monotonic() - began_s)),
+        probe_ms=probe_ms,
         load_average=os.getloadavg()[0],
     )
+
+
+def _probe_ms(core: int) -> float:
+    """How long a fixed piece of Python takes on a core now, the best of three."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        return min(_fixed_work_s() for _ in range(3)) * 1000
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _fixed_work_s() -> float:
+    began_s = time.perf_counter()
+    total = 0
+    for number in range(100_000):
+        total += number * number % 7
+    return time.perf_counter() - began_s
 
 
 def samples_of(
@@ -232,9 +280,9 @@ def samples_of(
 def _line(sample: Sample) -> str:
     seen = sample.load
     return (
-        f"  {sample.cell.label:20} {seen.requests_per_s:9,.0f}/s  p50 {seen.p50_ms:.2f} "
+        f"  {sample.contestant:26} {seen.requests_per_s:9,.0f}/s  p50 {seen.p50_ms:.2f} "
         f"p99 {seen.p99_ms:.2f} ms  {sample.cpu_us:6.0f} us CPU  {seen.errors} errors  "
-        f"foreign {sample.foreign_cores:.2f}"
+        f"foreign {sample.foreign_cores:.2f}  probe {sample.probe_ms:.1f}"
     )
 
 

@@ -1,7 +1,8 @@
 """Who is compared, and how each is started.
 
-Every contestant is started anew for every setting and repeat, and ended before the next begins, so
-that none disturbs another. All of them answer the same constant and are asked the same way.
+Every contestant is started anew for every setting and repeat. Those that need CPU time when nobody
+asks them anything run by themselves, so that they disturb no other. All of them answer the same
+constant and are asked the same way.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Contestant:
     """Why it cannot take part here."""
     is_slow: bool = False
     """Left out by `--quick`."""
+    is_calm: bool = True
+    """Needs next to no CPU time while idle."""
 
 
 @contextlib.contextmanager
@@ -303,10 +306,11 @@ def contestants() -> list[Contestant]:
         Contestant("Starlette + aiohttp", _python_proxy("starlette_aiohttp"), proxy),
         Contestant("FastAPI + httpx", _python_proxy("fastapi_httpx"), proxy),
         Contestant("KServe ModelServer", _kserve, alone, is_slow=True),
-        Contestant("LitServe", _lit_serve, alone, no_peers, is_slow=True),
+        Contestant("LitServe", _lit_serve, alone, no_peers, is_slow=True, is_calm=False),
         Contestant("Ray Serve, default proxy", _ray_serve(behind_haproxy=False), many, no_peers,
-                   is_slow=True),
-        Contestant(RAY_HAPROXY, _ray_serve(behind_haproxy=True), many, no_peers, is_slow=True),
+                   is_slow=True, is_calm=False),
+        Contestant(RAY_HAPROXY, _ray_serve(behind_haproxy=True), many, no_peers,
+                   is_slow=True, is_calm=False),
     ]  # fmt: skip
 
 

@@ -51,6 +51,11 @@ def summary(compared: Compared) -> str:
         f"ran on the machine and there is an undisturbed one of the same cell; {noisy} disturbed "
         f"ones (above {FOREIGN_CORES:g} cores) had to be taken."
     )
+    probes = spread([sample.probe_ms for sample in compared.samples])
+    parts.append(
+        f"A fixed piece of Python took {probes.lowest:.1f} to {probes.highest:.1f} ms (median "
+        f"{probes.median:.1f}) beside these bursts: so much does the machine's own speed vary."
+    )
     return "\n\n".join(parts)
 
 
