@@ -123,13 +123,16 @@ def compare(plan: Plan) -> Compared:
     """Run the plan; takes about 25 minutes with all contestants and three repeats."""
     chosen, skipped = _chosen(plan)
     comparison = _Comparison(plan, skipped)
-    for repeat in range(plan.repeats):
-        for setting in Setting:
-            here = [one for one in chosen if setting in one.settings]
-            groups = [[one for one in here if one.is_calm]]
-            groups += [[one] for one in here if not one.is_calm]
-            for group in groups:
-                comparison.take_turns(group, setting, repeat)
+    try:
+        for repeat in range(plan.repeats):
+            for setting in Setting:
+                here = [one for one in chosen if setting in one.settings]
+                groups = [[one for one in here if one.is_calm]]
+                groups += [[one] for one in here if not one.is_calm]
+                for group in groups:
+                    comparison.take_turns(group, setting, repeat)
+    except KeyboardInterrupt:  # keep what was measured: a whole run takes long
+        skipped["the rest of the plan"] = "interrupted; the figures are of what came before"
     return Compared(comparison.samples, skipped)
 
 
