@@ -15,7 +15,7 @@ FLAGS ?=
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo up test test-slow check format bench lock clean
+.PHONY: help install demo up test test-slow check format bench bench-peers lock clean
 
 help:  ## What there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ format: $(STAMP)  ## Format and repair what the linter can
 
 bench: $(STAMP)  ## The benchmarks, with the facts of this machine
 	$(BIN)/python -m benchmarks $(FLAGS)
+
+bench-peers: $(STAMP)  ## Ray Serve and LitServe for the benchmarks, in .venv-peers (495 MB)
+	$(BIN)/python -m benchmarks.peers install
 
 lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml
 	@scripts/lock
