@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher, Placement
     from gateway.errors import BodyTooSlow
     from gateway.headers import RequestHeaders
-    from gateway.policies.decision import Reason
     from gateway.record import Recorder
     from gateway.retries import RetryBudget
     from gateway.routes import Target
@@ -304,11 +303,6 @@ class Exchange:
     def start(self, answer: PodAnswer) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""
         return answer.start if answer.start != "warm" else self._waited_from or "warm"
-
-    @property
-    def reason(self) -> Reason | None:
-        """The reason of the decision that was carried out."""
-        return self.placement.decision.reason if self.placement else None
 
 
 def _framed(chunk: bytes, is_chunked: bool) -> bytes:
