@@ -20,7 +20,7 @@ from gateway.api import create_api
 from gateway.dispatcher import Dispatcher
 from gateway.exchange import Tools
 from gateway.explanations import Explanations
-from gateway.http_server import install
+from gateway.http_server import protocol_for
 from gateway.metrics import GatewayMetrics
 from gateway.record import Recorder
 from gateway.reservations import Reservations
@@ -84,7 +84,7 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     watch.subscribe(reservations.release_again)
     metrics = GatewayMetrics()
     pool = PodPool()
-    tools = Tools(dispatcher, pool, RetryBudget(), Recorder(metrics), reservations.give_back)
+    tools = Tools(dispatcher, pool, RetryBudget(), Recorder(metrics), reservations)
     front: Front
 
     def is_draining() -> bool:
@@ -97,6 +97,7 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(watch.run()),
             group.create_task(dispatcher.run()),
             group.create_task(reservations.keep_alive()),
+            group.create_task(reservations.tell()),
             group.create_task(pool.keep_tidy()),
         ]
         try:
@@ -115,7 +116,7 @@ async def serve(settings: GatewaySettings) -> None:
             front,
             host=settings.host,
             port=settings.port,
-            http=install(),
+            http=protocol_for(front),  # type: ignore[arg-type]  # called like a class
             ws="none",
             lifespan="off",
             access_log=False,

@@ -100,7 +100,10 @@ class Dispatcher:
             decided = self._decide(arrival, ahead)
             if isinstance(decided.decision, Wait):
                 break
-            outcome = self._reservations.take(_sendable(decided), _spec(decided).key)
+            decision, key = _sendable(decided), _spec(decided).key
+            if brief := self._reservations.take_brief(decision, key):
+                return _placement(decided, brief, None)
+            outcome = self._reservations.take(decision, key)
             if isinstance(taken := await self._settled(outcome), Reservation):
                 return _placement(decided, taken, None)
         return await self._wait(arrival, decided)

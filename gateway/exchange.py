@@ -7,31 +7,27 @@ answer, and only while the retry budget lasts.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.errors import NotTaken, UpstreamLost
-from gateway.headers import PodAnswer, read_answer, request_head
+from gateway.headers import PodAnswer, read_answer
 from gateway.upstream import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from gateway.body import RequestBody
+    from gateway.client_request import ClientRequest
     from gateway.decide import Arrival
     from gateway.dispatcher import Dispatcher, Placement
     from gateway.errors import BodyTooSlow
     from gateway.headers import RequestHeaders
     from gateway.record import Recorder
+    from gateway.reservations import Reservation, Reservations
     from gateway.retries import RetryBudget
-    from gateway.routes import Target
     from gateway.upstream import PodConnection, PodPool
     from registry.cluster import PodState
-
-    Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +45,17 @@ class Tools:
     pool: PodPool
     budget: RetryBudget
     recorder: Recorder
-    give_back: Callable[[Any], None]
+    reservations: Reservations
 
 
 class _TryAgain(Exception):
     """The pod has not executed the request; another place may be better."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_own_doing: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_own_doing = is_own_doing
+        """The gateway took a chance and lost: that costs none of the retry budget."""
 
 
 class Exchange:
@@ -66,35 +64,45 @@ class Exchange:
     def __init__(
         self,
         tools: Tools,
-        target: Target,
+        client: ClientRequest,
         read: RequestHeaders,
-        headers: Iterable[tuple[bytes, bytes]],
         arrival: Arrival,
         body: RequestBody,
     ) -> None:
         self._tools = tools
-        self._target = target
+        self._client = client
         self._read = read
-        self._headers = headers
-        self._arrival = arrival
         self._body = body
-        self._loop = asyncio.get_running_loop()
-        self.began_s = time.perf_counter()
-        self.queue_s = 0.0
-        self.placement: Placement | None = None
+        self._loop = client.loop
         self._reservation_open = False
         self._waited_from: str | None = None
         self._busy_total = 0
-        self.has_answered = False
+        self.arrival = arrival
+        self.began_s = time.perf_counter()
+        self.queue_s = 0.0
+        self.placement: Placement | None = None
 
-    async def run(self, send: Send, until_s: float) -> None:
+    async def run(self, until_s: float) -> None:
         """Serve the request; `until_s` is when its time is up, on the loop's clock.
 
         Raises:
-            GatewayError: when it cannot be answered; nothing was sent then unless `has_answered`.
+            GatewayError: when it cannot be answered, or not to the end.
         """
-        await self._body.hold()
-        await self._try_pods(send, until_s)
+        if not self._body.hold_what_is_here():
+            await self._body.hold()
+        for _ in range(_MOST_TRIES):
+            try:
+                await self._try_once(until_s)
+                return
+            except _TryAgain as again:
+                self._tools.recorder.retried(again.reason)
+                if not again.is_own_doing and not self._tools.budget.spend():
+                    raise NotTaken(
+                        f"the pod did not take the request ({again.reason}) and the retry budget "
+                        "is spent",
+                        retry_after_s=1.0,
+                    ) from None
+        raise NotTaken(f"no pod took the request in {_MOST_TRIES} tries", retry_after_s=1.0)
 
     @property
     def is_without_body(self) -> bool:
@@ -105,93 +113,82 @@ class Exchange:
         """The error of a body that does not come."""
         return self._body.too_slow()
 
-    async def _try_pods(self, send: Send, until_s: float) -> None:
-        for _ in range(_MOST_TRIES):
-            try:
-                await self._try_once(send, until_s)
-                return
-            except _TryAgain as again:
-                self._tools.recorder.retried(again.reason)
-                if not self._tools.budget.spend():
-                    raise NotTaken(
-                        f"the pod did not take the request ({again.reason}) and the retry budget "
-                        "is spent",
-                        retry_after_s=1.0,
-                    ) from None
-        raise NotTaken(f"no pod took the request in {_MOST_TRIES} tries", retry_after_s=1.0)
-
-    async def _try_once(self, send: Send, until_s: float) -> None:
-        placement = await self._tools.dispatcher.place(self._arrival)
+    async def _try_once(self, until_s: float) -> None:
+        placement = await self._tools.dispatcher.place(self.arrival)
         self.placement = placement
         self._reservation_open = True
         self._waited_from = self._waited_from or placement.waited_from
         try:
             self.queue_s = time.perf_counter() - self.began_s
-            await self._talk(placement, send, until_s)
+            await self._talk(placement, until_s)
         finally:
             self._give_back()
 
     def _give_back(self) -> None:
         if self._reservation_open and self.placement is not None:
             self._reservation_open = False
-            self._tools.give_back(self.placement.reservation)
+            self._tools.reservations.give_back(self.placement.reservation)
             self._tools.dispatcher.kick()
 
     # Talking to the pod
 
-    async def _talk(self, placement: Placement, send: Send, until_s: float) -> None:
+    async def _talk(self, placement: Placement, until_s: float) -> None:
         entry = placement.reservation.entry
         head = self._head(placement, until_s)
-        connection = await self._connected(entry)
+        connection = self._tools.pool.idle(entry.address) if self._body.is_whole else None
+        if connection is None:
+            connection = await self._connect(entry)
         sent_s = time.perf_counter()
         try:
-            connection = await self._send(connection, entry, head)
+            try:
+                await self._send(connection, head)
+            except PodConnectionLost as lost:
+                connection.close()
+                connection = await self._send_again(lost, entry, head)
             answer = read_answer(connection.headers)
             if answer.not_executed in ("slots", "draining") and self._body.can_be_sent:
-                if answer.not_executed == "draining":
-                    self._suspect(entry)
-                else:
-                    self._is_full(entry)
-                raise _TryAgain(answer.not_executed)
-            await self._answer(connection, answer, send, sent_s)
+                raise self._refused(answer.not_executed, placement.reservation)
+            await self._answer(connection, answer, sent_s)
         except BaseException:
             connection.close()
             raise
         self._tools.pool.release(entry.address, connection)
 
-    async def _connected(self, entry: PodState) -> PodConnection:
+    async def _connect(self, entry: PodState) -> PodConnection:
         try:
-            if self._body.is_whole:
-                return await self._tools.pool.acquire(entry.address)
-            return await self._tools.pool.connect(entry.address)  # no second try if it were stale
+            return await self._tools.pool.connect(entry.address)
         except PodUnreachable:
             self._suspect(entry)
             raise _TryAgain("unreachable") from None
 
-    async def _send(self, connection: PodConnection, entry: PodState, head: bytes) -> PodConnection:
-        """Send the request and wait for the answer's head; once more over a stale connection."""
-        try:
-            await self._send_over(connection, head)
-            return connection
-        except PodConnectionLost as lost:
-            connection.close()
-            if not self._body.can_be_sent:
-                self._suspect(entry)
-                raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
-            was_reused = lost.was_reused
+    async def _send(self, connection: PodConnection, head: bytes) -> None:
+        """Send the request and wait for the answer's head. Raises PodConnectionLost."""
+        if self._body.is_whole:
+            connection.write_all(head, self._body.held)
+        else:
+            await self._stream(connection, head)
+        await connection.head()
+
+    async def _send_again(
+        self, lost: PodConnectionLost, entry: PodState, head: bytes
+    ) -> PodConnection:
+        """Once more over a new connection, if the lost one was stale and may have taken nothing."""
+        if not self._body.can_be_sent:
+            self._suspect(entry)
+            raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
         try:
             fresh = await self._tools.pool.connect(entry.address)
         except PodUnreachable:
             self._suspect(entry)  # its process is gone, and the answer with it
             raise _TryAgain("pod-died") from None
-        if not was_reused:
+        if not lost.was_reused:
             fresh.close()
             raise UpstreamLost(
                 "the pod closed the connection without an answer; it may have executed the request"
             )
         try:
-            await self._send_over(fresh, head)
-        except PodConnectionLost as lost:
+            await self._send(fresh, head)
+        except PodConnectionLost:
             fresh.close()
             self._suspect(entry)
             raise _TryAgain("pod-died") from lost
@@ -199,13 +196,6 @@ class Exchange:
             fresh.close()
             raise
         return fresh
-
-    async def _send_over(self, connection: PodConnection, head: bytes) -> None:
-        if self._body.is_whole:
-            connection.write_all(head, self._body.held)
-        else:
-            await self._stream(connection, head)
-        await connection.head()
 
     async def _stream(self, connection: PodConnection, head: bytes) -> None:
         is_chunked = self._body.declared is None
@@ -221,6 +211,16 @@ class Exchange:
             await connection.drain()
         if is_chunked:
             connection.write(b"0\r\n\r\n")
+
+    def _refused(self, reason: str, reservation: Reservation) -> _TryAgain:
+        """What a pod's refusal to execute means for the next try, and for other requests."""
+        if reason == "draining":
+            self._suspect(reservation.entry)
+        elif self._tools.reservations.collided(reservation):
+            return _TryAgain(reason, is_own_doing=True)
+        else:
+            self._is_full(reservation.entry)
+        return _TryAgain(reason)
 
     def _suspect(self, pod: PodState) -> None:
         """Send nothing there until it is heard of again, or a while has passed."""
@@ -245,60 +245,57 @@ class Exchange:
         self._busy_total += 1
 
     def _head(self, placement: Placement, until_s: float) -> bytes:
-        reservation = placement.reservation
-        ours = [
-            (b"x-request-id", self._arrival.id.encode()),
-            (b"x-pilotlight-model-name", self._target.name.encode()),
-            (b"x-pilotlight-generation", placement.spec.generation.encode()),
-            (b"x-pilotlight-reservation", reservation.id.encode()),
-            (b"x-pilotlight-deadline-ms", b"%d" % max(1, (until_s - self._loop.time()) * 1000)),
-        ]
+        """The head of the request to the pod: the caller's headers, and our commands."""
+        reservation, target = placement.reservation, self._client.target
+        lines = [
+            b"POST ", target.pod_path, b" HTTP/1.1\r\nhost: ", reservation.entry.address.encode(),
+            b"\r\n", self._read.passed,
+            b"x-request-id: ", self.arrival.id.encode(),
+            b"\r\nx-pilotlight-model-name: ", target.name.encode(),
+            b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
+            b"\r\nx-pilotlight-deadline-ms: %d" % max(1, (until_s - self._loop.time()) * 1000),
+        ]  # fmt: skip
+        if not reservation.is_local:
+            lines += (b"\r\nx-pilotlight-reservation: ", reservation.id.encode())
         if reservation.load_token:
-            ours.append((b"x-pilotlight-load-token", b"%d" % reservation.load_token))
+            lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
         if reservation.predict is not reservation.entry:
-            ours.append((b"x-pilotlight-predict", reservation.predict.address.encode()))
+            lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
         if self._body.is_whole:
-            ours.append((b"content-length", b"%d" % self._body.seen_bytes))
+            lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.seen_bytes)
         elif self._body.declared is not None:
-            ours.append((b"content-length", b"%d" % self._body.declared))
+            lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.declared)
         else:
-            ours.append((b"transfer-encoding", b"chunked"))
-        address = reservation.entry.address
-        return request_head(self._target.pod_path, address, self._headers, ours)
+            lines.append(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+        return b"".join(lines)
 
     # The answer
 
-    async def _answer(
-        self, connection: PodConnection, answer: PodAnswer, send: Send, sent_s: float
-    ) -> None:
-        await connection.more_body()  # until then it can fail with a clear error
-        chunks = connection.body_so_far()
+    async def _answer(self, connection: PodConnection, answer: PodAnswer, sent_s: float) -> None:
+        client = self._client
+        if not connection.has_news:
+            await connection.more_body()  # until then it can fail with a clear error
+        pieces = connection.body_so_far()
         if connection.is_complete:
             self._give_back()  # before the client can know, so that its next request finds the slot
         pod_s = time.perf_counter() - sent_s
-        headers = self._tools.recorder.answered(self, answer, connection.status, pod_s)
-        self.has_answered = True
-        await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        lines = self._tools.recorder.answered(self, answer, connection.status, pod_s)
+        client.begin(connection.status, lines, has_length=answer.has_length)
         while not connection.is_complete:
-            for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            for piece in pieces:
+                client.write(piece, is_last=False)
+            await client.drain()
             await connection.more_body()
-            chunks = connection.body_so_far()
+            pieces = connection.body_so_far()
         self._give_back()
-        last = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        client.write(pieces[0] if len(pieces) == 1 else b"".join(pieces), is_last=True)
 
     # What the recorder asks
 
     @property
     def model_text(self) -> str:
         """The model as a label."""
-        return self._target.label
-
-    @property
-    def arrival(self) -> Arrival:
-        """The request as it came in."""
-        return self._arrival
+        return self._client.target.label
 
     def start(self, answer: PodAnswer) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""

@@ -6,13 +6,10 @@ import math
 import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.errors import BadRequest
 from registry.model import RoutingPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,9 +32,10 @@ _LONGEST_DEADLINE_MS: Final = 86_400_000
 
 @dataclass(slots=True)
 class RequestHeaders:
-    """What the gateway reads of a request's headers."""
+    """What the gateway reads of a request's headers, and what it passes on."""
 
-    host: str = ""
+    passed: bytes = b""
+    """Lines for the pod: the caller's headers, without those that end here."""
     request_id: str = ""
     content_length: int | None = None
     deadline_s: float | None = None
@@ -45,21 +43,40 @@ class RequestHeaders:
     seed: int | None = None
 
 
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """Read what routing needs. Raises BadRequest."""
+def read_headers(headers: Headers) -> RequestHeaders:
+    """Read what routing needs and what pods shall have. Raises BadRequest."""
     read = RequestHeaders()
+    lines: list[bytes] = []
+    named = _NO_NAMES
     for name, value in headers:
-        if name == b"host":
-            read.host = value.decode("latin-1")
-        elif name == b"content-length":
+        if name == b"content-length":
             read.content_length = _whole("content-length", value, 1 << 50)
         elif name == b"x-request-id":
             read.request_id = _request_id(value)
+        elif name == b"connection":
+            named |= _named_by_connection(value)
         elif name.startswith(_OURS):
             _read_ours(read, name, value)
+            if name == _FROM_CLIENT:
+                lines += (name, b": ", value, b"\r\n")
+        elif name not in _NOT_FORWARDED:
+            lines += (name, b": ", value, b"\r\n")
     if not read.request_id:
         read.request_id = f"{random.getrandbits(128):032x}"  # unique, no secret: uuid4 costs 2 us
+    read.passed = b"".join(lines if not named else _without(lines, named))
     return read
+
+
+def _named_by_connection(value: bytes) -> frozenset[bytes]:
+    """Headers that `connection` declares to be for one hop only (RFC 9110, section 7.6.1)."""
+    if value.lower() in _USUAL_CONNECTION:
+        return _NO_NAMES
+    return frozenset(option.strip().lower() for option in value.split(b","))
+
+
+def _without(lines: list[bytes], named: frozenset[bytes]) -> list[bytes]:
+    whole = [lines[at : at + 4] for at in range(0, len(lines), 4)]
+    return [part for line in whole if line[0] not in named for part in line]
 
 
 def _read_ours(read: RequestHeaders, name: bytes, value: bytes) -> None:
@@ -103,37 +120,13 @@ def _milliseconds(name: str, value: bytes) -> float:
     return number
 
 
-def request_head(
-    path: bytes, address: str, headers: Iterable[tuple[bytes, bytes]], ours: Headers
-) -> bytes:
-    """The head of the request to a pod: the caller's headers, without those that end here."""
-    lines = [b"POST ", path, b" HTTP/1.1\r\nhost: ", address.encode(), b"\r\n"]
-    headers = list(headers)
-    named = _named_by_connection(headers)
-    dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
-    for name, value in headers:
-        if name in dropped or (name.startswith(_OURS) and name != _FROM_CLIENT):
-            continue
-        lines += (name, b": ", value, b"\r\n")
-    for name, value in ours:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
-
-
-def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    """Headers that `connection` declares to be for one hop only (RFC 9110, section 7.6.1)."""
-    for name, value in headers:
-        if name == b"connection" and value.lower() not in _USUAL_CONNECTION:
-            return frozenset(option.strip().lower() for option in value.split(b","))
-    return _NO_NAMES
-
-
 @dataclass(slots=True)
 class PodAnswer:
     """What the gateway reads of an answer's headers; the rest passes as it is."""
 
-    passed: Headers
+    passed: list[bytes]
+    """Header lines in pieces."""
+    has_length: bool = False
     pod: bytes = b""
     predict_pod: bytes = b""
     start: str = "warm"
@@ -141,9 +134,10 @@ class PodAnswer:
     not_executed: str | None = None
 
 
-def read_answer(headers: Iterable[tuple[bytes, bytes]]) -> PodAnswer:
+def read_answer(headers: Headers) -> PodAnswer:
     """Split an answer's headers into what passes and what the gateway writes itself."""
-    answer = PodAnswer([])
+    passed: list[bytes] = []
+    answer = PodAnswer(passed)
     for name, value in headers:
         if name == b"server-timing":
             answer.stages_ms = _read_timing(value)
@@ -157,7 +151,9 @@ def read_answer(headers: Iterable[tuple[bytes, bytes]]) -> PodAnswer:
             elif name == b"x-pilotlight-not-executed":
                 answer.not_executed = value.decode("latin-1")
         elif name not in _HOP_BY_HOP and name != b"x-request-id":
-            answer.passed.append((name, value))
+            passed += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                answer.has_length = True
     return answer
 
 

@@ -1,124 +1,145 @@
-"""uvicorn's HTTP/1.1 server with two changes that an inference gateway needs.
+"""uvicorn's HTTP/1.1 server, with inference requests taken out before they become ASGI.
 
-The running request hears at once when its client is gone, so that its slot is free. And an answer
-goes out in one write, head and body together: a second system call and packet per answer cost a
-fifth of the gateway's time.
+Everything else, FastAPI's part, goes uvicorn's ordinary way. The running request hears at once
+when its client is gone, so that its slot is free.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http import httptools_impl
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.client_request import ClientRequest
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
+    import asyncio
+    from collections.abc import Callable
 
-    from uvicorn import Config
-    from uvicorn.server import ServerState
-
-ON_DISCONNECT: Final = "pilotlight.on_disconnect"
-"""Scope key under which a request leaves what is to be called when its client is gone."""
-BREAK_OFF: Final = "pilotlight.break-off"
-"""Message type that ends an answer which cannot be completed: the client sees it cut."""
-_END_OF_CHUNKS: Final = b"0\r\n\r\n"
+    from gateway.server import Front
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.scope: Any = None
+    def __init__(self, front: Front, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._front = front
+        self._host = b""
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._request: ClientRequest | None = None
+        """The request that is being parsed, if it is one for inference."""
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        """A request begins; uvicorn's scope is made only if it will be needed."""
+        self.url = self._host = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._request = None
+        self._idle_since_s = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, its name in lower case."""
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"host":
+            self._host = value
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+
+    def on_headers_complete(self) -> None:
+        """Inference goes straight to the front, everything else uvicorn's way."""
+        target = None
+        if self.url.endswith((b"/infer", b":predict")) or b"?" in self.url:
+            path = httptools.parse_url(self.url).path
+            if self.parser.get_method() == b"POST" and path:
+                target = self._front.target(path, self._host)
+        if target is None:
+            self._go_uvicorns_way()
+            return
+        before = self.cycle
+        self._request = ClientRequest(
+            target,
+            self.headers,
+            loop=self.loop,
+            transport=self.transport,
+            flow=self.flow,
+            serve=self._front.infer,
+            on_response=self.on_response_complete,
+            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue,
+        )
+        self.cycle = self._request  # type: ignore[assignment]
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # pipelined
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _go_uvicorns_way(self) -> None:
+        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects_continue
+        self.headers += headers
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the request's body."""
+        if self._request is None:
+            super().on_body(body)
+        elif not self._request.response_complete:
+            self._request.feed(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._request is None:
+            super().on_message_complete()
+        elif not self._request.response_complete:
+            self._request.feed_end()
+
+    # The connection
+
+    def on_response_complete(self) -> None:
+        """Go on with what was pipelined, else wait for the next request.
+
+        One timer per connection that looks how long it has been idle: uvicorn's one per answer
+        costs more than it is worth.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if rest_s <= 0:
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle_timer = self.loop.call_later(rest_s, self._look_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let uvicorn clean up, then tell the request."""
         super().connection_lost(exc)
-        if self.scope is not None and (tell := self.scope.get(ON_DISCONNECT)):
-            tell()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if isinstance(self.cycle, ClientRequest):
+            self.cycle.client_gone()
 
 
-class OneWriteCycle(RequestResponseCycle):
-    """One request and its answer; the head is held back until the first piece of the body."""
-
-    _head: list[bytes] | None = None
-
-    async def send(self, message: Any) -> None:
-        """ASGI's send."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected:
-            return
-        if message["type"] == BREAK_OFF:
-            self.disconnected = True
-            self.transport.close()
-        elif message["type"] == "http.response.start":
-            self._start(message["status"], message["headers"])
-        else:
-            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
-
-    async def receive(self) -> Any:
-        """ASGI's receive; the connection is read on, since that is how a client's end is seen."""
-        message = await super().receive()
-        if not self.disconnected:
-            self.flow.resume_reading()
-        return message
-
-    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        head = [STATUS_LINE[status]]
-        self.chunked_encoding = status not in (204, 304) and self.scope["method"] != "HEAD"
-        says_close = False
-        for name, value in headers:
-            if name == b"content-length":
-                self.chunked_encoding = False
-            elif name == b"connection" and value == b"close":
-                says_close = True
-                self.keep_alive = False
-            head += (name, b": ", value, b"\r\n")
-        if not self.keep_alive and not says_close:
-            head.append(b"connection: close\r\n")
-        if self.chunked_encoding:
-            head.append(b"transfer-encoding: chunked\r\n")
-        head.append(b"\r\n")
-        self._head = head
-
-    def _write(self, body: bytes, *, is_last: bool) -> None:
-        out = self._head or []
-        self._head = None
-        if self.scope["method"] != "HEAD":
-            if self.chunked_encoding and body:
-                out += (b"%x\r\n" % len(body), body, b"\r\n")
-            elif body:
-                out.append(body)
-            if self.chunked_encoding and is_last:
-                out.append(_END_OF_CHUNKS)
-        if out:
-            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if is_last:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
-
-
-def install() -> type[GatewayProtocol]:
-    """Make uvicorn use `OneWriteCycle`; returns the protocol class for its configuration.
-
-    uvicorn names the class of its cycles in its module only, with no other way to choose it.
-    """
-    httptools_impl.RequestResponseCycle = OneWriteCycle  # type: ignore[misc]
-    return GatewayProtocol
+def protocol_for(front: Front) -> Callable[..., GatewayProtocol]:
+    """What uvicorn is to call for each connection."""
+    return partial(GatewayProtocol, front)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gateway.errors import GatewayError
     from gateway.exchange import Exchange
-    from gateway.headers import Headers, PodAnswer
+    from gateway.headers import PodAnswer
     from gateway.histograms import Series
     from gateway.metrics import GatewayMetrics
 
@@ -41,8 +41,10 @@ class Recorder:
         self._pod_stages = [(stage.value, metrics.stages.labels(stage)) for stage in _POD_STAGES]
         self._series: dict[tuple[str, ...], _Series] = {}
 
-    def answered(self, exchange: Exchange, answer: PodAnswer, status: int, pod_s: float) -> Headers:
-        """Count a pod's answer; returns the headers it goes out with."""
+    def answered(
+        self, exchange: Exchange, answer: PodAnswer, status: int, pod_s: float
+    ) -> list[bytes]:
+        """Count a pod's answer; returns the header lines it goes out with, in pieces."""
         placement = exchange.placement
         if placement is None:
             raise ValueError("an answer needs a placement")
@@ -60,17 +62,18 @@ class Recorder:
             series.predicted.observe(forecast.seconds)
             series.prediction_error.observe(abs(forecast.seconds - pod_s))
         reservation = placement.reservation
-        headers = answer.passed
-        headers += (
-            (b"x-request-id", exchange.arrival.id.encode()),
-            (b"x-pilotlight-pod", answer.pod or reservation.entry.name.encode()),
-            (b"x-pilotlight-predict-pod", answer.predict_pod or reservation.predict.name.encode()),
-            (b"x-pilotlight-policy", placement.policy.encode()),
-            (b"x-pilotlight-reason", decision.reason.encode()),
-            (b"x-pilotlight-start", start.encode()),
-            (b"server-timing", self._timing(exchange, answer, pod_s)),
-        )
-        return headers
+        lines = answer.passed
+        lines += (
+            b"x-request-id: ", exchange.arrival.id.encode(),
+            b"\r\nx-pilotlight-pod: ", answer.pod or reservation.entry.name.encode(),
+            b"\r\nx-pilotlight-predict-pod: ",
+            answer.predict_pod or reservation.predict.name.encode(),
+            b"\r\nx-pilotlight-policy: ", placement.policy.encode(),
+            b"\r\nx-pilotlight-reason: ", decision.reason.encode(),
+            b"\r\nx-pilotlight-start: ", start.encode(),
+            b"\r\nserver-timing: ", self._timing(exchange, answer, pod_s), b"\r\n",
+        )  # fmt: skip
+        return lines
 
     def _timing(self, exchange: Exchange, answer: PodAnswer, pod_s: float) -> bytes:
         """The `server-timing` header; what the pod does not account for is time on the network."""

@@ -1,7 +1,10 @@
 """Reservations this gateway holds: asked for, kept alive while their request runs, given back.
 
-With Redis away a reservation is held in the copy alone: pods enforce their own slots, and the next
-snapshot puts the counts right.
+A brief request at a warm pod does not ask: it is over before anybody could act on hearing of it.
+It is held in the copy, and told to the registry if it is still there after `TOLD_AFTER_S`. Where
+that makes gateways collide (the pod refuses, since pods enforce their own slots), the pod's
+requests ask first for a while. With Redis away every reservation is held in the copy alone, and
+the next snapshot puts the counts right.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gateway.policies.finish_time import stage_times
 from registry.errors import RegistryUnavailable
-from registry.reservation import Granted, Refusal, ReservationRequest
+from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
 
 if TYPE_CHECKING:
     from gateway.policies.decision import SendTo
@@ -19,6 +23,11 @@ if TYPE_CHECKING:
     from registry.cluster import ClusterState, PodState
 
 TTL_S: Final = 15.0
+BRIEF_S: Final = 0.01
+"""A request that is measured to hold its slot no longer than this does not ask first."""
+TOLD_AFTER_S: Final = 0.25
+ASKING_S: Final = 5.0
+"""How long requests to a pod ask first after it had to refuse one that did not."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,8 +41,9 @@ class Reservation:
     """`warm`, or the tier the request waits from."""
     load_token: int
     is_local: bool = False
-    """Held in the copy alone, since Redis was away."""
+    """Held in the copy alone: brief, or Redis was away."""
     renewed_at_s: float = field(default=0.0)
+    """When it was taken or last renewed, on the loop's clock."""
 
 
 class Reservations:
@@ -48,6 +58,10 @@ class Reservations:
         self._ttl_s = ttl_s
         self._counter = 0
         self._held: set[Reservation] = set()
+        self._untold: dict[Reservation, ReservationRequest] = {}
+        """Brief ones the registry does not know of, the oldest first."""
+        self._asking_until_s: dict[str, float] = {}
+        """Per pod whose requests ask first for now: until when, on the loop's clock."""
         self._unreleased: dict[Reservation, float] = {}
         """Given back while Redis was away, and when: it still counts them."""
 
@@ -68,17 +82,7 @@ class Reservations:
         if entry is None or predict is None:
             outcome.set_result(Refusal.GONE)
             return outcome
-        self._counter += 1
-        wanted = ReservationRequest(
-            id=f"{self._gateway_id}:{self._counter}",
-            entry=entry.name,
-            predict=predict.name,
-            key=key,
-            mode=decision.mode,
-            max_other_copies=decision.max_other_copies,
-            target_ongoing=decision.target_ongoing,
-            ttl_s=self._ttl_s,
-        )
+        wanted = self._request(decision, key)
         entry.slots_pending += 1
         predict.ongoing_pending += 1
 
@@ -91,6 +95,45 @@ class Reservations:
 
         self._registry.reserve(wanted, settle)
         return outcome
+
+    def take_brief(self, decision: SendTo, key: str) -> Reservation | None:
+        """Reserve without asking, where the request is brief; None: ask."""
+        if decision.mode is not LoadMode.WARM or decision.entry != decision.predict:
+            return None
+        times = stage_times(self._state.measured(key))
+        if not times.is_measured or times.hold_s > BRIEF_S:
+            return None
+        loop = asyncio.get_running_loop()
+        if self._asking_until_s and self._asking_until_s.get(decision.entry, 0.0) > loop.time():
+            return None
+        pod = self._state.pods[decision.entry]
+        wanted = self._request(decision, key)
+        pod.slots_pending += 1
+        pod.ongoing_pending += 1
+        reservation = self._hold(Reservation(wanted.id, pod, pod, "warm", 0, is_local=True))
+        self._untold[reservation] = wanted
+        return reservation
+
+    def collided(self, reservation: Reservation) -> bool:
+        """The pod had no slot for it. Whether asking would have told, and will from now on."""
+        if not reservation.is_local:
+            return False
+        until_s = asyncio.get_running_loop().time() + ASKING_S
+        self._asking_until_s[reservation.entry.name] = until_s
+        return True
+
+    def _request(self, decision: SendTo, key: str) -> ReservationRequest:
+        self._counter += 1
+        return ReservationRequest(
+            id=f"{self._gateway_id}:{self._counter}",
+            entry=decision.entry,
+            predict=decision.predict,
+            key=key,
+            mode=decision.mode,
+            max_other_copies=decision.max_other_copies,
+            target_ongoing=decision.target_ongoing,
+            ttl_s=self._ttl_s,
+        )
 
     def _settle(
         self,
@@ -124,7 +167,12 @@ class Reservations:
         entry.slots_pending -= 1
         predict.ongoing_pending -= 1
         if reservation.is_local:
+            self._untold.pop(reservation, None)
             return
+        self._release(reservation)
+
+    def _release(self, reservation: Reservation) -> None:
+        entry, predict = reservation.entry, reservation.predict
 
         def on_result(result: object) -> None:
             entry.slots_pending += 1
@@ -158,6 +206,36 @@ class Reservations:
             predict=reservation.predict.name,
             on_result=on_result,
         )
+
+    async def tell(self) -> None:
+        """Tell the registry of brief reservations that turn out not to be, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TOLD_AFTER_S / 2)
+            due_s = loop.time() - TOLD_AFTER_S
+            for reservation, wanted in list(self._untold.items()):
+                if reservation.renewed_at_s > due_s:
+                    break
+                del self._untold[reservation]
+                self._tell(reservation, wanted)
+
+    def _tell(self, reservation: Reservation, wanted: ReservationRequest) -> None:
+        """One that is refused, since others were told sooner, runs on and is told of again."""
+
+        def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
+            is_held = reservation in self._held
+            if not isinstance(result, Granted):
+                if is_held:
+                    reservation.renewed_at_s = asyncio.get_running_loop().time()
+                    self._untold[reservation] = wanted
+                return
+            reservation.is_local = False
+            reservation.entry.slots_pending -= 1  # Redis counts it from here on
+            reservation.predict.ongoing_pending -= 1
+            if not is_held:
+                self._release(reservation)
+
+        self._registry.reserve(wanted, settle)
 
     async def keep_alive(self) -> None:
         """Renew what is held for long, until cancelled."""

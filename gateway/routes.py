@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gateway.errors import BadRequest, ModelNotFound
+from gateway.errors import BadRequest, GatewayError, ModelNotFound
 from registry.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from registry.cluster import ClusterState
+
+_REMEMBERED = 4096
 _SERVING = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
 _INFERENCE = re.compile(
     r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
@@ -40,6 +43,33 @@ class Place:
     namespace: str = "default"
     name: str | None = None
     """The model the prefix or the Host names; None: the path alone does."""
+
+
+class Targets:
+    """Finds the targets of inference requests, and remembers them until the models change."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._found: dict[tuple[bytes, bytes], Target | None] = {}
+        self._models_version = -1
+
+    def find(self, path: bytes, host: bytes) -> Target | None:
+        """The target of a path as it was sent; None if it names none, or names one wrongly."""
+        if self._models_version != self._state.models_version or len(self._found) > _REMEMBERED:
+            self._found.clear()
+            self._models_version = self._state.models_version
+        try:
+            return self._found[path, host]
+        except KeyError:
+            found = self._found[path, host] = self._read(path, host)
+            return found
+
+    def _read(self, path: bytes, host: bytes) -> Target | None:
+        try:
+            place = place_of(path.decode("latin-1"), host.decode("latin-1"), self._state.models)
+            return target_of(place) if is_inference(place.path) else None
+        except GatewayError:
+            return None
 
 
 def place_of(path: str, host: str, known: Container[ModelName]) -> Place:

@@ -1,7 +1,7 @@
-"""The gateway's ASGI front: inference paths by hand, everything else by FastAPI.
+"""The gateway's front: inference by hand, everything else by FastAPI.
 
-Inference requests skip routing, validation and middleware, whose cost would be a multiple of the
-gateway's own. The HTTP server tells when a client is gone, so that its slot is free at once.
+Inference requests skip ASGI, routing, validation and middleware, whose cost would be a multiple of
+the gateway's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.body import ClientGone, RequestBody
+from gateway.body import RequestBody
+from gateway.client_request import ClientGone
 from gateway.decide import Arrival
 from gateway.errors import (
     BadRequest,
@@ -30,15 +31,15 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
-from gateway.http_server import BREAK_OFF, ON_DISCONNECT
-from gateway.routes import is_inference, place_of, target_of
+from gateway.routes import Targets, is_inference, place_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from gateway.client_request import ClientRequest
     from gateway.exchange import Tools
     from gateway.headers import RequestHeaders
-    from gateway.routes import Place, Target
+    from gateway.routes import Target
     from gateway.settings import GatewaySettings
     from registry.model import ModelRecord
     from registry.watch import ClusterWatch
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class Front:
-    """The ASGI application of the gateway."""
+    """The ASGI application of the gateway, and what serves inference beside it."""
 
     def __init__(
         self, api: ASGIApp, tools: Tools, watch: ClusterWatch, settings: GatewaySettings
@@ -63,10 +64,12 @@ class Front:
         self._settings = settings
         self._random = random.Random(settings.seed)
         self._sequence = 0
+        self.target = Targets(watch.state).find
+        """The target of a path and Host, if they name one rightly."""
         self.is_draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI scope."""
+        """Serve one ASGI scope: whatever is no inference."""
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
@@ -76,56 +79,49 @@ class Front:
                 path = scope["raw_path"].decode("latin-1")
             place = place_of(path, _host(scope), self._watch.state.models)
             if scope["method"] == "POST" and is_inference(place.path):
-                await self._infer(scope, receive, send, place)
-                return
+                target_of(place)  # it was no target, and this says why
         except GatewayError as error:
-            await _send_error(send, error, "")
+            await _send_error(send, error)
             return
         scope["pilotlight.namespace"] = place.namespace
         scope["path"], scope["raw_path"] = unquote(place.path), place.path.encode()
         await self._api(scope, receive, send)
 
-    async def _infer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
+    async def infer(self, client: ClientRequest) -> None:
+        """Serve one inference request."""
         request_id = ""
         exchange: Exchange | None = None
         try:
-            read = read_headers(scope["headers"])
+            read = read_headers(client.headers)
             request_id = read.request_id
-            target = target_of(place)
-            record = await self._record(target)
-            exchange = self._exchange(scope, receive, read, target=target, record=record)
-            await self._run_while_wanted(scope, exchange, send, read)
+            record = self._watch.state.models.get(client.target.model)
+            if record is None or self.is_draining:
+                record = await self._record(client.target)
+            exchange = self._exchange(client, read, record)
+            await self._run_while_wanted(exchange, client, read)
         except ClientGone:
             self._tools.recorder.client_left()
         except GatewayError as error:
             if exchange is not None:
                 self._tools.recorder.failed(exchange, error)
-            if exchange is not None and exchange.has_answered:
+            if client.response_started:
                 logger.warning("an answer broke off", extra={"request_id": request_id})
-                await send({"type": BREAK_OFF})
-                return
-            await _send_error(send, error, request_id)
+                client.break_off()
+            else:
+                _answer_error(client, error, request_id)
 
     async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
-        record = self._watch.state.models.get(target.model)
-        if record is None and self._watch.age_s() == math.inf:
+        if self._watch.age_s() == math.inf:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
-        if record is None:
-            record = await self._watch.find_model(target.model)
+        record = await self._watch.find_model(target.model)
         if record is None:
             raise ModelNotFound(f"model {target.model} does not exist")
         return record
 
     def _exchange(
-        self,
-        scope: Scope,
-        receive: Receive,
-        read: RequestHeaders,
-        *,
-        target: Target,
-        record: ModelRecord,
+        self, client: ClientRequest, read: RequestHeaders, record: ModelRecord
     ) -> Exchange:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
@@ -136,7 +132,7 @@ class Front:
         draws = self._random if read.seed is None else random.Random(read.seed)
         arrival = Arrival(
             id=read.request_id,
-            model=target.model,
+            model=client.target.model,
             arrival_s=now_s,
             draw=draws.random(),
             sequence=self._sequence,
@@ -144,23 +140,23 @@ class Front:
             deadline_s=None if deadline_s is None else now_s + deadline_s,
         )
         read.deadline_s = deadline_s
-        body = RequestBody(receive, read.content_length, self._settings)
-        return Exchange(self._tools, target, read, scope["headers"], arrival, body)
+        body = RequestBody(client, read.content_length, self._settings)
+        return Exchange(self._tools, client, read, arrival, body)
 
     async def _run_while_wanted(
-        self, scope: Scope, exchange: Exchange, send: Send, read: RequestHeaders
+        self, exchange: Exchange, client: ClientRequest, read: RequestHeaders
     ) -> None:
         """Run the exchange until its client is gone or its time is up.
 
         One cancellation with two causes: `asyncio.timeout` and a task that listens for the client
         would cost more than the rest of the bookkeeping.
         """
-        now_s = asyncio.get_running_loop().time()
+        now_s = client.loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
-        ending = _Ending(exchange, until_s, now_s + self._settings.body_timeout)
-        scope[ON_DISCONNECT] = ending.client_gone
+        ending = _Ending(client.loop, exchange, until_s, now_s + self._settings.body_timeout)
+        client.on_gone = ending.client_gone
         try:
-            await exchange.run(send, until_s)
+            await exchange.run(until_s)
         except asyncio.CancelledError:
             cause = ending.own_cause(is_draining=self.is_draining)
             if cause is None:
@@ -175,7 +171,7 @@ class Front:
             raise cause(f"the {limit} passed before the pod answered") from None
         finally:
             ending.stop()
-            scope[ON_DISCONNECT] = None
+            client.on_gone = None
 
 
 class _Ending:
@@ -187,14 +183,20 @@ class _Ending:
 
     __slots__ = ("_cause", "_exchange", "_loop", "_task", "_timer", "_until_s")
 
-    def __init__(self, exchange: Exchange, until_s: float, body_until_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        exchange: Exchange,
+        until_s: float,
+        body_until_s: float,
+    ) -> None:
+        self._loop = loop
+        self._task = asyncio.current_task(loop)
         self._exchange = exchange
         self._until_s = until_s
         self._cause: type[Exception] | None = None
         self._timer: asyncio.TimerHandle | None
-        if body_until_s < until_s:
+        if body_until_s < until_s and exchange.is_without_body:
             self._timer = self._loop.call_at(body_until_s, self._look_for_body)
         else:
             self._timer = self._loop.call_at(until_s, self._time_is_up)
@@ -244,20 +246,29 @@ def _host(scope: Scope) -> str:
     return ""
 
 
-async def _send_error(send: Send, error: GatewayError, request_id: str) -> None:
-    """Answer `{"error": …}`, as KServe does."""
-    body = orjson.dumps({"error": str(error)})
+def _error_answer(error: GatewayError) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """`{"error": …}`, as KServe says it, and the headers that go with it."""
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
         (b"x-pilotlight-reason", str(error.reason).encode()),
     ]
-    if request_id:
-        headers.append((b"x-request-id", request_id.encode()))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return orjson.dumps({"error": str(error)}), headers
+
+
+def _answer_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
+    body, headers = _error_answer(error)
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
     if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
-        headers.append((b"connection", b"close"))  # the rest of the body will not be read
+        client.keep_alive = False  # the rest of the body will not be read
+    client.answer(int(error.status), headers, body)
+
+
+async def _send_error(send: Send, error: GatewayError) -> None:
+    body, headers = _error_answer(error)
+    headers.append((b"content-length", b"%d" % len(body)))
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": int(error.status), "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -114,6 +114,11 @@ class PodConnection(asyncio.Protocol):
         self._buffered = 0
         return chunks
 
+    @property
+    def has_news(self) -> bool:
+        """Whether more of the body, or its end, is here."""
+        return bool(self._chunks) or self.is_complete
+
     async def more_body(self) -> None:
         """Wait for more of the body. Raises PodConnectionLost if it will not come."""
         while not self._chunks and not self.is_complete:
@@ -220,26 +225,25 @@ class PodPool:
 
     def __init__(self) -> None:
         self._idle: dict[str, deque[PodConnection]] = {}
+        self._loop = asyncio.get_running_loop()
 
-    async def acquire(self, address: str) -> PodConnection:
-        """A connection to the pod, idle or new. Raises PodUnreachable."""
+    def idle(self, address: str) -> PodConnection | None:
+        """A connection to the pod that is open already, if there is one."""
         idle = self._idle.get(address)
-        oldest_s = asyncio.get_running_loop().time() - IDLE_S
         while idle:
             connection = idle.pop()
-            if not connection.is_closed and connection.idle_since_s > oldest_s:
+            if not connection.is_closed and connection.idle_since_s > self._loop.time() - IDLE_S:
                 connection.begin()
                 return connection
             connection.close()
-        return await self.connect(address)
+        return None
 
     async def connect(self, address: str) -> PodConnection:
         """A new connection to the pod. Raises PodUnreachable."""
         host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
+                _, connection = await self._loop.create_connection(
                     PodConnection, host.strip("[]"), int(port)
                 )
         except (OSError, TimeoutError) as error:
@@ -251,17 +255,16 @@ class PodPool:
         """Keep a connection for the next exchange if it is fit for one."""
         idle = self._idle.setdefault(address, deque())
         if connection.can_be_reused and len(idle) < _MOST_IDLE:
-            connection.idle_since_s = asyncio.get_running_loop().time()
+            connection.idle_since_s = self._loop.time()
             idle.append(connection)
         else:
             connection.close()
 
     async def keep_tidy(self) -> None:
         """Close what has been idle for long, until cancelled: pods come and go."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(IDLE_S / 2)
-            self.drop_idle_since(loop.time() - IDLE_S)
+            self.drop_idle_since(self._loop.time() - IDLE_S)
 
     def drop_idle_since(self, oldest_s: float) -> None:
         """Close connections that were last used before, and forget addresses without any."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.body import ClientGone, RequestBody
+from gateway.body import RequestBody
+from gateway.client_request import ClientGone
 from gateway.errors import BodyTooLarge, BodyTooSlow
 from gateway.settings import GatewaySettings
 
@@ -17,22 +19,31 @@ if TYPE_CHECKING:
 SETTINGS = GatewaySettings(max_body_bytes=100, buffer_bytes=10, body_timeout=0.02)
 
 
+@dataclass
+class Pieces:
+    """A body that comes piece by piece, and how it ends."""
+
+    left: list[bytes]
+    ends: str
+    is_whole: bool = False
+
+    def pieces(self) -> list[bytes]:
+        return []
+
+    async def more_pieces(self) -> list[bytes]:
+        if not self.left and self.ends == "gone":
+            raise ClientGone
+        if not self.left:
+            await asyncio.Event().wait()
+        piece = self.left.pop(0)
+        self.is_whole = not self.left and self.ends == "whole"
+        return [piece]
+
+
 def body_of(
     *chunks: bytes, declared: int | None = None, ends: str = "whole"
 ) -> Callable[[], RequestBody]:
-    messages: list[dict[str, Any]] = [
-        {"type": "http.request", "body": chunk, "more_body": ends != "whole" or n + 1 < len(chunks)}
-        for n, chunk in enumerate(chunks)
-    ]
-    if ends == "gone":
-        messages.append({"type": "http.disconnect"})
-
-    async def receive() -> dict[str, Any]:
-        if not messages:
-            await asyncio.Event().wait()
-        return messages.pop(0)
-
-    return lambda: RequestBody(receive, declared, SETTINGS)
+    return lambda: RequestBody(Pieces(list(chunks), ends), declared, SETTINGS)
 
 
 def run(

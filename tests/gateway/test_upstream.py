@@ -46,7 +46,7 @@ async def a_pod(*answers: bytes, closes: bool = False) -> AsyncIterator[str]:
 
 async def ask(pool: PodPool, address: str) -> tuple[int, bytes]:
     """One exchange; its connection goes back to the pool."""
-    connection = await pool.acquire(address)
+    connection = pool.idle(address) or await pool.connect(address)
     connection.write(REQUEST)
     await connection.head()
     body = b""
@@ -62,11 +62,12 @@ def test_a_connection_is_used_again() -> None:
     async def test() -> None:
         pool = PodPool()
         async with a_pod(OK, OK) as address:
-            first = await pool.acquire(address)
+            first = await pool.connect(address)
             pool.release(address, first)
             assert not first.can_be_reused  # it has not exchanged anything
             assert await ask(pool, address) == (200, b"ok")
-            second = await pool.acquire(address)
+            second = pool.idle(address)
+            assert second is not None
             assert second.used_total == 2
             second.close()
         pool.close()
@@ -123,7 +124,7 @@ def test_a_broken_answer_is_told(answer: bytes) -> None:
 def test_nobody_listening_is_told_soon() -> None:
     async def test() -> None:
         with pytest.raises(PodUnreachable):
-            await PodPool().acquire(f"127.0.0.1:{free_port()}")
+            await PodPool().connect(f"127.0.0.1:{free_port()}")
 
     asyncio.run(test())
 
