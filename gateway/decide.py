@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
     """A request as it came in. Times in seconds on the registry's clock."""
 
@@ -34,7 +34,7 @@ class Arrival:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decided:
     """A decision and what it was made for."""
 

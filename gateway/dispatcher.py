@@ -32,7 +32,7 @@ _REFUSED_FIRST_S: Final = 0.001
 _REFUSED_LONGEST_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
     """Where a request goes, and what that rests on."""
 

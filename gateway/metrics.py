@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.histograms import Histogram
+from gateway.request_counts import RequestCounts
 
 _STAGE_BUCKETS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -16,18 +17,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "pilotlight_gateway_requests", "Requests answered.", ("model", "policy", "code"),
-            registry=self.registry,
-        )  # fmt: skip
-        self.decisions = Counter(
-            "pilotlight_gateway_decisions", "Requests by the reason of their last decision.",
-            ("policy", "reason"), registry=self.registry,
-        )  # fmt: skip
-        self.starts = Counter(
-            "pilotlight_gateway_starts", "Answers by the tier they had to wait from.",
-            ("model", "tier"), registry=self.registry,
-        )  # fmt: skip
+        self.outcomes = RequestCounts(self.registry)
         self.stages = self._histogram(
             "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", "stage"
         )

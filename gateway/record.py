@@ -5,27 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.request_counts import Outcome
 from registry.pod import Stage
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
-
     from gateway.errors import GatewayError
     from gateway.exchange import Exchange
     from gateway.headers import PodAnswer
     from gateway.histograms import Series
     from gateway.metrics import GatewayMetrics
 
-_POD_STAGES = (Stage.LOAD, Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
-
 
 @dataclass(frozen=True, slots=True)
-class _Series:
-    """Everything counted for one combination of labels, looked up once per request."""
+class _Times:
+    """The histograms of one policy."""
 
-    requests: Counter
-    decisions: Counter
-    starts: Counter
     duration: Series
     predicted: Series
     prediction_error: Series
@@ -36,10 +30,15 @@ class Recorder:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
-        self._queue = metrics.stages.labels(Stage.QUEUE)
-        self._network = metrics.stages.labels(Stage.NETWORK)
-        self._pod_stages = [(stage.value, metrics.stages.labels(stage)) for stage in _POD_STAGES]
-        self._series: dict[tuple[str, ...], _Series] = {}
+        self._count = metrics.outcomes.add
+        stage = metrics.stages.labels
+        self._queue, self._network, self._load = map(
+            stage, (Stage.QUEUE, Stage.NETWORK, Stage.LOAD)
+        )
+        self._preprocess, self._infer, self._postprocess = map(
+            stage, (Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
+        )
+        self._times: dict[str, _Times] = {}
 
     def answered(
         self, exchange: Exchange, answer: PodAnswer, status: int, pod_s: float
@@ -50,17 +49,14 @@ class Recorder:
             raise ValueError("an answer needs a placement")
         decision = placement.decision
         start = exchange.start(answer)
-        series = self._labelled(
-            exchange.model_text, placement.policy, decision.reason, start, str(status)
-        )
-        series.requests.inc()
-        series.decisions.inc()
-        series.starts.inc()
-        series.duration.observe(exchange.queue_s + pod_s)
+        policy = placement.policy
+        self._count(Outcome(exchange.model_text, policy, decision.reason, start, status))
+        times = self._times.get(policy) or self._times_of(policy)
+        times.duration.observe(exchange.queue_s + pod_s)
         forecast = decision.forecast
         if forecast is not None and forecast.is_measured:
-            series.predicted.observe(forecast.seconds)
-            series.prediction_error.observe(abs(forecast.seconds - pod_s))
+            times.predicted.observe(forecast.seconds)
+            times.prediction_error.observe(abs(forecast.seconds - pod_s))
         reservation = placement.reservation
         lines = answer.passed
         lines += (
@@ -68,7 +64,7 @@ class Recorder:
             b"\r\nx-pilotlight-pod: ", answer.pod or reservation.entry.name.encode(),
             b"\r\nx-pilotlight-predict-pod: ",
             answer.predict_pod or reservation.predict.name.encode(),
-            b"\r\nx-pilotlight-policy: ", placement.policy.encode(),
+            b"\r\nx-pilotlight-policy: ", policy.encode(),
             b"\r\nx-pilotlight-reason: ", decision.reason.encode(),
             b"\r\nx-pilotlight-start: ", start.encode(),
             b"\r\nserver-timing: ", self._timing(exchange, answer, pod_s), b"\r\n",
@@ -77,26 +73,27 @@ class Recorder:
 
     def _timing(self, exchange: Exchange, answer: PodAnswer, pod_s: float) -> bytes:
         """The `server-timing` header; what the pod does not account for is time on the network."""
-        told = answer.stages_ms or {}
+        told = (answer.stages_ms or {}).get
+        load_ms, infer_ms = told("load", 0.0), told("infer", 0.0)
+        before_ms, after_ms = told("preprocess", 0.0), told("postprocess", 0.0)
+        network_ms = max(0.0, pod_s * 1000 - load_ms - before_ms - infer_ms - after_ms)
         self._queue.observe(exchange.queue_s)
-        parts = [f"queue;dur={exchange.queue_s * 1000:.3f}"]
-        accounted_ms = 0.0
-        for stage, series in self._pod_stages:
-            value_ms = told.get(stage, 0.0)
-            accounted_ms += value_ms
-            series.observe(value_ms / 1000)
-            parts.append(f"{stage};dur={value_ms:.3f}")
-        network_ms = max(0.0, pod_s * 1000 - accounted_ms)
+        self._load.observe(load_ms / 1000)
+        self._preprocess.observe(before_ms / 1000)
+        self._infer.observe(infer_ms / 1000)
+        self._postprocess.observe(after_ms / 1000)
         self._network.observe(network_ms / 1000)
-        parts.append(f"network;dur={network_ms:.3f}")
-        return ", ".join(parts).encode()
+        return (
+            f"queue;dur={exchange.queue_s * 1000:.3f}, load;dur={load_ms:.3f}, "
+            f"preprocess;dur={before_ms:.3f}, infer;dur={infer_ms:.3f}, "
+            f"postprocess;dur={after_ms:.3f}, network;dur={network_ms:.3f}"
+        ).encode()
 
     def failed(self, exchange: Exchange, error: GatewayError) -> None:
         """Count a request that the gateway answered itself."""
         policy = exchange.placement.policy.value if exchange.placement else "none"
-        code = str(int(error.status))
-        self._metrics.requests.labels(exchange.model_text, policy, code).inc()
-        self._metrics.decisions.labels(policy, str(error.reason)).inc()
+        reason = str(error.reason)
+        self._count(Outcome(exchange.model_text, policy, reason, "", int(error.status)))
 
     def retried(self, reason: str) -> None:
         """Count a request that goes to another pod."""
@@ -106,17 +103,11 @@ class Recorder:
         """Count a client that left before its answer."""
         self._metrics.disconnects.inc()
 
-    def _labelled(self, model: str, policy: str, reason: str, start: str, code: str) -> _Series:
-        key = (model, policy, reason, start, code)
-        series = self._series.get(key)
-        if series is None:
-            metrics = self._metrics
-            series = self._series[key] = _Series(
-                requests=metrics.requests.labels(model, policy, code),
-                decisions=metrics.decisions.labels(policy, reason),
-                starts=metrics.starts.labels(model, start),
-                duration=metrics.durations.labels(policy),
-                predicted=metrics.predicted.labels(policy),
-                prediction_error=metrics.prediction_errors.labels(policy),
-            )
-        return series
+    def _times_of(self, policy: str) -> _Times:
+        metrics = self._metrics
+        times = self._times[policy] = _Times(
+            duration=metrics.durations.labels(policy),
+            predicted=metrics.predicted.labels(policy),
+            prediction_error=metrics.prediction_errors.labels(policy),
+        )
+        return times

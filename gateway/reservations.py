@@ -13,7 +13,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.policies.finish_time import stage_times
 from registry.errors import RegistryUnavailable
 from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
 
@@ -57,8 +56,9 @@ class Reservations:
         self._gateway_id = gateway_id
         self._ttl_s = ttl_s
         self._counter = 0
+        self._loop = asyncio.get_running_loop()
         self._held: set[Reservation] = set()
-        self._untold: dict[Reservation, ReservationRequest] = {}
+        self._untold: dict[Reservation, tuple[SendTo, str]] = {}
         """Brief ones the registry does not know of, the oldest first."""
         self._asking_until_s: dict[str, float] = {}
         """Per pod whose requests ask first for now: until when, on the loop's clock."""
@@ -76,7 +76,7 @@ class Reservations:
         The slots count as taken in the copy from this call on. Whoever cancels the future has the
         reservation given back.
         """
-        outcome: asyncio.Future[Reservation | Refusal] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[Reservation | Refusal] = self._loop.create_future()
         pods = self._state.pods
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
@@ -98,27 +98,28 @@ class Reservations:
 
     def take_brief(self, decision: SendTo, key: str) -> Reservation | None:
         """Reserve without asking, where the request is brief; None: ask."""
-        if decision.mode is not LoadMode.WARM or decision.entry != decision.predict:
+        if decision.mode is not LoadMode.WARM or decision.target_ongoing:
             return None
-        times = stage_times(self._state.measured(key))
+        if decision.entry != decision.predict:
+            return None
+        times = self._state.measured(key).stages
         if not times.is_measured or times.hold_s > BRIEF_S:
             return None
-        loop = asyncio.get_running_loop()
-        if self._asking_until_s and self._asking_until_s.get(decision.entry, 0.0) > loop.time():
+        until_s = self._asking_until_s.get(decision.entry)
+        if until_s is not None and until_s > self._loop.time():
             return None
         pod = self._state.pods[decision.entry]
-        wanted = self._request(decision, key)
         pod.slots_pending += 1
         pod.ongoing_pending += 1
-        reservation = self._hold(Reservation(wanted.id, pod, pod, "warm", 0, is_local=True))
-        self._untold[reservation] = wanted
+        reservation = self._hold(Reservation("", pod, pod, "warm", 0, is_local=True))
+        self._untold[reservation] = (decision, key)
         return reservation
 
     def collided(self, reservation: Reservation) -> bool:
         """The pod had no slot for it. Whether asking would have told, and will from now on."""
         if not reservation.is_local:
             return False
-        until_s = asyncio.get_running_loop().time() + ASKING_S
+        until_s = self._loop.time() + ASKING_S
         self._asking_until_s[reservation.entry.name] = until_s
         return True
 
@@ -153,7 +154,7 @@ class Reservations:
         return self._hold(Reservation(wanted.id, entry, predict, result.start, result.load_token))
 
     def _hold(self, reservation: Reservation) -> Reservation:
-        reservation.renewed_at_s = asyncio.get_running_loop().time()
+        reservation.renewed_at_s = self._loop.time()
         self._held.add(reservation)
         return reservation
 
@@ -179,7 +180,7 @@ class Reservations:
             predict.ongoing_pending += 1
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
-                self._unreleased[reservation] = asyncio.get_running_loop().time()
+                self._unreleased[reservation] = self._loop.time()
 
         self._registry.release(
             reservation.id, entry=entry.name, predict=predict.name, on_result=on_result
@@ -190,7 +191,7 @@ class Reservations:
         if not self._unreleased:
             return
         unreleased, self._unreleased = self._unreleased, {}
-        oldest_s = asyncio.get_running_loop().time() - self._ttl_s
+        oldest_s = self._loop.time() - self._ttl_s
         for reservation, given_back_s in unreleased.items():
             if given_back_s > oldest_s:
                 self._release_again(reservation, given_back_s)
@@ -209,25 +210,26 @@ class Reservations:
 
     async def tell(self) -> None:
         """Tell the registry of brief reservations that turn out not to be, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TOLD_AFTER_S / 2)
-            due_s = loop.time() - TOLD_AFTER_S
-            for reservation, wanted in list(self._untold.items()):
+            due_s = self._loop.time() - TOLD_AFTER_S
+            for reservation, (decision, key) in list(self._untold.items()):
                 if reservation.renewed_at_s > due_s:
                     break
                 del self._untold[reservation]
-                self._tell(reservation, wanted)
+                self._tell(reservation, decision, key)
 
-    def _tell(self, reservation: Reservation, wanted: ReservationRequest) -> None:
+    def _tell(self, reservation: Reservation, decision: SendTo, key: str) -> None:
         """One that is refused, since others were told sooner, runs on and is told of again."""
+        wanted = self._request(decision, key)
+        reservation.id = wanted.id
 
         def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
             is_held = reservation in self._held
             if not isinstance(result, Granted):
                 if is_held:
-                    reservation.renewed_at_s = asyncio.get_running_loop().time()
-                    self._untold[reservation] = wanted
+                    reservation.renewed_at_s = self._loop.time()
+                    self._untold[reservation] = (decision, key)
                 return
             reservation.is_local = False
             reservation.entry.slots_pending -= 1  # Redis counts it from here on
@@ -239,13 +241,12 @@ class Reservations:
 
     async def keep_alive(self) -> None:
         """Renew what is held for long, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            due_s = loop.time() - self._ttl_s / 3
+            due_s = self._loop.time() - self._ttl_s / 3
             for reservation in self._held:
                 if reservation.renewed_at_s <= due_s and not reservation.is_local:
-                    reservation.renewed_at_s = loop.time()
+                    reservation.renewed_at_s = self._loop.time()
                     self._registry.renew(
                         reservation.id,
                         entry=reservation.entry.name,

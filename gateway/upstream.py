@@ -23,7 +23,7 @@ IDLE_S: Final = 30.0
 _HIGH_WATER: Final = 1 << 20
 _JOIN_BELOW: Final = 16 << 10
 """Below this a copy is cheaper than a second buffer to write."""
-_MOST_IDLE: Final = 256
+_MOST_IDLE: Final = 1024
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -47,14 +47,30 @@ class Priors:
 PRIORS: Final = Priors()
 
 
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """A model's stage times in seconds, and whether all of them were measured."""
+
+    infer_s: float
+    around_s: float
+    """Pre- and postprocessing together: Liu's T_P."""
+    is_measured: bool
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request holds its slot when it waits for nothing: T_I + T_P."""
+        return self.infer_s + self.around_s
+
+
 class Measurements:
     """The latest samples of one model generation, with their medians at hand."""
 
-    __slots__ = ("_medians", "_samples")
+    __slots__ = ("_medians", "_samples", "stages")
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
+        self.stages = self._stage_times()
 
     def add(self, measure: str, values_s: Iterable[float]) -> None:
         """Take in new samples of a measure."""
@@ -62,6 +78,15 @@ class Measurements:
         samples.extend(values_s)
         if samples:
             self._medians[measure] = Estimate(median(samples), is_measured=True)
+            self.stages = self._stage_times()
+
+    def _stage_times(self) -> StageTimes:
+        infer, before, after = self.infer, self.preprocess, self.postprocess
+        return StageTimes(
+            infer_s=infer.seconds,
+            around_s=before.seconds + after.seconds,
+            is_measured=infer.is_measured and before.is_measured and after.is_measured,
+        )
 
     def get(self, measure: str) -> Estimate | None:
         """The median of a measure, if it was ever taken."""

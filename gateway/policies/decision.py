@@ -31,7 +31,7 @@ class Reason(StrEnum):
     MODEL_GONE = "model-gone"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forecast:
     """When a request would be answered, counted from now, and what that rests on."""
 
@@ -50,7 +50,7 @@ class Option:
     forecast: Forecast
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendTo:
     """Reserve a slot at `entry`, a place in the inference stage of `predict`, and go."""
 
@@ -66,7 +66,7 @@ class SendTo:
     options: tuple[Option, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Stay in the gateway's queue until something changes."""
 

@@ -9,7 +9,6 @@ priors that mark the forecast as unmeasured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Final
 
@@ -25,31 +24,6 @@ if TYPE_CHECKING:
     from registry.estimates import Estimate, Measurements
 
 _STEPPED_AHEAD: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """A model's stage times in seconds, and whether all of them were measured."""
-
-    infer_s: float
-    around_s: float
-    """Pre- and postprocessing together: Liu's T_P."""
-    is_measured: bool
-
-    @property
-    def hold_s(self) -> float:
-        """How long a request holds its slot when it waits for nothing: T_I + T_P."""
-        return self.infer_s + self.around_s
-
-
-def stage_times(measured: Measurements) -> StageTimes:
-    """The model's stage times from its measurements."""
-    infer, before, after = measured.infer, measured.preprocess, measured.postprocess
-    return StageTimes(
-        infer_s=infer.seconds,
-        around_s=before.seconds + after.seconds,
-        is_measured=infer.is_measured and before.is_measured and after.is_measured,
-    )
 
 
 def load_rest(
@@ -79,7 +53,7 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
     for the device's backlog, which drains while the model loads.
     """
     measured = cluster.measured(request.key)
-    times = stage_times(measured)
+    times = measured.stages
     load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
     load_s = load.seconds if load else 0.0
     backlog_s = pod.inferring * times.infer_s
@@ -100,7 +74,7 @@ def wait_for(
     long again, which lets `auto` leave it.
     """
     measured = cluster.measured(request.key)
-    times = stage_times(measured)
+    times = measured.stages
     holders = cluster.holders(request.key)
     free_at_s: list[float] = []
     is_measured = times.is_measured
@@ -134,7 +108,7 @@ def proxy_to(
     """
     measured = cluster.measured(request.key)
     holders = cluster.holders(request.key)
-    times = stage_times(measured)
+    times = measured.stages
     network = measured.network
     assets = None if entry.name in holders else measured.assets
     way_s = network.seconds + (assets.seconds if assets else 0.0)

@@ -66,7 +66,7 @@ class ClusterView(Protocol):
         """What is known of the model's times."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestView:
     """One request, as a policy sees it. Times in seconds on the registry's clock."""
 

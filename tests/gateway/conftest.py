@@ -22,6 +22,7 @@ from registry.client import Registry
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelPolicy, ModelSpec
 from tests import servers
+from tests.gateway.desk import Test, WithDesk, a_desk
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -293,3 +294,15 @@ def read_answer(connection: socket.socket) -> bytes:
             break
         received += piece
     return received
+
+
+@pytest.fixture
+def with_desk(redis: servers.RedisServer, pool: str) -> WithDesk:
+    def run(test: Test) -> None:
+        async def inside() -> None:
+            async with a_desk(redis.url, pool) as desk, asyncio.timeout(20):
+                await test(desk)
+
+        asyncio.run(inside())
+
+    return run

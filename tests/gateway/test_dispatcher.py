@@ -3,116 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.decide import Arrival
-from gateway.dispatcher import Dispatcher, Placement
+from gateway.dispatcher import Placement
 from gateway.errors import Rejected
-from gateway.explanations import Explanations
 from gateway.policies.decision import Reason
-from gateway.reservations import Reservations
-from registry.client import Registry
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.pod import PodInfo
-from registry.watch import ClusterWatch
+from registry.model import RoutingPolicy, Tier
+from tests.gateway.desk import Desk, WithDesk, a_desk, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.servers import RedisServer
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
-
-
-@dataclass
-class Desk:
-    """A dispatcher in this process, with what it works on."""
-
-    registry: Registry
-    watch: ClusterWatch
-    reservations: Reservations
-    dispatcher: Dispatcher
-    running: asyncio.Task[None]
-    sequence: itertools.count[int] = field(default_factory=itertools.count)
-
-    async def pod(self, name: str, *, slots: int = 1, warm: ModelSpec | None = None) -> int:
-        """Register a pod; returns its epoch."""
-        info = PodInfo(name, "127.0.0.1:1", name, slots=slots)
-        epoch = await self.registry.register_pod(info, lease_ttl_s=60)
-        if warm is not None:
-            await self.registry.set_tier(name, epoch, warm.key, Tier.DEVICE, 1)
-        return epoch
-
-    async def declare(self, name: str, *, namespace: str = "default", **policy: Any) -> ModelSpec:
-        spec = ModelSpec(ModelName(namespace, name), "file:///m", policy=ModelPolicy(**policy))
-        await self.registry.put_models([spec])
-        return spec
-
-    def ask(
-        self, spec: ModelSpec, *, deadline_in_s: float | None = None
-    ) -> asyncio.Task[Placement]:
-        """A request that wants a place."""
-        now_s = self.watch.registry_now_s()
-        number = next(self.sequence)
-        arrival = Arrival(
-            f"r{number}", spec.name, now_s, 0.0, number,
-            deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
-        )  # fmt: skip
-        return asyncio.create_task(self.dispatcher.place(arrival))
-
-    async def waiting(self, count: int) -> None:
-        await until(lambda: self.dispatcher.waiting_total == count)
-
-    async def slots_used(self, pod: str) -> int:
-        """Slots in use as Redis counts them."""
-        _, _, snapshot = await self.registry.transactions.snapshot()
-        return next(int(entry[6]) for entry in snapshot[0] if entry[0] == pod)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  # nobody tells when it becomes true
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def a_desk(url: str, pool: str) -> AsyncIterator[Desk]:
-    registry = await Registry.connect(url, pool)
-    watch = ClusterWatch(registry)
-    reservations = Reservations(registry, watch.state, "g")
-    dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
-    watch.subscribe(dispatcher.kick)
-    tasks = [asyncio.create_task(watch.run()), asyncio.create_task(dispatcher.run())]
-    await watch.wait_synced()
-    try:
-        yield Desk(registry, watch, reservations, dispatcher, tasks[1])
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await registry.close()
-
-
-Test = Callable[[Desk], Coroutine[Any, Any, None]]
-WithDesk = Callable[[Test], None]
-
-
-@pytest.fixture
-def with_desk(redis: RedisServer, pool: str) -> WithDesk:
-    def run(test: Test) -> None:
-        async def inside() -> None:
-            async with a_desk(redis.url, pool) as desk, asyncio.timeout(20):
-                await test(desk)
-
-        asyncio.run(inside())
-
-    return run
 
 
 def test_a_request_gets_the_warm_pod(with_desk: WithDesk) -> None:

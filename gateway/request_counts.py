@@ -1,0 +1,63 @@
+"""Counters of requests: one count per request, told to Prometheus as three metrics.
+
+prometheus_client takes a lock and several calls for each of them; one event loop needs neither.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Outcome(NamedTuple):
+    """How a request ended, in labels."""
+
+    model: str
+    policy: str
+    reason: str
+    tier: str
+    """The tier it had to wait from; empty if no pod answered it."""
+    code: int
+
+
+class RequestCounts(Collector):
+    """How many requests ended in which way."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counts: defaultdict[Outcome, int] = defaultdict(int)
+        registry.register(self)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one request."""
+        self._counts[outcome] += 1
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """What prometheus_client writes out."""
+        requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+        for outcome, count in self._counts.items():
+            requests[outcome.model, outcome.policy, str(outcome.code)] += count
+            decisions[outcome.policy, outcome.reason] += count
+            if outcome.tier:
+                starts[outcome.model, outcome.tier] += count
+        yield _family("requests", "Requests answered.", ("model", "policy", "code"), requests)
+        yield _family(
+            "decisions", "Requests by the reason of their last decision.",
+            ("policy", "reason"), decisions,
+        )  # fmt: skip
+        yield _family("starts", "Answers by the tier they had to wait from.", ("model", "tier"),
+                      starts)  # fmt: skip
+
+
+def _family(
+    name: str, documentation: str, labels: tuple[str, ...], counts: dict[tuple[str, ...], int]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"pilotlight_gateway_{name}", documentation, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
