@@ -18,6 +18,7 @@ import uvloop
 
 from gateway.api import create_api
 from gateway.dispatcher import Dispatcher
+from gateway.doubts import Doubts
 from gateway.exchange import Tools
 from gateway.explanations import Explanations
 from gateway.http_server import protocol_for
@@ -84,7 +85,8 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     watch.subscribe(reservations.release_again)
     metrics = GatewayMetrics()
     pool = PodPool()
-    tools = Tools(dispatcher, pool, RetryBudget(), Recorder(metrics), reservations)
+    doubts = Doubts(dispatcher.kick)
+    tools = Tools(dispatcher, doubts, pool, RetryBudget(), Recorder(metrics), reservations)
     front: Front
 
     def is_draining() -> bool:

@@ -54,13 +54,14 @@ class ClientRequest:
         flow: FlowControl,
         serve: Callable[[ClientRequest], Awaitable[None]],
         on_response: Callable[[], None],
+        http_version: str,
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
         self.target = target
         self.headers = headers
         self.loop = loop
-        self.keep_alive = keep_alive
+        self.keep_alive = keep_alive and http_version != "1.0"
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -72,6 +73,7 @@ class ClientRequest:
         self._flow = flow
         self._serve = serve
         self._on_response = on_response
+        self._takes_chunks = http_version != "1.0"
         self._expects_continue = expects_continue
         self._pieces: list[bytes] = []
         self._buffered = 0
@@ -150,7 +152,9 @@ class ClientRequest:
     def begin(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
         """Set the head, given as pieces of whole header lines; it leaves with the body's start."""
         self.response_started = True
-        self._is_chunked = not has_length and status not in _WITHOUT_BODY
+        self._is_chunked = not has_length and status not in _WITHOUT_BODY and self._takes_chunks
+        if self._expects_continue:  # nobody told the client to send its body: it may not come
+            self.keep_alive = False
         self._head = [STATUS_LINE[status], *lines]
         if not self.keep_alive:
             self._head.append(b"connection: close\r\n")

@@ -7,13 +7,13 @@ answer, and only while the retry budget lasts.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import NotTaken, UpstreamLost
 from gateway.headers import PodAnswer, read_answer
+from gateway.record import spent
 from gateway.upstream import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.client_request import ClientRequest
     from gateway.decide import Arrival
     from gateway.dispatcher import Dispatcher, Placement
+    from gateway.doubts import Doubts
     from gateway.errors import BodyTooSlow
     from gateway.headers import RequestHeaders
     from gateway.record import Recorder
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from gateway.upstream import PodConnection, PodPool
     from registry.cluster import PodState
 
-logger = logging.getLogger(__name__)
-
-_BUSY_FIRST_S: Final = 0.02
-_BUSY_LONGEST_S: Final = 0.5
-_SUSPECT_S: Final = 1.0
 _MOST_TRIES: Final = 10
 
 
@@ -42,6 +38,7 @@ class Tools:
     """What every exchange works with."""
 
     dispatcher: Dispatcher
+    doubts: Doubts
     pool: PodPool
     budget: RetryBudget
     recorder: Recorder
@@ -76,7 +73,7 @@ class Exchange:
         self._loop = client.loop
         self._reservation_open = False
         self._waited_from: str | None = None
-        self._busy_total = 0
+        self._refusals_total = 0
         self.arrival = arrival
         self.began_s = time.perf_counter()
         self.queue_s = 0.0
@@ -158,7 +155,7 @@ class Exchange:
         try:
             return await self._tools.pool.connect(entry.address)
         except PodUnreachable:
-            self._suspect(entry)
+            self._tools.doubts.suspect(entry)
             raise _TryAgain("unreachable") from None
 
     async def _send(self, connection: PodConnection, head: bytes) -> None:
@@ -174,12 +171,12 @@ class Exchange:
     ) -> PodConnection:
         """Once more over a new connection, if the lost one was stale and may have taken nothing."""
         if not self._body.can_be_sent:
-            self._suspect(entry)
+            self._tools.doubts.suspect(entry)
             raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
         try:
             fresh = await self._tools.pool.connect(entry.address)
         except PodUnreachable:
-            self._suspect(entry)  # its process is gone, and the answer with it
+            self._tools.doubts.suspect(entry)  # its process is gone, and the answer with it
             raise _TryAgain("pod-died") from None
         if not lost.was_reused:
             fresh.close()
@@ -190,7 +187,7 @@ class Exchange:
             await self._send(fresh, head)
         except PodConnectionLost:
             fresh.close()
-            self._suspect(entry)
+            self._tools.doubts.suspect(entry)
             raise _TryAgain("pod-died") from lost
         except BaseException:
             fresh.close()
@@ -215,34 +212,13 @@ class Exchange:
     def _refused(self, reason: str, reservation: Reservation) -> _TryAgain:
         """What a pod's refusal to execute means for the next try, and for other requests."""
         if reason == "draining":
-            self._suspect(reservation.entry)
+            self._tools.doubts.suspect(reservation.entry)
         elif self._tools.reservations.collided(reservation):
             return _TryAgain(reason, is_own_doing=True)
         else:
-            self._is_full(reservation.entry)
+            self._tools.doubts.is_full(reservation.entry, self._refusals_total)
+            self._refusals_total += 1
         return _TryAgain(reason)
-
-    def _suspect(self, pod: PodState) -> None:
-        """Send nothing there until it is heard of again, or a while has passed."""
-        pod.is_suspect = True
-
-        def forgive() -> None:
-            pod.is_suspect = False
-            self._tools.dispatcher.kick()
-
-        self._loop.call_later(_SUSPECT_S, forgive)
-
-    def _is_full(self, pod: PodState) -> None:
-        """The pod has no slot, whatever the copy says: count it as full for a while."""
-        slots = pod.slots
-        pod.slots_pending += slots
-
-        def recount() -> None:
-            pod.slots_pending -= slots
-            self._tools.dispatcher.kick()
-
-        self._loop.call_later(min(_BUSY_FIRST_S * 2**self._busy_total, _BUSY_LONGEST_S), recount)
-        self._busy_total += 1
 
     def _head(self, placement: Placement, until_s: float) -> bytes:
         """The head of the request to the pod: the caller's headers, and our commands."""
@@ -272,25 +248,36 @@ class Exchange:
     # The answer
 
     async def _answer(self, connection: PodConnection, answer: PodAnswer, sent_s: float) -> None:
-        client = self._client
+        client, recorder = self._client, self._tools.recorder
         if not connection.has_news:
             await connection.more_body()  # until then it can fail with a clear error
-        pieces = connection.body_so_far()
-        if connection.is_complete:
-            self._give_back()  # before the client can know, so that its next request finds the slot
-        pod_s = time.perf_counter() - sent_s
-        lines = self._tools.recorder.answered(self, answer, connection.status, pod_s)
+        used = spent(self.queue_s, time.perf_counter() - sent_s, answer)
+        lines = recorder.head_lines(self, answer, used)
         client.begin(connection.status, lines, has_length=answer.has_length)
-        while not connection.is_complete:
-            for piece in pieces:
-                client.write(piece, is_last=False)
+        is_over = self._pass_on(connection)
+        recorder.answered(self, answer, used, connection.status)  # the client need not wait for it
+        while not is_over:
             await client.drain()
             await connection.more_body()
-            pieces = connection.body_so_far()
-        self._give_back()
-        client.write(pieces[0] if len(pieces) == 1 else b"".join(pieces), is_last=True)
+            is_over = self._pass_on(connection)
+
+    def _pass_on(self, connection: PodConnection) -> bool:
+        """Send the client what is here of the answer's body; whether that was the end."""
+        pieces = connection.body_so_far()
+        if connection.is_complete:
+            self._give_back()  # its next request must find the slot
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._client.write(body, is_last=connection.is_complete)
+        return connection.is_complete
 
     # What the recorder asks
+
+    @property
+    def placed(self) -> Placement:
+        """Where the request was placed; only an exchange that was may ask."""
+        if self.placement is None:
+            raise ValueError("the request was not placed")
+        return self.placement
 
     @property
     def model_text(self) -> str:

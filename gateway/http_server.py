@@ -71,7 +71,8 @@ class GatewayProtocol(HttpToolsProtocol):
             flow=self.flow,
             serve=self._front.infer,
             on_response=self.on_response_complete,
-            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            http_version=self.parser.get_http_version(),
+            keep_alive=self.parser.should_keep_alive(),
             expects_continue=self.expect_100_continue,
         )
         self.cycle = self._request  # type: ignore[assignment]

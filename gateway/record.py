@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.request_counts import Outcome
 from registry.pod import Stage
@@ -14,6 +14,45 @@ if TYPE_CHECKING:
     from gateway.headers import PodAnswer
     from gateway.histograms import Series
     from gateway.metrics import GatewayMetrics
+
+
+class Spent(NamedTuple):
+    """Where the time of one request went, in milliseconds."""
+
+    queue_ms: float
+    pod_ms: float
+    """From the request's first byte to the pod to the head of its answer."""
+    load_ms: float
+    preprocess_ms: float
+    infer_ms: float
+    postprocess_ms: float
+
+    @property
+    def network_ms(self) -> float:
+        """What the pod does not account for."""
+        told_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
+        return max(0.0, self.pod_ms - told_ms)
+
+    def server_timing(self) -> bytes:
+        """The value of the `server-timing` header."""
+        return (
+            f"queue;dur={self.queue_ms:.3f}, load;dur={self.load_ms:.3f}, "
+            f"preprocess;dur={self.preprocess_ms:.3f}, infer;dur={self.infer_ms:.3f}, "
+            f"postprocess;dur={self.postprocess_ms:.3f}, network;dur={self.network_ms:.3f}"
+        ).encode()
+
+
+def spent(queue_s: float, pod_s: float, answer: PodAnswer) -> Spent:
+    """Where the time went, by the gateway's clock and the pod's own `server-timing`."""
+    told = (answer.stages_ms or {}).get
+    return Spent(
+        queue_s * 1000,
+        pod_s * 1000,
+        told("load", 0.0),
+        told("preprocess", 0.0),
+        told("infer", 0.0),
+        told("postprocess", 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +79,9 @@ class Recorder:
         )
         self._times: dict[str, _Times] = {}
 
-    def answered(
-        self, exchange: Exchange, answer: PodAnswer, status: int, pod_s: float
-    ) -> list[bytes]:
-        """Count a pod's answer; returns the header lines it goes out with, in pieces."""
-        placement = exchange.placement
-        if placement is None:
-            raise ValueError("an answer needs a placement")
-        decision = placement.decision
-        start = exchange.start(answer)
-        policy = placement.policy
-        self._count(Outcome(exchange.model_text, policy, decision.reason, start, status))
-        times = self._times.get(policy) or self._times_of(policy)
-        times.duration.observe(exchange.queue_s + pod_s)
-        forecast = decision.forecast
-        if forecast is not None and forecast.is_measured:
-            times.predicted.observe(forecast.seconds)
-            times.prediction_error.observe(abs(forecast.seconds - pod_s))
+    def head_lines(self, exchange: Exchange, answer: PodAnswer, spent: Spent) -> list[bytes]:
+        """The header lines that a pod's answer goes out with, in pieces."""
+        placement = exchange.placed
         reservation = placement.reservation
         lines = answer.passed
         lines += (
@@ -64,30 +89,32 @@ class Recorder:
             b"\r\nx-pilotlight-pod: ", answer.pod or reservation.entry.name.encode(),
             b"\r\nx-pilotlight-predict-pod: ",
             answer.predict_pod or reservation.predict.name.encode(),
-            b"\r\nx-pilotlight-policy: ", policy.encode(),
-            b"\r\nx-pilotlight-reason: ", decision.reason.encode(),
-            b"\r\nx-pilotlight-start: ", start.encode(),
-            b"\r\nserver-timing: ", self._timing(exchange, answer, pod_s), b"\r\n",
+            b"\r\nx-pilotlight-policy: ", placement.policy.encode(),
+            b"\r\nx-pilotlight-reason: ", placement.decision.reason.encode(),
+            b"\r\nx-pilotlight-start: ", exchange.start(answer).encode(),
+            b"\r\nserver-timing: ", spent.server_timing(), b"\r\n",
         )  # fmt: skip
         return lines
 
-    def _timing(self, exchange: Exchange, answer: PodAnswer, pod_s: float) -> bytes:
-        """The `server-timing` header; what the pod does not account for is time on the network."""
-        told = (answer.stages_ms or {}).get
-        load_ms, infer_ms = told("load", 0.0), told("infer", 0.0)
-        before_ms, after_ms = told("preprocess", 0.0), told("postprocess", 0.0)
-        network_ms = max(0.0, pod_s * 1000 - load_ms - before_ms - infer_ms - after_ms)
-        self._queue.observe(exchange.queue_s)
-        self._load.observe(load_ms / 1000)
-        self._preprocess.observe(before_ms / 1000)
-        self._infer.observe(infer_ms / 1000)
-        self._postprocess.observe(after_ms / 1000)
-        self._network.observe(network_ms / 1000)
-        return (
-            f"queue;dur={exchange.queue_s * 1000:.3f}, load;dur={load_ms:.3f}, "
-            f"preprocess;dur={before_ms:.3f}, infer;dur={infer_ms:.3f}, "
-            f"postprocess;dur={after_ms:.3f}, network;dur={network_ms:.3f}"
-        ).encode()
+    def answered(self, exchange: Exchange, answer: PodAnswer, spent: Spent, status: int) -> None:
+        """Count a pod's answer."""
+        placement = exchange.placed
+        decision, policy = placement.decision, str(placement.policy)
+        start = exchange.start(answer)
+        self._count(Outcome(exchange.model_text, policy, str(decision.reason), start, status))
+        self._queue.observe(spent.queue_ms / 1000)
+        self._load.observe(spent.load_ms / 1000)
+        self._preprocess.observe(spent.preprocess_ms / 1000)
+        self._infer.observe(spent.infer_ms / 1000)
+        self._postprocess.observe(spent.postprocess_ms / 1000)
+        self._network.observe(spent.network_ms / 1000)
+        times = self._times.get(policy) or self._times_of(policy)
+        pod_s = spent.pod_ms / 1000
+        times.duration.observe(spent.queue_ms / 1000 + pod_s)
+        forecast = decision.forecast
+        if forecast is not None and forecast.is_measured:
+            times.predicted.observe(forecast.seconds)
+            times.prediction_error.observe(abs(forecast.seconds - pod_s))
 
     def failed(self, exchange: Exchange, error: GatewayError) -> None:
         """Count a request that the gateway answered itself."""

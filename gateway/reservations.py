@@ -17,6 +17,8 @@ from registry.errors import RegistryUnavailable
 from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.policies.decision import SendTo
     from registry.client import Registry
     from registry.cluster import ClusterState, PodState
@@ -182,8 +184,14 @@ class Reservations:
                 _count_down(reservation)
                 self._unreleased[reservation] = self._loop.time()
 
+        self._send_release(reservation, on_result)
+
+    def _send_release(self, reservation: Reservation, on_result: Callable[[object], None]) -> None:
         self._registry.release(
-            reservation.id, entry=entry.name, predict=predict.name, on_result=on_result
+            reservation.id,
+            entry=reservation.entry.name,
+            predict=reservation.predict.name,
+            on_result=on_result,
         )
 
     def release_again(self) -> None:
@@ -201,12 +209,7 @@ class Reservations:
             if isinstance(result, RegistryUnavailable):
                 self._unreleased[reservation] = given_back_s
 
-        self._registry.release(
-            reservation.id,
-            entry=reservation.entry.name,
-            predict=reservation.predict.name,
-            on_result=on_result,
-        )
+        self._send_release(reservation, on_result)
 
     async def tell(self) -> None:
         """Tell the registry of brief reservations that turn out not to be, until cancelled."""

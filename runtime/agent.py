@@ -85,10 +85,6 @@ class Agent:
         """Whether the pod holds a lease, as far as it knows."""
         return self._registered.is_set()
 
-    async def wait_registered(self) -> None:
-        """Return once the pod is registered."""
-        await self._registered.wait()
-
     # The task
 
     async def run(self) -> None:

@@ -377,6 +377,29 @@ def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
         assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_refusal_before_the_body_was_asked_for_closes_the_connection(standing: Floor) -> None:
+    head = (
+        "POST /v1/models/nobody:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n"
+        "expect: 100-continue\r\n\r\n"
+    )
+    received = exchange_bytes(standing.gateway.port, head.encode())
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert b"connection: close\r\n" in received
+
+
+def test_an_old_client_gets_no_chunks(standing: Floor, spec: ModelSpec) -> None:
+    head = (
+        f"POST /v1/models/{spec.name.name}:predict HTTP/1.0\r\ncontent-length: 2\r\n"
+        "x-test: pieces=3\r\n\r\n{}"
+    )
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+        connection.sendall(head.encode())
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    head_lines, _, body = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head_lines
+    assert len(body) == 3 * 65536
+
+
 def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
