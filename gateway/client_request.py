@@ -7,14 +7,14 @@ head and first piece together: a second system call and packet per answer cost a
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable
 
     from uvicorn.protocols.http.flow_control import FlowControl
@@ -50,6 +50,7 @@ class ClientRequest:
         headers: Headers,
         *,
         loop: asyncio.AbstractEventLoop,
+        tasks: set[asyncio.Task[None]],
         transport: asyncio.Transport,
         flow: FlowControl,
         serve: Callable[[ClientRequest], Awaitable[None]],
@@ -69,6 +70,7 @@ class ClientRequest:
         """Whether the end of the body came."""
         self.on_gone: Callable[[], None] | None = None
         """Called when the client leaves before its answer is complete."""
+        self._tasks = tasks
         self._transport = transport
         self._flow = flow
         self._serve = serve
@@ -81,8 +83,14 @@ class ClientRequest:
         self._head: list[bytes] | None = None
         self._is_chunked = False
 
-    async def run_asgi(self, _: Any) -> None:
-        """Be served; called by the protocol in a task of its own."""
+    def start(self) -> None:
+        """Begin to serve it, in a task that uvicorn waits for when it shuts down.
+
+        The task takes itself off the list: a callback for that costs another turn of the loop.
+        """
+        self._tasks.add(self.loop.create_task(self._run()))
+
+    async def _run(self) -> None:
         try:
             await self._serve(self)
         except Exception:
@@ -91,6 +99,8 @@ class ClientRequest:
                 self.break_off()
             else:
                 self.answer(500, [(b"content-type", b"application/json")], _CRASHED)
+        finally:
+            self._tasks.discard(asyncio.current_task(self.loop))
 
     # The body
 

@@ -67,6 +67,7 @@ class GatewayProtocol(HttpToolsProtocol):
             target,
             self.headers,
             loop=self.loop,
+            tasks=self.tasks,
             transport=self.transport,
             flow=self.flow,
             serve=self._front.infer,
@@ -104,6 +105,12 @@ class GatewayProtocol(HttpToolsProtocol):
             self._request.feed_end()
 
     # The connection
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, ClientRequest):
+            cycle.start()
+        else:
+            super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Go on with what was pipelined, else wait for the next request.
