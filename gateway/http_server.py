@@ -62,10 +62,11 @@ class GatewayProtocol(HttpToolsProtocol):
         if target is None:
             self._go_uvicorns_way()
             return
+        headers, self.headers = self.headers, []  # trailers are none of them
         before = self.cycle
         self._request = ClientRequest(
             target,
-            self.headers,
+            headers,
             loop=self.loop,
             tasks=self.tasks,
             transport=self.transport,
@@ -89,6 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects_continue
         self.headers += headers
         super().on_headers_complete()
+        self.headers = []
 
     def on_body(self, body: bytes) -> None:
         """A piece of the request's body."""

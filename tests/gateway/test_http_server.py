@@ -1,0 +1,109 @@
+"""Client connections on their own: what a front is given, whatever a client sends, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from gateway.client_request import ClientRequest
+from gateway.http_server import GatewayProtocol
+from gateway.routes import Target
+from registry.model import ModelName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+Serve = Callable[[ClientRequest], Awaitable[None]]
+
+TARGET = Target(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
+
+
+class Front:
+    """Takes every inference path for the one model; what is done with requests is the test's."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.infer = serve
+
+    def target(self, path: bytes, host: bytes) -> Target | None:
+        return TARGET if path == TARGET.pod_path else None
+
+
+async def not_inference(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application that sends a body back."""
+    body = (await receive())["body"]
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def connected(
+    serve: Serve, *, keep_alive_s: int = 75
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
+    """A client's connection to a server with such a front, and the server's side of it."""
+    config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
+    made: list[GatewayProtocol] = []
+    make = partial(GatewayProtocol, Front(serve), config=config, app_state={})  # type: ignore[arg-type]
+
+    def protocol() -> GatewayProtocol:
+        made.append(make(server_state=ServerState()))
+        return made[-1]
+
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield reader, writer, made
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test on the gateway's own kind of loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test)
+
+
+async def body_of(client: ClientRequest) -> bytes:
+    pieces: list[bytes] = []
+    while not client.is_whole or not pieces:
+        pieces += await client.more_pieces()
+        if client.is_whole:
+            break
+    return b"".join(pieces)
+
+
+async def echo(client: ClientRequest) -> None:
+    client.answer(200, [], await body_of(client))
+
+
+async def an_answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+
+
+def test_trailers_are_no_headers() -> None:
+    async def test() -> None:
+        async def names(client: ClientRequest) -> None:
+            await body_of(client)
+            client.answer(200, [], b",".join(name for name, _ in client.headers))
+
+        async with connected(names) as (reader, writer, _):
+            chunks = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: me\r\n\r\n"
+            writer.write(HEAD + chunks)
+            assert await an_answer(reader) == b"host,transfer-encoding"
+
+    run(test())
