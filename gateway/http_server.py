@@ -54,6 +54,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Inference goes straight to the front, everything else uvicorn's way."""
+        if self.parser.should_upgrade():
+            return  # the parser leaves the body unread: `data_received` begins again
         target = None
         if self.url.endswith((b"/infer", b":predict")) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
@@ -102,11 +104,46 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         if self._request is None:
-            super().on_message_complete()
+            if not self.parser.should_upgrade():
+                super().on_message_complete()
         elif not self._request.response_complete:
             self._request.feed_end()
 
     # The connection
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self._refuse()
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade(data[upgrade.args[0] :])
+
+    def _refuse(self) -> None:
+        message = "Invalid HTTP request received."
+        self.logger.warning(message)
+        self.send_400_response(message)
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """What to read of a request that offers to upgrade: the same without (RFC 9110, 7.8).
+
+        The parser takes what follows such a head for another protocol, and then for another
+        request, where it is the request's body.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse()
+            return b""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return b"".join(lines) + b"\r\n" + rest
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, ClientRequest):

@@ -39,7 +39,11 @@ class Front:
 
 async def not_inference(scope: Any, receive: Any, send: Any) -> None:
     """An ASGI application that sends a body back."""
-    body = (await receive())["body"]
+    body, is_whole = b"", False
+    while not is_whole:
+        message = await receive()
+        body += message["body"]
+        is_whole = not message["more_body"]
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -93,6 +97,23 @@ async def an_answer(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head
     return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+
+
+def test_a_body_is_read_whatever_upgrade_its_head_offers() -> None:
+    """Java's own client offers h2c with its first request, whatever it sends."""
+
+    async def test() -> None:
+        for head in (HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")):
+            async with connected(echo) as (reader, writer, _):
+                body = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+                offer = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n"
+                writer.write(head + offer % len(body) + body[:5])
+                await asyncio.sleep(0.05)
+                writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
+                assert await an_answer(reader) == body
+                assert await an_answer(reader) == b"ok"
+
+    run(test())
 
 
 def test_trailers_are_no_headers() -> None:
