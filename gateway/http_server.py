@@ -32,6 +32,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._request: ClientRequest | None = None
         """The request that is being parsed, if it is one for inference."""
+        self._served: Any = None
+        """The cycle that runs or ran last; `cycle` is the last one parsed, and may be pipelined."""
 
     # Parser callbacks
 
@@ -146,6 +148,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return b"".join(lines) + b"\r\n" + rest
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._served = cycle
         if isinstance(cycle, ClientRequest):
             cycle.start()
         else:
@@ -183,8 +186,12 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if isinstance(self.cycle, ClientRequest):
-            self.cycle.client_gone()
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
+        if isinstance(served, ClientRequest):
+            served.client_gone()
 
 
 def protocol_for(front: Front) -> Callable[..., GatewayProtocol]:

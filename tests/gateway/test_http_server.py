@@ -128,3 +128,28 @@ def test_trailers_are_no_headers() -> None:
             assert await an_answer(reader) == b"host,transfer-encoding"
 
     run(test())
+
+
+def test_a_running_request_hears_of_its_client_whatever_is_pipelined() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        async def stream(client: ClientRequest) -> None:
+            client.on_gone = gone.set
+            client.begin(200, [], has_length=False)
+            while not gone.is_set():
+                client.write(b"x" * 1000, is_last=False)
+                await asyncio.sleep(0.01)
+            assert client.disconnected
+
+        for second in (HEAD, b"GET /other HTTP/1.1\r\nhost: x\r\n"):
+            gone.clear()
+            async with connected(stream) as (reader, writer, made):
+                writer.write(HEAD + b"\r\n" + second + b"\r\n")
+                await reader.readexactly(1000)
+                writer.transport.abort()
+                await gone.wait()
+                await asyncio.sleep(0.02)
+                assert not made[0].tasks
+
+    run(test())
