@@ -92,6 +92,8 @@ class ClientRequest:
 
     async def _run(self) -> None:
         try:
+            if self._flow.write_paused:  # earlier answers pile up: nobody reads them
+                await self._flow.drain()
             await self._serve(self)
         except Exception:
             logger.exception("a request failed in a way that was not expected")

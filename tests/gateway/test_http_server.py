@@ -153,3 +153,23 @@ def test_a_running_request_hears_of_its_client_whatever_is_pipelined() -> None:
                 assert not made[0].tasks
 
     run(test())
+
+
+def test_a_client_that_reads_no_answers_is_not_served_on() -> None:
+    async def test() -> None:
+        served = 0
+
+        async def large(client: ClientRequest) -> None:
+            nonlocal served
+            served += 1
+            client.answer(200, [], b"x" * 1_000_000)
+
+        async with connected(large) as (reader, writer, made):
+            writer.write((HEAD + b"\r\n") * 100)
+            await asyncio.sleep(0.3)
+            assert made[0].transport.get_write_buffer_size() < 3_000_000
+            for _ in range(100):
+                assert len(await an_answer(reader)) == 1_000_000
+            assert served == 100
+
+    run(test())
