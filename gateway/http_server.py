@@ -173,7 +173,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _look_if_idle(self) -> None:
         self._idle_timer = None
-        if self._idle_since_s is None:
+        if self._idle_since_s is None or not self.cycle.response_complete:
             return
         rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if rest_s <= 0:

@@ -173,3 +173,25 @@ def test_a_client_that_reads_no_answers_is_not_served_on() -> None:
             assert served == 100
 
     run(test())
+
+
+def test_a_connection_is_not_idle_while_a_request_runs() -> None:
+    async def test() -> None:
+        release = [asyncio.Event() for _ in range(2)]
+        served = iter(release)
+
+        async def held(client: ClientRequest) -> None:
+            await next(served).wait()
+            client.answer(200, [], b"ok")
+
+        async with connected(held, keep_alive_s=1) as (reader, writer, _):
+            writer.write(HEAD + b"\r\n" + HEAD)
+            await asyncio.sleep(0.05)
+            release[0].set()
+            assert await an_answer(reader) == b"ok"
+            writer.write(b"\r\n")  # the second began before the first was answered
+            await asyncio.sleep(1.2)
+            release[1].set()
+            assert await an_answer(reader) == b"ok"
+
+    run(test())
