@@ -200,4 +200,7 @@ class ClientRequest:
     def break_off(self) -> None:
         """End an answer that cannot be completed: the client sees it cut."""
         self.disconnected = True
-        self._transport.close()
+        if self._flow.write_paused:  # to close would wait for a client that may never read on
+            self._transport.abort()
+        else:
+            self._transport.close()

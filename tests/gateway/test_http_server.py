@@ -195,3 +195,23 @@ def test_a_connection_is_not_idle_while_a_request_runs() -> None:
             assert await an_answer(reader) == b"ok"
 
     run(test())
+
+
+def test_an_answer_that_is_broken_off_does_not_wait_for_its_client() -> None:
+    async def test() -> None:
+        broken = asyncio.Event()
+
+        async def broken_off(client: ClientRequest) -> None:
+            client.begin(200, [], has_length=False)
+            client.write(b"x" * 50_000_000, is_last=False)
+            client.break_off()
+            broken.set()
+
+        async with connected(broken_off) as (_, writer, made):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(HEAD + b"\r\n")
+            await broken.wait()
+            await asyncio.sleep(0.1)
+            assert not made[0].connections
+
+    run(test())
