@@ -154,7 +154,7 @@ class PodConnection(asyncio.Protocol):
         """Parse; wake whoever waits once per segment, so that a small answer is one wake-up."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.close()
         self._tell()
 
@@ -188,9 +188,15 @@ class PodConnection(asyncio.Protocol):
 
     # httptools callbacks
 
+    def on_message_begin(self) -> None:
+        """An answer begins. A second one was not asked for, and must not reach anybody."""
+        if self.is_complete:
+            raise UpstreamLost("the pod sent more than one answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of the answer."""
-        self.headers.append((name.lower(), value))
+        """One header of the answer; trailers are left out."""
+        if not self._has_head:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is here; an interim answer (1xx) is passed over."""

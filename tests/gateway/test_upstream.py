@@ -121,6 +121,46 @@ def test_a_broken_answer_is_told(answer: bytes) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Time"], ids=["whole", "half"])
+@pytest.mark.parametrize("gap_s", [0, 0.02], ids=["at-once", "while-idle"])
+def test_more_than_was_asked_for_is_not_passed_on_and_ends_the_connection(
+    more: bytes, gap_s: float
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK if gap_s else OK + more)
+        await asyncio.sleep(gap_s)
+        writer.write(more)
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        pool = PodPool()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            assert await ask(pool, address) == (200, b"ok")
+            await asyncio.sleep(3 * gap_s)
+            assert pool.idle(address) is None
+        pool.close()
+
+    asyncio.run(test())
+
+
+def test_trailers_are_no_headers() -> None:
+    async def test() -> None:
+        answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
+        async with a_pod(answer) as address:
+            connection = await PodPool().connect(address)
+            connection.write(REQUEST)
+            await connection.head()
+            await connection.more_body()
+            assert connection.headers == [(b"transfer-encoding", b"chunked")]
+            connection.close()
+
+    asyncio.run(test())
+
+
 def test_nobody_listening_is_told_soon() -> None:
     async def test() -> None:
         with pytest.raises(PodUnreachable):
