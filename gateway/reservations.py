@@ -118,8 +118,11 @@ class Reservations:
         return reservation
 
     def collided(self, reservation: Reservation) -> bool:
-        """The pod had no slot for it. Whether asking would have told, and will from now on."""
-        if not reservation.is_local:
+        """The pod had no slot for it. Whether asking would have told, and will from now on.
+
+        One that did ask, while Redis was away, is none of these: its next try must wait its time.
+        """
+        if reservation not in self._untold:
             return False
         until_s = self._loop.time() + ASKING_S
         self._asking_until_s[reservation.entry.name] = until_s

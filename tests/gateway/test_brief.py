@@ -13,7 +13,7 @@ from gateway import reservations
 from registry.model import RoutingPolicy
 from registry.pod import PodReport, Samples
 from tests import servers
-from tests.gateway.desk import Desk, WithDesk, until
+from tests.gateway.desk import Desk, WithDesk, a_desk, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,6 +166,28 @@ def test_after_a_collision_requests_to_the_pod_ask(with_desk: WithDesk) -> None:
         assert not desk.reservations.collided(second)
 
     with_desk(test)
+
+
+def test_without_redis_a_full_pod_is_no_collision(tmp_path: Path, pool: str) -> None:
+    """Asking would have told nothing: the next try is to wait, and to cost its token."""
+
+    async def test(desk: Desk, server: servers.RedisServer) -> None:
+        spec = await a_warm_pod(desk)
+        brief = (await desk.ask(spec)).reservation
+        server.stop()
+        assert desk.reservations.collided(brief)
+        desk.reservations.give_back(brief)
+        asked = (await desk.ask(spec)).reservation
+        assert asked.is_local
+        assert not desk.reservations.collided(asked)
+        desk.reservations.give_back(asked)
+
+    async def run() -> None:
+        with servers.redis_server(tmp_path) as server:
+            async with a_desk(server.url, pool) as desk, asyncio.timeout(20):
+                await test(desk, server)
+
+    asyncio.run(run())
 
 
 def is_measured(floor: Floor, spec: ModelSpec) -> bool:
