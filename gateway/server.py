@@ -102,13 +102,13 @@ class Front:
         except ClientGone:
             self._tools.recorder.client_left()
         except GatewayError as error:
-            if exchange is not None:
-                self._tools.recorder.failed(exchange, error)
-            if client.response_started:
+            if client.response_started:  # and was counted
                 logger.warning("an answer broke off", extra={"request_id": request_id})
                 client.break_off()
-            else:
-                _answer_error(client, error, request_id)
+                return
+            if exchange is not None:
+                self._tools.recorder.failed(exchange, error)
+            _answer_error(client, error, request_id)
 
     async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:

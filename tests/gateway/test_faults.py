@@ -216,6 +216,7 @@ def test_a_pod_that_breaks_off_its_answer_breaks_the_clients(floor: Floor) -> No
     with pytest.raises(httpx.RemoteProtocolError):
         floor.predict(spec, b"0123456789", x_test="close=middle")
     floor.wait_idle(pods)
+    assert floor.metric("pilotlight_gateway_requests_total", model=str(spec.name)) == 1
     assert floor.predict(spec).status_code == 200
 
 
