@@ -34,7 +34,7 @@ class Series:
 
 
 class Histogram(Collector):
-    """A histogram with one label, for use from one thread."""
+    """A histogram with one label, observed from one thread."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Histogram(Collector):
         """What prometheus_client writes out."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
         names = [*(str(bound) for bound in self._bounds), "+Inf"]
-        for value, series in self._series.items():
+        known = list(self._series.items())  # at once: FastAPI calls this from a thread
+        for value, series in known:
             buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
             family.add_metric([value], buckets, series.total)
         yield family

@@ -40,7 +40,8 @@ class RequestCounts(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         """What prometheus_client writes out."""
         requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
-        for outcome, count in self._counts.items():
+        counts = list(self._counts.items())  # at once: FastAPI calls this from a thread
+        for outcome, count in counts:
             requests[outcome.model, outcome.policy, str(outcome.code)] += count
             decisions[outcome.policy, outcome.reason] += count
             if outcome.tier:

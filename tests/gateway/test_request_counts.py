@@ -1,0 +1,43 @@
+"""The counts of requests, read from FastAPI's threads while the event loop counts on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import generate_latest
+
+from gateway.metrics import GatewayMetrics
+from gateway.request_counts import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads that take turns as often as can be."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_metrics_can_be_read_while_requests_are_counted() -> None:
+    metrics = GatewayMetrics()
+
+    def count() -> None:
+        for number in range(4_000):
+            metrics.outcomes.add(Outcome(f"m{number}", "auto", "warm", "warm", 200))
+            metrics.durations.labels(f"policy-{number}").observe(0.1)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        while counting.is_alive():
+            generate_latest(metrics.registry)
+    finally:
+        counting.join()
