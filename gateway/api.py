@@ -112,6 +112,7 @@ def _add_health(api: FastAPI, watch: ClusterWatch, is_draining: Callable[[], boo
 
 
 def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
+    # asynchronous all: a thread of FastAPI's would read the copy while it changes
     def names(request: Request) -> list[str]:
         namespace = request.scope.get("pilotlight.namespace", "default")
         return sorted(name.name for name in watch.state.models if name.namespace == namespace)
@@ -124,23 +125,23 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
         return found
 
     @api.get("/v1/models", tags=["v1"])
-    def v1_models(request: Request) -> dict[str, list[str]]:
+    async def v1_models(request: Request) -> dict[str, list[str]]:
         """Names of the namespace's models."""
         return {"models": names(request)}
 
     @api.get("/v1/models/{name}", tags=["v1"])
-    def v1_model(request: Request, name: str) -> JSONResponse:
+    async def v1_model(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
         is_ready = can_be_served(record(request, name), watch)
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @api.get("/v2/models", tags=["v2"])
-    def v2_models(request: Request) -> dict[str, list[str]]:
+    async def v2_models(request: Request) -> dict[str, list[str]]:
         """Names of the namespace's models."""
         return {"models": names(request)}
 
     @api.get("/v2/models/{name}", tags=["v2"])
-    def v2_model(request: Request, name: str) -> dict[str, Any]:
+    async def v2_model(request: Request, name: str) -> dict[str, Any]:
         """Model metadata."""
         spec = record(request, name).serving
         return {
@@ -152,13 +153,13 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
         }
 
     @api.get("/v2/models/{name}/ready", tags=["v2"])
-    def v2_ready(request: Request, name: str) -> JSONResponse:
+    async def v2_ready(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
         is_ready = can_be_served(record(request, name), watch)
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @api.post("/v2/repository/index", tags=["v2"])
-    def index(request: Request) -> list[dict[str, str]]:
+    async def index(request: Request) -> list[dict[str, str]]:
         """All models of the namespace with their state."""
         return [
             {
