@@ -27,6 +27,8 @@ _OURS: Final = b"x-pilotlight-"
 _FROM_CLIENT: Final = b"x-pilotlight-simulate"
 """The one exception: pods refuse it unless they were started for experiments."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_BLANKS: Final = b" \t"
+"""The parser leaves them behind a value, of which they are no part (RFC 9110, section 5.5)."""
 _LONGEST_DEADLINE_MS: Final = 86_400_000
 
 
@@ -96,6 +98,7 @@ def _read_ours(read: RequestHeaders, name: bytes, value: bytes) -> None:
 
 
 def _request_id(value: bytes) -> str:
+    value = value.rstrip(_BLANKS)
     if not _REQUEST_ID.fullmatch(value):
         raise BadRequest(
             f"header x-request-id must be 1 to 128 visible ASCII characters, was {value[:140]!r}"
@@ -104,6 +107,7 @@ def _request_id(value: bytes) -> str:
 
 
 def _whole(name: str, value: bytes, most: int) -> int:
+    value = value.rstrip(_BLANKS)
     if not value.isdigit() or len(value) > 20 or int(value) > most:
         raise BadRequest(f"header {name} must be a whole number up to {most}, was {value[:40]!r}")
     return int(value)

@@ -37,6 +37,12 @@ def test_a_header_that_is_passed_on(name: str) -> None:
     assert b"\r\n" + name.encode() + b": kept\r\n" in forwarded((name.encode(), b"kept"))
 
 
+def test_blanks_behind_a_value_are_none_of_it() -> None:
+    """The parser leaves them in (RFC 9110, section 5.5)."""
+    read = read_headers([(b"content-length", b"12 "), (b"x-request-id", b"mine\t")])
+    assert (read.content_length, read.request_id) == (12, "mine")
+
+
 def test_headers_named_by_connection_end_here() -> None:
     head = forwarded((b"x-hop", b"1"), (b"connection", b"Keep-Alive, X-Hop"), (b"x-far", b"2"))
     assert head == b"\r\nx-far: 2\r\n"
