@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from registry.cluster import ClusterState
 
 _REMEMBERED = 4096
+_LONGEST_REMEMBERED = 512
+"""Bytes of path and Host. Clients choose both, and the parser knows no limit."""
 _SERVING = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
 _INFERENCE = re.compile(
     r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
@@ -61,8 +63,15 @@ class Targets:
         try:
             return self._found[path, host]
         except KeyError:
-            found = self._found[path, host] = self._read(path, host)
+            found = self._read(path, host)
+            if len(path) + len(host) <= _LONGEST_REMEMBERED:
+                self._found[path, host] = found
             return found
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Length of all paths and Hosts that are remembered."""
+        return sum(len(path) + len(host) for path, host in self._found)
 
     def _read(self, path: bytes, host: bytes) -> Target | None:
         try:

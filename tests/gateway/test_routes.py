@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import BadRequest, ModelNotFound
-from gateway.routes import Place, is_inference, model_of_host, place_of, target_of
+from gateway.routes import Place, Targets, is_inference, model_of_host, place_of, target_of
+from registry.cluster import ClusterState
 from registry.model import ModelName
 
 KNOWN = {
@@ -145,3 +146,12 @@ def test_other_paths_keep_their_namespace() -> None:
         "/v2/models/m/ready", "team-a", "m"
     )
     assert place_of("/serving/team-a/m", "", KNOWN).path == "/"
+
+
+def test_long_paths_are_not_remembered() -> None:
+    """Clients choose them: thousands, of any length, would fill the memory."""
+    targets = Targets(ClusterState())
+    for host in (b"x", b"x" * 100_000):
+        for path in (b"/v1/models/m:predict", b"/v1/models/%b:predict" % (b"m" * 100_000)):
+            assert targets.find(path, host) is not None
+    assert targets.remembered_bytes < 1000
