@@ -156,6 +156,8 @@ class Front:
         ending = _Ending(client.loop, exchange, until_s, now_s + self._settings.body_timeout)
         client.on_gone = ending.client_gone
         try:
+            if client.disconnected:  # it left while this request was not yet run
+                raise ClientGone
             await exchange.run(until_s)
         except asyncio.CancelledError:
             cause = ending.own_cause(is_draining=self.is_draining)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,13 +14,19 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from gateway.__main__ import running_front
 from gateway.client_request import ClientRequest
 from gateway.http_server import GatewayProtocol
 from gateway.routes import Target
-from registry.model import ModelName
+from gateway.settings import GatewaySettings
+from registry.model import ModelName, Tier
+from registry.pod import PodInfo
+from tests import servers
+from tests.gateway.desk import a_desk, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
 
 Serve = Callable[[ClientRequest], Awaitable[None]]
 
@@ -213,5 +220,37 @@ def test_an_answer_that_is_broken_off_does_not_wait_for_its_client() -> None:
             await broken.wait()
             await asyncio.sleep(0.1)
             assert not made[0].connections
+
+    run(test())
+
+
+def test_who_leaves_while_the_model_is_asked_for_is_not_served(tmp_path: Path) -> None:
+    """The registry is asked before anything listens for the client's end."""
+
+    async def test() -> None:
+        asked: list[asyncio.StreamWriter] = []
+        pod = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
+        with servers.redis_server(tmp_path) as redis:
+            settings = GatewaySettings(redis_url=redis.url)
+            async with pod, running_front(settings) as front, a_desk(redis.url, "default") as desk:
+                spec = await desk.declare("m")
+                host, port = pod.sockets[0].getsockname()
+                info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
+                epoch = await desk.registry.register_pod(info, lease_ttl_s=60)
+                await desk.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
+                models = front._watch.state.models
+                await until(lambda: front._watch.state.holders(spec.key))
+                async with connected(front.infer) as (_, writer, made):
+                    del models[spec.name]  # as if its push had not arrived
+                    assert redis.process is not None
+                    redis.process.send_signal(signal.SIGSTOP)
+                    writer.write(HEAD + b"\r\n")
+                    await until(lambda: made and made[0].tasks)
+                    writer.transport.abort()
+                    await until(lambda: made[0].cycle.disconnected)
+                    redis.process.send_signal(signal.SIGCONT)
+                    await until(lambda: not made[0].tasks)
+                assert spec.name in models
+        assert not asked
 
     run(test())
