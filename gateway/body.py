@@ -23,7 +23,7 @@ class Source(Protocol):
         """What came since the last call."""
 
     async def more_pieces(self) -> list[bytes]:
-        """Wait for more, or the end. Raises ClientGone."""
+        """Wait for more, the end or an interruption. Raises ClientGone."""
 
 
 class RequestBody:
@@ -72,10 +72,10 @@ class RequestBody:
             self.held += await self._next()
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """What comes after `held`; it can be had once."""
+        """What comes after `held`, nothing where the source was interrupted; it can be had once."""
         self._streamed = True
         while not self.is_whole:
-            for piece in await self._next():
+            for piece in await self._next() or (b"",):
                 yield piece
 
     async def _next(self) -> list[bytes]:

@@ -79,6 +79,7 @@ class ClientRequest:
         self._expects_continue = expects_continue
         self._pieces: list[bytes] = []
         self._buffered = 0
+        self._is_interrupted = False
         self._wake: asyncio.Future[None] | None = None
         self._head: list[bytes] | None = None
         self._is_chunked = False
@@ -131,16 +132,22 @@ class ClientRequest:
         return pieces
 
     async def more_pieces(self) -> list[bytes]:
-        """Wait for more of the body, or its end. Raises ClientGone."""
+        """Wait for more of the body, its end or an interruption. Raises ClientGone."""
         if self._expects_continue and not self._transport.is_closing():
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not self._pieces and not self.is_whole:
+        while not self._pieces and not self.is_whole and not self._is_interrupted:
             if self.disconnected:
                 raise ClientGone
             self._wake = self.loop.create_future()
             await self._wake
+        self._is_interrupted = False
         return self.pieces()
+
+    def interrupt(self) -> None:
+        """Let whoever waits for more of the body look at something else."""
+        self._is_interrupted = True
+        self._tell()
 
     def client_gone(self) -> None:
         """The connection was lost."""

@@ -196,6 +196,7 @@ class Exchange:
 
     async def _stream(self, connection: PodConnection, head: bytes) -> None:
         is_chunked = self._body.declared is None
+        connection.on_news = self._client.interrupt  # an answer need not wait for the client
         connection.write_all(head, [_framed(chunk, is_chunked) for chunk in self._body.held])
         async for chunk in self._body.rest():
             if connection.has_head:
@@ -206,6 +207,7 @@ class Exchange:
                                         was_reused=False)  # fmt: skip
             connection.write(_framed(chunk, is_chunked))
             await connection.drain()
+        connection.on_news = None
         if is_chunked:
             connection.write(b"0\r\n\r\n")
 

@@ -15,7 +15,7 @@ import httptools
 from gateway.errors import GatewayError, UpstreamLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 CONNECT_TIMEOUT_S: Final = 1.0
 IDLE_S: Final = 30.0
@@ -64,6 +64,8 @@ class PodConnection(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._wake: asyncio.Future[None] | None = None
+        self.on_news: Callable[[], None] | None = None
+        """Called when anything comes, for whoever waits for something else meanwhile."""
 
     # The exchange
 
@@ -137,6 +139,8 @@ class PodConnection(asyncio.Protocol):
     def _tell(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+        if self.on_news is not None:
+            self.on_news()
 
     def close(self) -> None:
         """Break the connection off; the pod sees its client leave."""

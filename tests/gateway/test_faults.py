@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from registry.model import ModelSpec, RoutingPolicy
-from tests.gateway.conftest import Floor, Pods, wait_counts
+from tests.gateway.conftest import Floor, Pods, read_answer, wait_counts
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -227,6 +227,19 @@ def test_an_answer_before_the_body_was_read_passes(floor: Floor, size: int) -> N
     answer = floor.predict(spec, b"d" * size, x_test="early=413")
     assert answer.status_code == 413
     assert answer.json() == {"error": "early"}
+    floor.wait_idle(pods)
+
+
+def test_an_early_answer_does_not_wait_for_a_body_that_pauses(floor: Floor) -> None:
+    spec = floor.declare()
+    pods = floor.pods("pod-a", warm=spec)
+    head = (
+        f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: early=413\r\n"
+        f"content-length: {3 * MIB}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+        connection.sendall(head.encode() + b"x" * (MIB + 1))
+        assert read_answer(connection).startswith(b"HTTP/1.1 413")
     floor.wait_idle(pods)
 
 
