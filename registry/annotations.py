@@ -127,9 +127,16 @@ KEYS: Mapping[str, _Key] = {
     "preload-tier": _Key(
         "preload_tier", _one_of(Tier, Tier.DEVICE, Tier.HOST), "how near preloading brings it"
     ),
-    "max-batch-size": _Key("max_batch_size", _whole(1, 4096), "requests in one inference"),
+    "max-batch-size": _Key(
+        "max_batch_size", _whole(1, 4096), "items of requests in one inference; else as measured"
+    ),
     "max-batch-wait": _Key(
         "max_batch_wait_s", _duration(positive=False), "how long a batch waits to fill"
+    ),
+    "max-infer-time": _Key(
+        "max_infer_s",
+        _duration(positive=True),
+        "time of one inference after which the model counts as hung",
     ),
     "application": _Key("application", _label, "the application the model belongs to"),
     "profile": _Key("profile", _label, "the stored profile to plan with"),

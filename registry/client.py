@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.cluster import ClusterState
-from registry.codec import decode_record, encode_failure, encode_pod, encode_spec
+from registry.codec import (
+    decode_record,
+    encode_failure,
+    encode_pod,
+    encode_profile,
+    encode_spec,
+)
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.reservation import Granted, Refusal, ReservationRequest
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from registry.pod import PodInfo, PodPhase, PodReport
+    from registry.profile import Profile
 
 LEASE_TTL_S = 3.0
 HEARTBEAT_S = 1.0
@@ -94,6 +101,13 @@ class Registry:
         state = ClusterState()
         state.replace(versions.changes, snapshot)
         return state
+
+    async def put_profile(self, profile: Profile) -> bool:
+        """Keep what a generation costs by batch size; False: it is not declared any more."""
+        name = str(name_of_key(profile.key))
+        return bool(
+            await self.transactions.submit("profile", name, profile.key, encode_profile(profile))
+        )
 
     # Pods
 
@@ -166,6 +180,18 @@ class Registry:
         _check(
             await self.transactions.submit(
                 "fail", pod, epoch, key, token, str(name_of_key(key)), encode_failure(failure)
+            )
+        )
+
+    async def report_broken(self, pod: str, epoch: int, failure: LoadFailure) -> None:
+        """A model that was warm at the pod stopped working there; its record says why.
+
+        Raises LeaseLost.
+        """
+        name = str(name_of_key(failure.key))
+        _check(
+            await self.transactions.submit(
+                "broken", pod, epoch, failure.key, name, encode_failure(failure)
             )
         )
 

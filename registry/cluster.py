@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.codec import decode_pod, decode_record
+from registry.codec import decode_pod, decode_profile, decode_record
 from registry.estimates import UNMEASURED, Measurements
-from registry.model import ModelName, ModelRecord, Tier
+from registry.model import ModelName, ModelRecord, Tier, name_of_key
 from registry.pod import PodInfo, PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from registry.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,15 @@ class ClusterState:
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency: dict[str, dict[str, Residency]] = {}
         self.measurements: dict[str, Measurements] = {}
+        self.profiles: dict[ModelName, Profile] = {}
+        """Of the generation that was profiled last."""
+        self.profiles_version = 0
         self.unreadable_total = 0
         """Changes left out because they could not be read, and why the last of them was."""
         self.unreadable_cause = ""
         self._residency_versions: dict[tuple[str, str], int] = {}
         self._model_versions: dict[ModelName, int] = {}
+        self._profile_versions: dict[ModelName, int] = {}
         self._gone_versions: dict[str, int] = {}
         self._snapshot_version = 0
         self._early_counts: dict[str, tuple[int, int, int]] = {}
@@ -147,15 +153,20 @@ class ClusterState:
         """The model's measurements; priors only if there are none."""
         return self.measurements.get(key, UNMEASURED)
 
+    def profile(self, key: str) -> Profile | None:
+        """What this generation of a model costs by batch size, where that was measured."""
+        found = self.profiles.get(name_of_key(key))
+        return found if found is not None and found.key == key else None
+
     # Changes
 
     def replace(self, version: int, snapshot: Sequence[Any]) -> None:
         """Start again from a full snapshot, as the script's `snapshot` operation returns it."""
-        models_version = self.models_version
+        models_version, profiles_version = self.models_version, self.profiles_version
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
         self.version = self._snapshot_version = version
-        self.models_version = models_version + 1
-        pods, models, samples = snapshot
+        self.models_version, self.profiles_version = models_version + 1, profiles_version + 1
+        pods, models, samples, profiles = snapshot
         for *pod, residency in pods or []:
             self._apply(version, "pod", *pod)
             pairs = list(residency or [])
@@ -167,6 +178,9 @@ class ClusterState:
             pairs = list(measures or [])
             for measure, values in zip(pairs[::2], pairs[1::2], strict=True):
                 self._apply(version, "samples", key, measure, orjson.loads(values))
+        pairs = list(profiles or [])
+        for name, text in zip(pairs[::2], pairs[1::2], strict=True):
+            self._apply(version, "profile", name, text)
 
     def apply(self, version: int, changes: Sequence[Sequence[Any]]) -> None:
         """Take in the changes of one version; those already known change nothing."""
@@ -192,6 +206,8 @@ class ClusterState:
                     self._apply_model(version, *values)
                 case "samples":
                     self._apply_samples(version, *values)
+                case "profile":
+                    self._apply_profile(version, *values)
         except (ValueError, TypeError, LookupError) as error:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
@@ -286,3 +302,13 @@ class ClusterState:
     ) -> None:
         del version  # samples only add up; each change is applied once by the watch
         self.measurements.setdefault(key, Measurements()).add(measure, values_s)
+
+    def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
+        name = ModelName.parse(text)
+        if version < self._profile_versions.get(name, 0):
+            return
+        self._profile_versions[name] = version
+        self.profiles_version += 1
+        self.profiles.pop(name, None)
+        if isinstance(profile, str):
+            self.profiles[name] = decode_profile(profile)

@@ -1,4 +1,4 @@
-"""How models, pods and failures are written in Redis: JSON, one field per attribute."""
+"""How models, pods, failures and profiles are written in Redis: JSON, one field per attribute."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from registry.model import (
     Tier,
 )
 from registry.pod import PodInfo
+from registry.profile import Profile, ProfilePoint
 
 
 def encode_spec(spec: ModelSpec) -> str:
@@ -80,3 +81,15 @@ def encode_pod(info: PodInfo) -> str:
 def decode_pod(text: str) -> PodInfo:
     """Read what `encode_pod` wrote."""
     return PodInfo(**_known(PodInfo, orjson.loads(text)))
+
+
+def encode_profile(profile: Profile) -> str:
+    """A model's profile as JSON."""
+    return orjson.dumps(asdict(profile)).decode()
+
+
+def decode_profile(text: str) -> Profile:
+    """Read what `encode_profile` wrote."""
+    stored: dict[str, Any] = _known(Profile, orjson.loads(text))
+    points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
+    return Profile(points=points, **stored)

@@ -52,6 +52,8 @@ class StageTimes:
     """A model's stage times in seconds, and whether all of them were measured."""
 
     infer_s: float
+    share_s: float
+    """What one request takes of the device; less than `infer_s` where requests share batches."""
     around_s: float
     """Pre- and postprocessing together: Liu's T_P."""
     is_measured: bool
@@ -84,6 +86,7 @@ class Measurements:
         infer, before, after = self.infer, self.preprocess, self.postprocess
         return StageTimes(
             infer_s=infer.seconds,
+            share_s=self.share.seconds,
             around_s=before.seconds + after.seconds,
             is_measured=infer.is_measured and before.is_measured and after.is_measured,
         )
@@ -105,8 +108,13 @@ class Measurements:
 
     @property
     def infer(self) -> Estimate:
-        """Time of one inference."""
+        """Time of one inference, which is that of the whole batch a request is in."""
         return self._medians.get("infer") or Estimate(PRIORS.infer_s, is_measured=False)
+
+    @property
+    def share(self) -> Estimate:
+        """Time of the device per request: that of its batch by its share of the items."""
+        return self._medians.get("share") or self.infer
 
     @property
     def preprocess(self) -> Estimate:

@@ -24,6 +24,7 @@ class Task(StrEnum):
 
     TEXT_EMBEDDING = "text-embedding"
     TEXT_TO_TEXT = "text2text-generation"
+    TEXT_GENERATION = "text-generation"
     TEXT_CLASSIFICATION = "text-classification"
     IMAGE_CLASSIFICATION = "image-classification"
 
@@ -93,8 +94,11 @@ class ModelPolicy:
     pin: bool = False
     preload: Preload = Preload.PREDICTIVE
     preload_tier: Tier = Tier.DEVICE
-    max_batch_size: int = 1
+    max_batch_size: int | None = None
+    """None: the pod finds it by what batches take, see `registry.profile`."""
     max_batch_wait_s: float = 0.0
+    max_infer_s: float | None = None
+    """None: the pod's own limit."""
     application: str | None = None
     profile: str | None = None
     placement: str | None = None

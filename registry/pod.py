@@ -50,8 +50,9 @@ class Samples:
     """New measurements of one model since the last heartbeat, in seconds.
 
     `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
-    `load:<tier>` for a load that started from that tier, or `assets` for what an entry pod needs of
-    a model to forward it.
+    `load:<tier>` for a load that started from that tier, `share` for the part of its batch's time
+    that a request's items account for, or `assets` for what an entry pod needs of a model to
+    forward it.
     """
 
     key: str

@@ -41,6 +41,7 @@ function op.delete(name)
   for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures'}) do
     redis.call('HDEL', key(hash), name)
   end
+  if redis.call('HDEL', key('profiles'), name) > 0 then change('profile', name, false) end
   if existed > 0 then publish_model(name) end
   return existed
 end
@@ -49,4 +50,24 @@ function op.model(name)
   return {or_false(redis.call('HGET', key('models'), name)),
     or_false(redis.call('HGET', key('previous'), name)),
     or_false(redis.call('HGET', key('failures'), name))}
+end
+
+-- What a generation's inference costs by batch size. It is kept while its model is declared.
+function op.profile(name, model, profile)
+  local current_model = redis.call('HGET', key('keys'), name)
+  local previous = redis.call('HGET', key('previous_keys'), name)
+  if current_model ~= model and previous ~= model then return false end
+  redis.call('HSET', key('profiles'), name, profile)
+  change('profile', name, profile)
+  return true
+end
+
+-- A model that stopped working at a pod that had it: said of the model for all to see.
+function op.broken(pod, epoch, model, name, failure)
+  if not current(pod, epoch) then return {'lost'} end
+  if redis.call('HGET', key('keys'), name) == model then
+    redis.call('HSET', key('failures'), name, failure)
+    publish_model(name)
+  end
+  return {'ok'}
 end

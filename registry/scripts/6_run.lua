@@ -42,7 +42,7 @@ function op.snapshot()
   reap_pods()
   reap_claims()
   reap_reservations()
-  return {all_pods(), all_models(), all_samples()}
+  return {all_pods(), all_models(), all_samples(), redis.call('HGETALL', key('profiles'))}
 end
 
 local results = {}

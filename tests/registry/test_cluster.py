@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.cluster import ClusterState
-from registry.codec import encode_pod, encode_spec
+from registry.codec import encode_pod, encode_profile, encode_spec
 from registry.model import Tier
 from registry.pod import PodInfo, PodPhase
+from registry.profile import Profile, ProfilePoint
 from tests.registry.actors import KEY, SPEC
 from tests.registry.views import view
 
@@ -30,11 +31,17 @@ def model(spec: str | bool = encode_spec(SPEC)) -> Change:
     return ["model", str(SPEC.name), spec, False, False]
 
 
+def profile(*rows: int) -> Change:
+    points = tuple(ProfilePoint(count, 0.1) for count in rows)
+    return ["profile", str(SPEC.name), encode_profile(Profile(KEY, "cpu", points))]
+
+
 HISTORY: list[list[Change]] = [
     [["gone", "a"], pod("a", 1)],
     [model()],
     [at("a", "remote", "remote")],
     [at("a", "device")],
+    [profile(1)],
     [["counts", "a", 1, 1]],
     [["gone", "b"], pod("b", 2), ["counts", "b", 2, 0]],
     [at("b", "disk")],
@@ -42,6 +49,7 @@ HISTORY: list[list[Change]] = [
     [["gone", "a"], pod("a", 3)],
     [["counts", "a", 3, 3]],
     [["gone", "b"]],
+    [profile(1, 2)],
     [at("a", "host"), pod("a", 3, slots_used=1, phase="draining")],
     [model(False)],
 ]
@@ -118,7 +126,10 @@ def snapshot_of(state: ClusterState) -> list[Any]:
         [str(name), [encode_spec(record.spec), False, False]]
         for name, record in state.models.items()
     ]
-    return [pods, models, {}]
+    profiles: list[str] = []
+    for name, each_profile in state.profiles.items():
+        profiles += [str(name), encode_profile(each_profile)]
+    return [pods, models, {}, profiles]
 
 
 def test_an_older_snapshot_replaces_a_newer_copy() -> None:

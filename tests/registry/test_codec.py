@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from registry.codec import (
     decode_pod,
+    decode_profile,
     decode_record,
     decode_spec,
     encode_failure,
     encode_pod,
+    encode_profile,
     encode_spec,
 )
 from registry.model import (
@@ -29,6 +31,7 @@ from registry.model import (
     Tier,
 )
 from registry.pod import PodInfo
+from registry.profile import Profile, ProfilePoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SECONDS = st.floats(0, 1e9)
@@ -82,6 +85,23 @@ PODS = st.builds(
 )
 
 
+PROFILES = st.builds(
+    Profile,
+    key=TEXT,
+    device=TEXT,
+    points=st.lists(
+        st.builds(ProfilePoint, rows=COUNTS, latency_s=SECONDS, memory_bytes=st.none() | COUNTS),
+        max_size=3,
+    ).map(tuple),
+    limited_by=TEXT,
+)
+
+
+@given(PROFILES)
+def test_a_profile_comes_back_as_it_was(profile: Profile) -> None:
+    assert decode_profile(encode_profile(profile)) == profile
+
+
 @given(SPECS)
 def test_a_specification_comes_back_as_it_was(spec: ModelSpec) -> None:
     back = decode_spec(encode_spec(spec))
@@ -120,6 +140,10 @@ def _with_news(value: Any) -> Any:
 def test_fields_of_a_newer_version_are_left_out() -> None:
     failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
     pod = PodInfo("a", "b:1", "n")
+    profile = Profile("a/b@1", "cpu", (ProfilePoint(1, 0.5),))
+    profile_text = _with_news(orjson.loads(encode_profile(profile)))
+    profile_text["points"] = [_with_news(point) for point in profile_text["points"]]
+    assert decode_profile(orjson.dumps(profile_text).decode()) == profile
     spec_text, failure_text, pod_text = (
         orjson.dumps(_with_news(orjson.loads(text))).decode()
         for text in (encode_spec(SPEC), encode_failure(failure), encode_pod(pod))

@@ -47,3 +47,8 @@ def test_a_known_link_gives_the_prior_of_a_load_from_storage() -> None:
     seconds = PRIORS.load_bytes / 1e8
     assert UNMEASURED.load_from(Tier.REMOTE, 1e8) == Estimate(seconds, is_measured=False)
     assert UNMEASURED.load_from(Tier.DISK, 1e8).seconds == PRIORS.load_s
+
+
+def test_without_batches_a_request_takes_the_device_for_its_whole_inference() -> None:
+    assert measured(infer=[2.0]).stages.share_s == 2.0
+    assert measured(infer=[2.0], share=[0.5]).stages.share_s == 0.5

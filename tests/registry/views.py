@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from registry.cluster import ClusterState, Residency
     from registry.model import ModelName, ModelRecord
+    from registry.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,11 @@ class View:
     pods: dict[str, tuple[object, ...]]
     models: dict[ModelName, ModelRecord]
     residency: dict[str, dict[str, Residency]]
+    profiles: dict[ModelName, Profile]
 
 
 def view(state: ClusterState) -> View:
-    """All that a copy says of pods, models and tiers."""
+    """All that a copy says of pods, models, tiers and profiles."""
     pods: dict[str, tuple[object, ...]] = {
         pod.name: (
             pod.info, pod.epoch, pod.phase, pod.slots_used, pod.ongoing, dict(pod.used_bytes),
@@ -27,4 +29,4 @@ def view(state: ClusterState) -> View:
         for pod in state.pods.values()
     }  # fmt: skip
     residency = {key: dict(holders) for key, holders in state.residency.items()}
-    return View(pods, dict(state.models), residency)
+    return View(pods, dict(state.models), residency, dict(state.profiles))
