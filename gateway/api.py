@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError, ModelNotFound
+from gateway.openai_models import openai_models
 from gateway.openapi import with_inference_paths
 from registry.model import ModelName
 
@@ -43,6 +44,7 @@ def create_api(
     )
     _add_health(api, watch, is_draining)
     _add_models(api, watch)
+    api.include_router(openai_models(watch))
     _add_explanations(api, explanations)
 
     @api.get("/metrics", tags=["operation"])

@@ -62,6 +62,10 @@ class RequestBody:
             self.held += self._take(self._source.pieces())
         return self.is_whole
 
+    async def hold_more(self) -> None:
+        """Take in the next of the body. Raises BodyTooSlow, BodyTooLarge, ClientGone."""
+        self.held += await self._next()
+
     async def hold(self) -> None:
         """Take in the body until it is whole or too long to be held.
 

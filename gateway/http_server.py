@@ -7,7 +7,7 @@ when its client is gone, so that its slot is free.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.server import Front
+
+_INFERENCE_ENDS: Final = (b"/infer", b":predict", b"/completions", b"/embeddings")
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -59,7 +61,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the parser leaves the body unread: `data_received` begins again
         target = None
-        if self.url.endswith((b"/infer", b":predict")) or b"?" in self.url:
+        if self.url.endswith(_INFERENCE_ENDS) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
             if self.parser.get_method() == b"POST" and path:
                 target = self._front.target(path, self._host)

@@ -12,6 +12,12 @@ _PATHS = {
     "/v2/models/{name}/infer": ("v2", "Infer with a model of the namespace `default`."),
     "/serving/{namespace}/{name}/v1/models/{name}:predict": ("v1", "Predict, any namespace."),
     "/serving/{namespace}/{name}/v2/models/{name}/infer": ("v2", "Infer, any namespace."),
+    "/openai/v1/completions": ("openai", "Go on with a text; `stream` sends it as it is made."),
+    "/openai/v1/chat/completions": ("openai", "Answer a conversation."),
+    "/openai/v1/embeddings": ("openai", "Embed texts."),
+    "/serving/{namespace}/{name}/openai/v1/completions": ("openai", "Any namespace."),
+    "/serving/{namespace}/{name}/openai/v1/chat/completions": ("openai", "Any namespace."),
+    "/serving/{namespace}/{name}/openai/v1/embeddings": ("openai", "Any namespace."),
 }
 _V1_BODY = {
     "type": "object",
@@ -38,6 +44,12 @@ _V2_BODY = {
     },
     "required": ["inputs"],
 }
+_OPENAI_BODY = {
+    "type": "object",
+    "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}},
+    "required": ["model"],
+}
+_BODIES = {"v1": _V1_BODY, "v2": _V2_BODY, "openai": _OPENAI_BODY}
 _HEADERS = {
     "x-pilotlight-policy": "Routing policy for this request.",
     "x-pilotlight-deadline-ms": "Milliseconds from arrival within which an answer is of use.",
@@ -86,9 +98,7 @@ def _operation(path: str) -> dict[str, Any]:
             ],
             "requestBody": {
                 "required": True,
-                "content": {
-                    "application/json": {"schema": _V1_BODY if protocol == "v1" else _V2_BODY}
-                },
+                "content": {"application/json": {"schema": _BODIES[protocol]}},
             },
             "responses": {code: {"description": text} for code, text in _ANSWERS.items()},
         }

@@ -1,4 +1,7 @@
-"""Which model a request names, by path or by KServe-style Host header. Bodies are never parsed."""
+"""Which model a request names, by path or by KServe-style Host header.
+
+OpenAI's paths may name none: then the body does, and `openai` looks there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from gateway import openai
 from gateway.errors import BadRequest, GatewayError, ModelNotFound
 from registry.model import ModelName
 
@@ -35,6 +39,10 @@ class Target:
     pod_path: bytes
     label: str
     """The model as a metric label: `namespace/name`."""
+    openai_call: str | None = None
+    """Which of OpenAI's calls it is; None: none of them."""
+    is_named: bool = True
+    """Whether path or Host named the model; where they did not, the body does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +101,15 @@ def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
 
 def is_inference(path: str) -> bool:
     """Whether the path, its prefix taken off, asks for an inference."""
-    return path.endswith(("/infer", ":predict")) and _INFERENCE.fullmatch(path) is not None
+    if path.endswith(("/infer", ":predict")):
+        return _INFERENCE.fullmatch(path) is not None
+    return openai.PATH.fullmatch(path) is not None
 
 
 def target_of(place: Place) -> Target:
     """The target of an inference path. Raises BadRequest, ModelNotFound."""
+    if call := openai.PATH.fullmatch(place.path):
+        return openai_target(place.namespace, place.name, call[1])
     match = _INFERENCE.fullmatch(place.path)
     if match is None:
         raise BadRequest(f"{place.path!r} is no inference path")
@@ -112,6 +124,15 @@ def target_of(place: Place) -> Target:
     else:
         pod_path = f"/v2/models/{model.path_segment}/infer"
     return Target(model, name, pod_path.encode(), str(model))
+
+
+def openai_target(namespace: str, name: str | None, call: str) -> Target:
+    """The target of one of OpenAI's calls; without a name it waits for the body's."""
+    model = ModelName(namespace, name or "")
+    path = f"/serving/{model.path_segment}/openai/v1/{call}"
+    return Target(
+        model, model.name, path.encode(), str(model), openai_call=call, is_named=name is not None
+    )
 
 
 def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:

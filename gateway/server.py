@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from gateway import openai
 from gateway.body import RequestBody
 from gateway.client_request import ClientGone
 from gateway.decide import Arrival
@@ -31,7 +32,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
-from gateway.routes import Targets, is_inference, place_of, target_of
+from gateway.routes import Targets, is_inference, openai_target, place_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,7 +82,7 @@ class Front:
             if scope["method"] == "POST" and is_inference(place.path):
                 target_of(place)  # it was no target, and this says why
         except GatewayError as error:
-            await _send_error(send, error)
+            await _send_error(send, error, is_openai="/openai/v1/" in path)
             return
         scope["pilotlight.namespace"] = place.namespace
         scope["path"], scope["raw_path"] = unquote(place.path), place.path.encode()
@@ -94,10 +95,13 @@ class Front:
         try:
             read = read_headers(client.headers)
             request_id = read.request_id
+            body = RequestBody(client, read.content_length, self._settings)
+            if not client.target.is_named:
+                await self._name_by_body(client, body)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._record(client.target)
-            exchange = self._exchange(client, read, record)
+            exchange = self._exchange(client, read, record, body)
             await self._run_while_wanted(exchange, client, read)
         except ClientGone:
             self._tools.recorder.client_left()
@@ -110,6 +114,12 @@ class Front:
                 self._tools.recorder.failed(exchange, error)
             _answer_error(client, error, request_id)
 
+    async def _name_by_body(self, client: ClientRequest, body: RequestBody) -> None:
+        """Find the target of one of OpenAI's calls in its body."""
+        call = client.target.openai_call or ""
+        model = openai.model_named(await openai.model_of_body(body))
+        client.target = openai_target(model.namespace, model.name, call)
+
     async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
@@ -121,7 +131,11 @@ class Front:
         return record
 
     def _exchange(
-        self, client: ClientRequest, read: RequestHeaders, record: ModelRecord
+        self,
+        client: ClientRequest,
+        read: RequestHeaders,
+        record: ModelRecord,
+        body: RequestBody,
     ) -> Exchange:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
@@ -140,7 +154,6 @@ class Front:
             deadline_s=None if deadline_s is None else now_s + deadline_s,
         )
         read.deadline_s = deadline_s
-        body = RequestBody(client, read.content_length, self._settings)
         return Exchange(self._tools, client, read, arrival, body)
 
     async def _run_while_wanted(
@@ -248,19 +261,22 @@ def _host(scope: Scope) -> str:
     return ""
 
 
-def _error_answer(error: GatewayError) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """`{"error": …}`, as KServe says it, and the headers that go with it."""
+def _error_answer(
+    error: GatewayError, *, is_openai: bool
+) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """`{"error": …}`, as KServe or OpenAI say it, and the headers that go with it."""
     headers = [
         (b"content-type", b"application/json"),
         (b"x-pilotlight-reason", str(error.reason).encode()),
     ]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    return orjson.dumps({"error": str(error)}), headers
+    document = openai.error_document(error) if is_openai else {"error": str(error)}
+    return orjson.dumps(document), headers
 
 
 def _answer_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
-    body, headers = _error_answer(error)
+    body, headers = _error_answer(error, is_openai=client.target.openai_call is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
@@ -268,8 +284,8 @@ def _answer_error(client: ClientRequest, error: GatewayError, request_id: str) -
     client.answer(int(error.status), headers, body)
 
 
-async def _send_error(send: Send, error: GatewayError) -> None:
-    body, headers = _error_answer(error)
+async def _send_error(send: Send, error: GatewayError, *, is_openai: bool) -> None:
+    body, headers = _error_answer(error, is_openai=is_openai)
     headers.append((b"content-length", b"%d" % len(body)))
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": int(error.status), "headers": headers})

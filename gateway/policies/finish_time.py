@@ -3,8 +3,9 @@
 Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
 postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
 on where the weights are), loads under way (their rest), several slots per pod, queue position,
-and work that drains while a request is on its way. All times are medians of live measurements, or
-priors that mark the forecast as unmeasured.
+work that drains while a request is on its way, and requests that share an inference: those ahead
+each take their share of the device, a request's own inference takes as long as its batch. All times
+are medians of live measurements, or priors that mark the forecast as unmeasured.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
     times = measured.stages
     load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
     load_s = load.seconds if load else 0.0
-    backlog_s = pod.inferring * times.infer_s
+    backlog_s = pod.inferring * times.share_s
     return Forecast(
         max(load_s, backlog_s) + times.hold_s,
         times.is_measured and (load is None or load.is_measured),

@@ -274,7 +274,8 @@ class Pod:
 
 
 def _key(request: Request) -> str:
-    segment = request.path.split("/")[3].partition(":")[0]
+    parts = request.path.split("/")
+    segment = parts[2] if parts[1] == "serving" else parts[3].partition(":")[0]
     name = ModelName.from_path_segment(segment)
     return f"{name}@{request.headers.get('x-pilotlight-generation', '')}"
 

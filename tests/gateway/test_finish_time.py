@@ -52,6 +52,13 @@ def test_run_at(pod: PodSketch, expected_s: float) -> None:
     assert forecast.is_measured
 
 
+def test_requests_that_share_batches_are_worth_their_share_each() -> None:
+    behind_eight = PodSketch(A, "warm", slots=16, busy=8)
+    state = cluster(behind_eight, measured={**TIMES, "share": 0.05})
+    forecast = run_at(state.pods[A], request(), state, NOW_S)
+    assert forecast.seconds == pytest.approx(8 * 0.05 + HOLD_S)
+
+
 @pytest.mark.parametrize(
     ("pod", "ahead", "expected_s"),
     [
