@@ -15,10 +15,10 @@ FLAGS ?=
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo up test test-slow check format bench bench-peers lock clean
+.PHONY: help install demo up test test-slow check format bench bench-runtime bench-peers lock clean
 
 help:  ## What there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP):
 	@scripts/install $@
@@ -49,6 +49,9 @@ format: $(STAMP)  ## Format and repair what the linter can
 
 bench: $(STAMP)  ## The benchmarks, with the facts of this machine
 	$(BIN)/python -m benchmarks $(FLAGS)
+
+bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the usual way
+	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
 
 bench-peers: $(STAMP)  ## Ray Serve and LitServe for the benchmarks, in .venv-peers (495 MB)
 	$(BIN)/python -m benchmarks.peers install

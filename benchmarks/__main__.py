@@ -1,4 +1,4 @@
-"""`python -m benchmarks [decision] [proxy]`: run benchmarks, print Markdown, keep raw samples."""
+"""`python -m benchmarks [WHAT …]`: run benchmarks, print Markdown, keep raw samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import decision
+from benchmarks import batching, decision, eviction
 from benchmarks.machine import REPOSITORY, machine_facts, save
 from benchmarks.proxy import compare, report
 from benchmarks.proxy.generator import generator_name
+from benchmarks.storage import compare as storage
 
 if TYPE_CHECKING:
     from benchmarks.machine import Machine
+
+BENCHMARKS = ("decision", "proxy", "storage", "eviction", "tiers", "batching")
 
 
 def main() -> None:
@@ -28,21 +31,35 @@ def main() -> None:
         _decision(arguments, machine)
     if "proxy" in arguments.what:
         _proxy(arguments, machine)
+    if "storage" in arguments.what:
+        _storage(arguments, machine)
+    if "eviction" in arguments.what:
+        _eviction(arguments, machine)
+    if "tiers" in arguments.what:
+        _tiers(arguments, machine)
+    if "batching" in arguments.what:
+        _batching(arguments, machine)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="*", default=["decision", "proxy"], help="decision, proxy; default: both"
+        "what", nargs="*", default=["decision", "proxy"], help=f"{', '.join(BENCHMARKS)}"
     )
     parser.add_argument("--quick", action="store_true", help="one short repeat, no slow peers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, help="default: 5 for decision, 3 for proxy")
+    parser.add_argument("--repeats", type=int, help="default: 5; 3 for proxy, 20 for eviction")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a burst of load")
-    parser.add_argument("--only", default="", help="parts of peers' names, separated by commas")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="parts of names, separated by commas: of peers (proxy), of models (tiers)",
+    )
     arguments = parser.parse_args()
-    if unknown := set(arguments.what) - {"decision", "proxy"}:
-        parser.error(f"the benchmarks are decision and proxy, seen {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.what) - set(BENCHMARKS):
+        parser.error(
+            f"the benchmarks are {', '.join(BENCHMARKS)}, seen {', '.join(sorted(unknown))}"
+        )
     return arguments
 
 
@@ -77,6 +94,59 @@ def _proxy(arguments: argparse.Namespace, machine: Machine) -> None:
         "samples": [asdict(sample) for sample in compared.samples],
     }
     _save("proxy", machine, asdict(plan) | {"generator": generator_name()}, content)
+
+
+def _storage(arguments: argparse.Namespace, machine: Machine) -> None:
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(f"## From S3 on loopback to disk, page cache warm at the server ({repeats} repeats)\n")
+    samples = storage.compare(repeats=repeats, is_quick=arguments.quick)
+    print(storage.summary(samples))
+    _save("storage", machine, {"repeats": repeats}, [asdict(sample) for sample in samples])
+
+
+def _eviction(arguments: argparse.Namespace, machine: Machine) -> None:
+    repeats = arguments.repeats or eviction.SEEDS
+    print(
+        f"## Evictions, simulated: 8 models, memory for half, {eviction.REQUESTS} requests"
+        f" ({repeats} traces, seed {arguments.seed})\n"
+    )
+    results = eviction.measure(seed=arguments.seed, repeats=repeats)
+    print(eviction.summary(results))
+    settings = {"seed": arguments.seed, "repeats": repeats}
+    _save("eviction", machine, settings, [asdict(each) for each in results])
+
+
+def _tiers(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks import tiers  # imports torch
+
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(f"## Cold starts on the CPU ({repeats} repeats)\n")
+    wanted = arguments.only.lower().split(",")
+    models = [name for name in tiers.MODELS if any(part in name for part in wanted)]
+    models = models[:1] if arguments.quick else models
+    results, skipped = tiers.measure(repeats=repeats, models=models)
+    print(tiers.summary(results))
+    for line in sorted(set(skipped)):
+        print(f"\nSkipped: {line}")
+    _save("tiers", machine, {"repeats": repeats}, [asdict(each) for each in results])
+
+
+def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        print("## Batching: skipped, two cores are needed")
+        return
+    plan = batching.Plan(
+        repeats=arguments.repeats or (1 if arguments.quick else 3),
+        seconds=max(arguments.seconds, 5.0),
+    )
+    print(
+        f"## One pod with batching, one text per request ({plan.repeats} repeats of "
+        f"{plan.seconds:g} s and more, load by {generator_name()}, one core for the server)\n"
+    )
+    samples = batching.measure(plan)
+    print(batching.summary(samples))
+    settings = asdict(plan) | {"generator": generator_name(), "text": batching.TEXT}
+    _save("batching", machine, settings, [asdict(sample) for sample in samples])
 
 
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:

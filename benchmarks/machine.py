@@ -17,7 +17,7 @@ REPOSITORY: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = REPOSITORY / "benchmarks" / "results"
 _PACKAGES: Final = (
     "fastapi", "starlette", "uvicorn", "uvloop", "httptools", "httpx", "aiohttp", "kserve", "redis",
-    "hiredis",
+    "hiredis", "torch", "transformers", "safetensors",
 )  # fmt: skip
 
 

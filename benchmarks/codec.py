@@ -1,0 +1,167 @@
+"""`python -m benchmarks.codec`: a large tensor read and written by our codec and by KServe's SDK.
+
+One tensor of FP32 as a pod sees it: the bytes of a request to a numpy array, and a numpy array to
+the bytes of an answer. Both sides run in one process, taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+from kserve import InferOutput, InferRequest, InferResponse
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from benchmarks.machine import machine_facts, save
+from benchmarks.quantiles import spread
+from runtime.grpc_bodies import decode_message, encode_answer
+from runtime.tensors import numeric_tensor
+from runtime.v2 import LENGTH_HEADER, V2Request, decode_request, encode_request, encode_response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+ELEMENTS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Times of one step, in ms for each repeat."""
+
+    step: str
+    ours_ms: list[float]
+    sdk_ms: list[float]
+
+    def row(self) -> str:
+        """A line of the summary's table: medians with the range, and their ratio."""
+        ours, sdk = spread(self.ours_ms), spread(self.sdk_ms)
+        return (
+            f"| {self.step} | {ours.median:.2f} ({ours.lowest:.2f}-{ours.highest:.2f}) |"
+            f" {sdk.median:.2f} ({sdk.lowest:.2f}-{sdk.highest:.2f}) |"
+            f" {sdk.median / ours.median:.0f} |"
+        )
+
+
+def measure(*, elements: int, repeats: int, seed: int) -> list[Timed]:
+    """Time every step of both codecs, which take turns."""
+    values = np.random.default_rng(seed).random(elements, dtype=np.float32)
+    ours, sdk = _ours(values), _sdk(values)
+    timed = []
+    for step in ours:
+        np.testing.assert_array_equal(_values(ours[step]()), _values(sdk[step]()))
+        taken: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            for times, work in zip(taken, (ours[step], sdk[step]), strict=True):
+                began_s = time.perf_counter()
+                work()
+                times.append((time.perf_counter() - began_s) * 1000)
+        timed.append(Timed(step, *taken))
+    return timed
+
+
+def _ours(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
+    tensor = numeric_tensor("x", values)
+    binary, as_json, raw, typed = _requests(values)
+    want_binary, want_json = V2Request((), is_binary=True), V2Request(())
+
+    def write(request: V2Request) -> tuple[bytes, int]:
+        body = encode_response([tensor], model_name="m", request=request)
+        return body.content, int(dict(body.headers).get(LENGTH_HEADER, len(body.content)))
+
+    def read_message(content: bytes) -> npt.NDArray[Any]:
+        return decode_message(messages.ModelInferRequest.FromString(content)).inputs[0].data
+
+    return {
+        "REST binary, read": lambda: decode_request(binary[0], str(binary[1])).inputs[0].data,
+        "REST binary, write": lambda: write(want_binary),
+        "REST JSON, read": lambda: decode_request(as_json, None).inputs[0].data,
+        "REST JSON, write": lambda: write(want_json),
+        "gRPC raw, read": lambda: read_message(raw),
+        "gRPC raw, write": lambda: encode_answer([tensor], model_name="m", request=want_binary),
+        "gRPC typed, read": lambda: read_message(typed),
+        "gRPC typed, write": lambda: encode_answer([tensor], model_name="m", request=want_json),
+    }
+
+
+def _sdk(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
+    binary, as_json, raw, typed = _requests(values)
+
+    def answer(*, is_binary: bool) -> InferResponse:
+        output = InferOutput("x", list(values.shape), "FP32")
+        output.set_data_from_numpy(values, binary_data=is_binary)
+        return InferResponse("", "m", [output], use_binary_outputs=is_binary)
+
+    def write(*, is_binary: bool) -> tuple[bytes, int]:
+        content, length = answer(is_binary=is_binary).to_rest()
+        if isinstance(content, dict):
+            content = orjson.dumps(content)
+        return content, length or len(content)
+
+    def read_message(content: bytes) -> Any:
+        message = messages.ModelInferRequest.FromString(content)
+        return InferRequest.from_grpc(message).inputs[0].as_numpy()
+
+    return {
+        "REST binary, read": lambda: (
+            InferRequest.from_bytes(binary[0], binary[1], "m").inputs[0].as_numpy()
+        ),
+        "REST binary, write": lambda: write(is_binary=True),
+        "REST JSON, read": lambda: (
+            InferRequest.from_bytes(as_json, len(as_json), "m").inputs[0].as_numpy()
+        ),
+        "REST JSON, write": lambda: write(is_binary=False),
+        "gRPC raw, read": lambda: read_message(raw),
+        "gRPC raw, write": lambda: answer(is_binary=True).to_grpc().SerializeToString(),
+        "gRPC typed, read": lambda: read_message(typed),
+        "gRPC typed, write": lambda: answer(is_binary=False).to_grpc().SerializeToString(),
+    }
+
+
+def _requests(values: npt.NDArray[Any]) -> tuple[tuple[bytes, int], bytes, bytes, bytes]:
+    """The same request four times: binary with its JSON's length, JSON, raw, typed."""
+    encoded = encode_request([numeric_tensor("x", values)])
+    about = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
+    as_json = orjson.dumps({"inputs": [{**about, "data": values.tolist()}]})
+    raw = messages.ModelInferRequest(model_name="m", raw_input_contents=[values.tobytes()])
+    raw.inputs.add(**about)
+    typed = messages.ModelInferRequest(model_name="m")
+    typed.inputs.add(**about).contents.fp32_contents.extend(values.tolist())
+    length = int(dict(encoded.headers)[LENGTH_HEADER])
+    return (encoded.content, length), as_json, raw.SerializeToString(), typed.SerializeToString()
+
+
+def _values(result: Any) -> npt.NDArray[Any]:
+    """The tensor that a step read or wrote, by whatever means."""
+    if isinstance(result, np.ndarray):
+        return result
+    if isinstance(result, bytes):
+        answer = InferResponse.from_grpc(messages.ModelInferResponse.FromString(result))
+    else:
+        answer = InferResponse.from_bytes(*result)
+    return np.asarray(answer.outputs[0].as_numpy())
+
+
+def main() -> None:
+    """Measure, print a table, keep the raw samples."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.codec", description=__doc__)
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    machine = machine_facts()
+    timed = measure(**vars(arguments))
+    print(f"{machine.line()}\n\n## {arguments.elements} x FP32, ms: median (range)\n")
+    print("| step | ours | KServe's SDK | SDK/ours |\n|---|---|---|---|")
+    print("\n".join(each.row() for each in timed))
+    path = save("codec", machine, vars(arguments), [asdict(each) for each in timed])
+    print(f"\nRaw samples: {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The ways compared, each in a process of its own: `python -m benchmarks.storage.ways WAY FOLDER`.
+
+Fetches `s3://bench/m` into FOLDER, with the endpoint and credentials of the environment, and prints
+the seconds from the first request to the file in its place, and the most memory it used.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mypy_boto3_s3.client import S3Client
+
+BUCKET: Final = "bench"
+KEY: Final = "m/model.safetensors"
+MIB: Final = 1024**2
+
+
+def _client() -> S3Client:
+    config = Config(response_checksum_validation="when_required", max_pool_connections=32)
+    return boto3.session.Session().client("s3", config=config)
+
+
+def pilotlight(folder: Path) -> Callable[[], Path]:
+    """The runtime's disk cache, as a pod uses it: listing, small files, weights, checksums."""
+    from registry.model import ModelName, ModelSpec
+    from runtime.disk_cache import DiskCache
+    from runtime.link import LinkRate
+    from runtime.storages import Storages
+
+    storages = Storages()
+    cache = DiskCache(folder, storages, LinkRate(None))
+    spec = ModelSpec(ModelName("default", "m"), f"s3://{BUCKET}/m")
+    storages.open(spec.storage_uri, folder)  # the others' clients are made beforehand, too
+
+    def fetch() -> Path:
+        cache.fetch_assets(spec)
+        return cache.fetch_weights(spec)[0]
+
+    return fetch
+
+
+def transfer_manager(folder: Path) -> Callable[[], Path]:
+    """boto3's `download_file` as it comes."""
+    return _download_file(folder, TransferConfig())
+
+
+def transfer_manager_16(folder: Path) -> Callable[[], Path]:
+    """boto3's `download_file`, 16 threads."""
+    return _download_file(folder, TransferConfig(max_concurrency=16))
+
+
+def _download_file(folder: Path, config: TransferConfig) -> Callable[[], Path]:
+    client, target = _client(), folder / "file"
+
+    def fetch() -> Path:
+        client.download_file(BUCKET, KEY, str(target), Config=config)
+        return target
+
+    return fetch
+
+
+def single_stream(folder: Path) -> Callable[[], Path]:
+    """boto3's `get_object`, one stream into a file."""
+    client, target = _client(), folder / "file"
+
+    def fetch() -> Path:
+        body = client.get_object(Bucket=BUCKET, Key=KEY)["Body"]
+        with target.open("wb") as sink:
+            for chunk in body.iter_chunks(MIB):
+                sink.write(chunk)
+        return target
+
+    return fetch
+
+
+WAYS: Final = {
+    "pilotlight": pilotlight,
+    "boto3 get_object": single_stream,
+    "boto3 download_file": transfer_manager,
+    "boto3 download_file, 16 threads": transfer_manager_16,
+}
+
+
+def main() -> None:
+    """Fetch once and say how long it took."""
+    fetch = WAYS[sys.argv[1]](Path(sys.argv[2]))
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    path = fetch()
+    seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "cpu_s": cpu_s,
+                "peak_bytes": most,
+                "size_bytes": path.stat().st_size,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
