@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands import ask, declare, run, show
+from pilotlight.commands import ask, declare, profile, run, show
 from pilotlight.commands.options import (
     FilesOption,
     GatewayOption,
@@ -270,6 +270,29 @@ def explain(
 ) -> None:
     """Why a request went where it went: candidates, estimates, the choice."""
     asyncio.run(ask.explain(Target.of(home, gateway=gateway), Output(json_), request_id))
+
+
+@app.command("profile")
+def profile_model(
+    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    *,
+    pod: Annotated[str | None, typer.Option(help="Where; else the idlest that holds it.")] = None,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, max=1024, help="Largest batch to try.")
+    ] = 64,
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Length of the texts.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Inferences per size.")] = 5,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Find a model's best batch size: latency, throughput and memory by size, kept for its pods."""
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    [model] = model_names([name], namespace)
+    plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
+    asyncio.run(profile.profile(target, Output(json_), model, pod=pod, plan=plan))
 
 
 @app.command()

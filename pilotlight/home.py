@@ -7,8 +7,10 @@ state file left by a crash never passes for a running platform.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -68,6 +70,17 @@ class Home:
     def nodes(self) -> Path:
         """One folder per node: the disk tier of its pods."""
         return self.root / "nodes"
+
+    @property
+    def memory(self) -> Path:
+        """Where the nodes' tier `host` lies: memory, under a name of this home's own."""
+        digest = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
+        return Path("/dev/shm") / f"pilotlight-{digest}"
+
+    def clear_nodes(self) -> None:
+        """Forget all model files, on disk and in memory."""
+        shutil.rmtree(self.nodes, ignore_errors=True)
+        shutil.rmtree(self.memory, ignore_errors=True)
 
     @property
     def objects(self) -> Path:

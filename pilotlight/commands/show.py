@@ -124,7 +124,7 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
         output.note("no pods")
         return
     output.table(
-        ("NAME", "NODE", "PHASE", "SLOTS", "WARM MODELS", "DEVICE", "DISK", "LOADS"),
+        ("NAME", "NODE", "PHASE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK", "LOADS"),
         [
             (
                 each["name"],
@@ -134,6 +134,7 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
                 ", ".join(each["warm_models"]) or "-",
                 f"{format_bytes(each['used_bytes'].get('device', 0))} of "
                 f"{format_bytes(each['memory_bytes'])}",
+                format_bytes(each["used_bytes"].get("host", 0)),
                 format_bytes(each["used_bytes"].get("disk", 0)),
                 str(each["loads_total"]),
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pilotlight.demo.calls import call, together
 from pilotlight.demo.results import SimpleRun, WinRun
 from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
-from registry.model import ModelName, ModelSpec
+from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
     import httpx
@@ -24,8 +24,16 @@ _SETTLE_S = 30.0
 
 
 def t5_small(name: str) -> ModelSpec:
-    """T5-small under a name of its own; each request names its policy itself."""
-    return ModelSpec(name=ModelName("default", name), storage_uri=STORAGE_URI)
+    """T5-small under a name of its own; each request names its policy itself.
+
+    Each is inferred alone, as in the thesis: batches would make the pod that predicts for others
+    several times as fast.
+    """
+    return ModelSpec(
+        name=ModelName("default", name),
+        storage_uri=STORAGE_URI,
+        policy=ModelPolicy(max_batch_size=1),
+    )
 
 
 async def make_cold(platform: Platform, client: httpx.AsyncClient, spec: ModelSpec) -> None:

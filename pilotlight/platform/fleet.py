@@ -35,6 +35,8 @@ class PodSpawn:
     slots: int
     memory_bytes: int
     cache_dir: str
+    host_dir: str
+    """Folder of tier host."""
     link_rate: int
     """Bytes per second; 0: no limit."""
     threads: int

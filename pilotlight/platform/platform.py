@@ -155,7 +155,7 @@ class Platform:
         host, port = settings.host, settings.port or free_port(settings.host)
         await self._wait_for_port(host, port)
         self.gateway_url = f"http://{_LOOPBACK if host in {'0.0.0.0', '::'} else host}:{port}"
-        shutil.rmtree(settings.home.nodes, ignore_errors=True)
+        settings.home.clear_nodes()
         settings.home.logs.mkdir(parents=True, exist_ok=True)
         self._say("starting")
         if settings.s3:
@@ -274,6 +274,7 @@ class Platform:
             slots=pod.slots,
             memory_bytes=pod.memory_bytes,
             cache_dir=str(settings.home.nodes / node),
+            host_dir=str(settings.home.memory / node),
             link_rate=int(pod.link_bytes_per_s or 0),
             threads=pod.threads,
             allow_simulated_work=pod.allow_simulated_work,
@@ -312,7 +313,7 @@ class Platform:
             timeout_s=self.settings.lease_ttl_s + 5.0,
             what="the old pods have left the registry",
         )
-        shutil.rmtree(self.settings.home.nodes, ignore_errors=True)
+        self.settings.home.clear_nodes()
         self.settings = replace(self.settings, pod=pod)
         await self._fork_pods()
 
@@ -346,7 +347,7 @@ class Platform:
         for name in ("object store", "redis"):
             if name in by_name:
                 await by_name[name].stop(grace_s=3.0)
-        shutil.rmtree(self.settings.home.nodes, ignore_errors=True)
+        self.settings.home.clear_nodes()
         shutil.rmtree(self.settings.home.redis, ignore_errors=True)
 
     # Progress
