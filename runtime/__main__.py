@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -14,7 +15,6 @@ def main() -> int:
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from runtime.preload import import_everything
 
     import_everything()
@@ -26,4 +26,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # a thread that hangs in a download would keep the interpreter

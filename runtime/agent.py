@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from registry.client import ClaimScope, Registry
     from registry.model import LoadFailure, Tier
+    from registry.profile import Profile
     from runtime.measurements import Measurements
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Agent:
         self._lease_ttl_s = lease_ttl_s
         self._epoch = 0
         self._is_draining = False
+        self._has_left = False
         self._is_cut_off = False
         self._unsaid: set[str] = set()
         self._wake = asyncio.Event()
@@ -88,10 +90,10 @@ class Agent:
     # The task
 
     async def run(self) -> None:
-        """Register, then beat and tell until cancelled."""
+        """Register, then beat and tell, until the pod leaves or this is cancelled."""
         loop = asyncio.get_running_loop()
         next_beat_s = loop.time()
-        while True:
+        while not self._has_left:
             try:
                 if loop.time() >= next_beat_s or not self.is_registered:
                     next_beat_s = loop.time() + self._heartbeat_s
@@ -241,6 +243,21 @@ class Agent:
             return False
         return True
 
+    async def report_broken(self, failure: LoadFailure) -> None:
+        """Say that a model stopped working here; without the registry only this pod knows it."""
+        try:
+            await self._registry.report_broken(self._info.name, self._epoch, failure)
+        except (RegistryUnavailable, LeaseLost) as error:
+            logger.info("broken model not recorded", extra={"key": failure.key, "error": error})
+
+    async def keep_profile(self, profile: Profile) -> bool:
+        """Store what a model costs by batch size; False: it was not heard or is not declared."""
+        try:
+            return await self._registry.put_profile(profile)
+        except RegistryUnavailable as error:
+            logger.info("profile not stored", extra={"key": profile.key, "error": error})
+            return False
+
     async def end_inference(self, reservation_id: str) -> None:
         """Free a reservation's place in the inference stage; it expires if that is not heard."""
         try:
@@ -257,7 +274,8 @@ class Agent:
             logger.warning("draining not said", extra={"error": error})
 
     async def leave(self) -> None:
-        """Deregister, so that nobody waits for the lease to end."""
+        """Deregister for good, so that nobody waits for the lease to end."""
+        self._has_left = True
         if not self.is_registered:
             return
         try:

@@ -16,6 +16,7 @@ class Family(StrEnum):
     T5 = "t5"
     BERT = "bert"
     VIT = "vit"
+    GPT2 = "gpt2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         label_count=1000,
     ),
+    "gpt2-small": Architecture(
+        Family.GPT2,
+        {"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
+        piece_count=50_257,
+        new_token_count=16,
+    ),
     "tiny-t5": Architecture(
         Family.T5,
         {
@@ -114,6 +121,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "patch_size": 8,
         },
         label_count=10,
+    ),
+    "tiny-gpt2": Architecture(
+        Family.GPT2,
+        {"vocab_size": 1000, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
+        piece_count=1000,
+        new_token_count=8,
     ),
 }
 """The names `make_model` takes."""

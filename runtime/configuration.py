@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TASK_OF_ENDING = {
     "ForConditionalGeneration": Task.TEXT_TO_TEXT,
+    "ForCausalLM": Task.TEXT_GENERATION,
+    "LMHeadModel": Task.TEXT_GENERATION,
     "ForSequenceClassification": Task.TEXT_CLASSIFICATION,
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
     "Model": Task.TEXT_EMBEDDING,

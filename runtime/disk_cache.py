@@ -1,21 +1,25 @@
-"""The pod's folder of model files: tier `disk`. It survives a restart of the pod.
+"""The node's folder of model files: tier `disk`, shared by the node's pods, kept over restarts.
 
-One folder per model generation. A file is written aside, synced, checked for its size and renamed,
-so a name in the folder always means a whole file; a mapped file is never rewritten in place.
-Methods block and are called in threads, at most one writer for one generation at a time.
+One folder per model generation. A file arrives under another name and gets its own only when it is
+whole and checked, so a name in the folder always means a whole file; a mapped file is never
+rewritten. However many pods want a model, one of them downloads it and the others wait for the
+bytes. Methods block and are called in threads. The budget is `disk_room`'s, soundness of files
+`generation_folder`'s.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from runtime.cache_locks import CacheLocks, FileLock
+from runtime.disk_room import DiskRoom, disk_full, remove_generation
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
-from runtime.storage import ModelStorage, RemoteFile, assets_of, weights_of
+from runtime.generation_folder import STAGING, GenerationFolder
+from runtime.partial_file import remove_partial, remove_stale_partials
+from runtime.storage import RemoteFile, assets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,19 +27,19 @@ if TYPE_CHECKING:
 
     from registry.model import ModelSpec
     from runtime.link import LinkRate
+    from runtime.partial_file import PartialFile
+    from runtime.storage import ModelStorage
     from runtime.storages import Storages
 
-logger = logging.getLogger(__name__)
-
-LISTING = ".listing.json"
-INDEX = "model.safetensors.index.json"
 FILES_AT_ONCE = 4
 
 
 class DiskCache:
     """Fetches models into `folder` and knows which of them are complete."""
 
-    def __init__(self, folder: Path, storages: Storages, link: LinkRate) -> None:
+    def __init__(
+        self, folder: Path, storages: Storages, link: LinkRate, *, budget_bytes: int = 0
+    ) -> None:
         self._folder = folder
         self._storages = storages
         self._link = link
@@ -44,7 +48,18 @@ class DiskCache:
 
         Replaced entry by entry, so the event loop may read it while a thread writes."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._adopt_files()
+        self._locks = CacheLocks(folder)
+        self._room = DiskRoom(folder, self._locks, budget_bytes)
+        self._remove_stale()
+        self.refresh()
+
+    def close(self) -> None:
+        """End the downloads under way, keeping what has come, and close all connections."""
+        self._link.cut()
+        self._locks.close()
+        self._storages.close()
+
+    # What is here
 
     def keys(self) -> set[str]:
         """Models with any file here."""
@@ -67,130 +82,149 @@ class DiskCache:
         """Where the files of a generation are, or will be."""
         return self._folder / key.replace("/", "~")
 
+    def refresh(self) -> set[str]:
+        """Look again, since other pods of the node fetch and delete; the models that changed."""
+        seen = {
+            path.name.replace("~", "/", 1): GenerationFolder(path).complete_bytes()
+            for path in self._room.generations()
+        }
+        changed = {
+            key
+            for key in seen.keys() | self._weight_bytes.keys()
+            if seen.get(key) != self._weight_bytes.get(key)
+        }
+        for key in changed:
+            if key in seen:
+                self._weight_bytes[key] = seen[key]
+            else:
+                self._weight_bytes.pop(key, None)
+        return changed
+
+    # Use
+
+    def hold(self, key: str) -> FileLock:
+        """Keep a model's files from being deleted, for as long as anybody reads or maps them."""
+        return self._locks.use(self.folder_of(key).name)
+
     def fetch_assets(self, spec: ModelSpec) -> Path:
         """Fetch the small files of a model and the listing of all; raises LoadFailed."""
         folder = self.folder_of(spec.key)
-        if self._listing(folder) is not None:
-            return folder
-        storage = self._storages.open(spec.storage_uri)
-        listing = storage.list_files()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._weight_bytes.setdefault(spec.key, 0)
-        self._fetch_all(storage, assets_of(listing, spec.storage_uri), folder)
-        self._write_listing(folder, listing)
+        with self.hold(spec.key):
+            generation = GenerationFolder(folder)
+            listing = generation.listing()
+            if listing is None:
+                listing = self._fetch_listing(spec)
+            self._weight_bytes.setdefault(spec.key, 0)
+            self._ensure(spec, assets_of(listing, spec.storage_uri))
         return folder
 
     def weight_files(self, spec: ModelSpec) -> tuple[RemoteFile, ...]:
         """The files of weights of a model whose assets are here."""
-        folder = self.folder_of(spec.key)
-        listing = self._listing(folder)
-        if listing is None:
+        files = GenerationFolder(self.folder_of(spec.key)).weight_files(spec.storage_uri)
+        if files is None:
             raise StorageFailed(f"the cached files of {spec.key} are gone")
-        return weights_of(listing, spec.storage_uri, _indexed_files(folder / INDEX))
+        return files
 
     def has_weights(self, key: str) -> bool:
         """Whether every file of weights is here and has its size."""
-        self._weight_bytes[key] = size_bytes = self._complete_bytes(key)
+        size_bytes = GenerationFolder(self.folder_of(key)).complete_bytes()
+        if size_bytes or key in self._weight_bytes:
+            self._weight_bytes[key] = size_bytes
         return size_bytes > 0
 
     def fetch_weights(self, spec: ModelSpec) -> tuple[Path, ...]:
         """Fetch the files of weights that are not here yet; raises LoadFailed."""
         folder = self.folder_of(spec.key)
-        files = self.weight_files(spec)
-        missing = [file for file in files if not _has_size(folder / file.path, file.size_bytes)]
-        if missing:
-            self._fetch_all(self._storages.open(spec.storage_uri), missing, folder)
-        self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
+        with self.hold(spec.key):
+            files = self.weight_files(spec)
+            self._ensure(spec, files)
+            shutil.rmtree(folder / STAGING, ignore_errors=True)
+            self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
         return tuple(folder / file.path for file in files)
 
     def discard(self, key: str) -> None:
-        """Delete the files of a generation; a network that has them mapped keeps them."""
-        shutil.rmtree(self.folder_of(key), ignore_errors=True)
+        """Delete the files of a generation, unless another pod of the node uses them."""
+        folder = self.folder_of(key)
+        owned = self._locks.own(folder.name)
+        if owned is None:
+            return
+        with owned:
+            remove_generation(folder)
+            self._locks.forget(folder.name)
         self._weight_bytes.pop(key, None)
 
-    def _adopt_files(self) -> None:
-        """Take over what an earlier process left, without what it had not finished."""
-        for folder in sorted(self._folder.iterdir()):
-            for partial in folder.glob("**/*.part"):
-                partial.unlink(missing_ok=True)
-            key = folder.name.replace("~", "/", 1)
-            self._weight_bytes[key] = self._complete_bytes(key)
+    # Fetching
 
-    def _complete_bytes(self, key: str) -> int:
-        """Bytes of a model's weights if every file is here and has its size, else 0."""
-        folder = self.folder_of(key)
-        listing = self._listing(folder)
-        if listing is None:
-            return 0
-        try:
-            files = weights_of(listing, key, _indexed_files(folder / INDEX))
-        except LoadFailed:
-            return 0
-        if not all(_has_size(folder / file.path, file.size_bytes) for file in files):
-            return 0
-        return sum(file.size_bytes for file in files)
+    def _fetch_listing(self, spec: ModelSpec) -> tuple[RemoteFile, ...]:
+        folder = self.folder_of(spec.key)
+        generation = GenerationFolder(folder)
+        with self._locks.fetch(folder.name):
+            listing = generation.listing()
+            if listing is None:
+                listing = self._open(spec).list_files()
+                assets_of(listing, spec.storage_uri)  # before anything of a bad one is kept
+                try:
+                    generation.write_listing(listing)
+                except OSError as error:
+                    raise self._write_failure(error, folder, 0) from error
+        return listing
 
-    def _fetch_all(self, storage: ModelStorage, files: Sequence[RemoteFile], folder: Path) -> None:
-        try:
-            with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-                fetches = [pool.submit(self._fetch, storage, file, folder) for file in files]
-                for fetch in fetches:
-                    fetch.result()
-        except OSError as error:  # the disk is full, or the folder is not ours
-            raise StorageFailed(f"{folder} cannot be written: {error}") from error
+    def _open(self, spec: ModelSpec) -> ModelStorage:
+        return self._storages.open(spec.storage_uri, self.folder_of(spec.key) / STAGING)
 
-    def _fetch(self, storage: ModelStorage, file: RemoteFile, folder: Path) -> None:
-        target = folder / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(target.name + ".part")
-        try:
-            storage.fetch(file, aside, self._link)
-            os.replace(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
-        if not _has_size(target, file.size_bytes):
-            raise StorageFailed(f"{target} has not the {file.size_bytes} bytes that were listed")
+    def _ensure(self, spec: ModelSpec, files: Sequence[RemoteFile]) -> None:
+        """Have `files` here, sound; one process at a time fetches what is not."""
+        folder = self.folder_of(spec.key)
+        generation = GenerationFolder(folder)
+        if not generation.unsound(files):
+            return
+        with self._locks.fetch(folder.name):
+            missing = generation.unsound(files)  # another process may have fetched them meanwhile
+            if not missing:
+                return
+            try:
+                self._fetch_all(self._open(spec), missing, generation)
+            except OSError as error:
+                _remove_partials(missing, folder)
+                needed = sum(file.size_bytes for file in missing)
+                raise self._write_failure(error, folder, needed) from error
+            except ModelInvalid:  # what has come is of another version, or not what S3 has
+                _remove_partials(missing, folder)
+                raise
 
-    def _write_listing(self, folder: Path, listing: Sequence[RemoteFile]) -> None:
-        """Written last: a folder without it counts as empty."""
-        rows = [[file.path, file.size_bytes, file.version] for file in listing]
-        aside = folder / (LISTING + ".part")
-        with aside.open("w") as sink:
-            json.dump(rows, sink)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.replace(aside, folder / LISTING)
+    def _fetch_all(
+        self, storage: ModelStorage, files: Sequence[RemoteFile], generation: GenerationFolder
+    ) -> None:
+        for file in files:
+            (generation.path / file.path).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            partials = self._room.open(files, generation.path, stack)
+            with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files))) as pool:
+                fetches = [
+                    pool.submit(self._fetch, storage, partial, generation) for partial in partials
+                ]
+            for fetch in fetches:
+                fetch.result()
 
-    def _listing(self, folder: Path) -> tuple[RemoteFile, ...] | None:
-        try:
-            rows = json.loads((folder / LISTING).read_text())
-            return tuple(RemoteFile(str(path), int(size), str(tag)) for path, size, tag in rows)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError):
-            logger.warning("cached listing unreadable, fetching again", extra={"path": folder})
-            return None
+    def _fetch(
+        self, storage: ModelStorage, partial: PartialFile, generation: GenerationFolder
+    ) -> None:
+        storage.fetch(partial.file, partial, self._link)
+        generation.put_in_place(partial)
+
+    def _write_failure(self, error: OSError, folder: Path, needed: int) -> LoadFailed:
+        full = disk_full(error, folder, needed)
+        return full or StorageFailed(f"{folder} cannot be written: {error}")
+
+    def _remove_stale(self) -> None:
+        """Clear away what an earlier boot had not finished, unless somebody is at it."""
+        for folder in self._room.generations():
+            owned = self._locks.own(folder.name)
+            if owned is not None:
+                with owned:
+                    remove_stale_partials(folder)
 
 
-def _has_size(path: Path, size_bytes: int) -> bool:
-    try:
-        return path.stat().st_size == size_bytes
-    except OSError:
-        return False
-
-
-def _indexed_files(index: Path) -> frozenset[str] | None:
-    """The files that an index of sharded weights names; None where there is no index."""
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        names = frozenset(weight_map.values())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelInvalid(f"{index.name} is not an index of weights: {error!r}") from error
-    if not names or not all(
-        isinstance(name, str) and name.endswith(".safetensors") and "/" not in name
-        for name in names
-    ):
-        raise ModelInvalid(f"{index.name} names files that are not safetensors: {sorted(names)}")
-    return names
+def _remove_partials(files: Sequence[RemoteFile], folder: Path) -> None:
+    for file in files:
+        remove_partial(folder / file.path)

@@ -19,6 +19,10 @@ class InvalidRequest(RuntimePackageError):
     """The request's body or headers are wrong; the message says what was seen and is allowed."""
 
 
+class PromptTooLong(InvalidRequest):
+    """The prompt, with what is to follow it, has more tokens than the model takes."""
+
+
 class BodyTooLarge(RuntimePackageError):
     """The body has more bytes than the pod takes."""
 
@@ -47,6 +51,10 @@ class Draining(RuntimePackageError):
     refusal = "draining"
 
 
+class PodEnded(RuntimePackageError):
+    """The pod's time to drain was over before the request was answered."""
+
+
 class DeadlinePassed(RuntimePackageError):
     """The request's deadline was over before its inference began."""
 
@@ -72,16 +80,48 @@ class ModelInvalid(LoadFailed):
     """The model's files are there but cannot be served: corrupt, incomplete, or unknown."""
 
 
+class ModelChanged(ModelInvalid):
+    """A file of the model was replaced or deleted at its source, or is not what the source says."""
+
+
+class DiskFull(LoadFailed):
+    """The node's disk, or the budget of its cache, has no room for the model."""
+
+
 class ModelTooLarge(LoadFailed):
     """The model is larger than the whole memory budget of the pod."""
 
     refusal = "no-memory"
 
 
+class ModelBroken(LoadFailed):
+    """An inference of the model did not end; the pod runs nothing of it for a while."""
+
+    reason = "RuntimeUnhealthy"
+
+
+class InferenceHung(RuntimePackageError):
+    """The request's own inference did not end in the model's time; it was executed in part."""
+
+
 class MemoryBusy(RuntimePackageError):
     """The model would fit, but models in use hold the memory and did not let go in time."""
 
     refusal = "no-memory"
+    retry_after_s = 1.0
+
+
+class DeviceFull(MemoryBusy):
+    """The device itself, not the pod's budget, has no room for the model now."""
+
+
+class NoDevice(RuntimePackageError):
+    """The pod is told to use a device that its environment does not show."""
+
+
+class ModelInUse(RuntimePackageError):
+    """The model cannot be taken away while requests use it."""
+
     retry_after_s = 1.0
 
 
@@ -113,10 +153,14 @@ STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
     SlotsFull: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     Draining: HTTPStatus.SERVICE_UNAVAILABLE,
+    PodEnded: HTTPStatus.SERVICE_UNAVAILABLE,
     DeadlinePassed: HTTPStatus.GATEWAY_TIMEOUT,
+    InferenceHung: HTTPStatus.GATEWAY_TIMEOUT,
     ModelTooLarge: HTTPStatus.INSUFFICIENT_STORAGE,
+    DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     LoadFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     MemoryBusy: HTTPStatus.SERVICE_UNAVAILABLE,
+    ModelInUse: HTTPStatus.SERVICE_UNAVAILABLE,
     LoadRefused: HTTPStatus.SERVICE_UNAVAILABLE,
     PeerFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     InferenceFailed: HTTPStatus.INTERNAL_SERVER_ERROR,

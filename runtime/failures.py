@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from registry.model import LoadFailure
 from runtime.backoff import Fault, next_failure
-from runtime.errors import LoadFailed, ModelTooLarge, status_of
+from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
 
 if TYPE_CHECKING:
-    from registry.model import LoadFailure, ModelSpec
+    from registry.model import ModelSpec
     from registry.watch import ClusterWatch
+
+BROKEN_PAUSE_S = 300.0
+"""A model that hung is loaded again after this: each hang costs a thread until the pod ends."""
 
 
 class Failures:
@@ -39,6 +43,18 @@ class Failures:
         failure = next_failure(spec.key, fault, previous=self._last(spec), now_s=now_s)
         self._own[spec.key] = failure
         error.retry_after_s = failure.retry_at_s - now_s
+        return failure
+
+    def remember_broken(self, key: str, reason: str) -> LoadFailure:
+        """Record that an inference did not end: another try may cost another thread."""
+        failure = LoadFailure(
+            key=key,
+            reason=ModelBroken.reason,
+            message=reason,
+            attempts=1,
+            retry_at_s=self._watch.registry_now_s() + BROKEN_PAUSE_S,
+        )
+        self._own[key] = failure
         return failure
 
     def forget(self, key: str) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from runtime.agent import Agent
     from runtime.disk_cache import DiskCache
     from runtime.frontends import Frontends
+    from runtime.host_tier import HostTier
     from runtime.loads import Loads
+    from runtime.reload_costs import ReloadCosts
     from runtime.store import ModelStore
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class Follower:
         watch: ClusterWatch,
         store: ModelStore,
         cache: DiskCache,
+        host: HostTier,
+        costs: ReloadCosts,
         frontends: Frontends,
         loads: Loads,
         agent: Agent,
@@ -46,6 +50,8 @@ class Follower:
         self._watch = watch
         self._store = store
         self._cache = cache
+        self._host = host
+        self._costs = costs
         self._frontends = frontends
         self._loads = loads
         self._agent = agent
@@ -66,7 +72,7 @@ class Follower:
 
     def keys(self) -> set[str]:
         """Models of which this pod has files or a network."""
-        return self._cache.keys() | set(self._store.resident_keys())
+        return self._cache.keys() | self._host.keys() | set(self._store.resident_keys())
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -147,7 +153,9 @@ class Follower:
         await self._store.retire(key, "withdrawn")
         if self._store.holds(key):
             return  # in use: again when its last user is done
+        await in_thread(self._threads, self._host.discard, key)
         await in_thread(self._threads, self._cache.discard, key)
+        self._costs.forget(key)
         self._frontends.forget(key)
         self._agent.tell_tier(key)
         logger.info("model withdrawn", extra={"key": key})

@@ -1,12 +1,15 @@
 """The frontends a pod has at hand: tokenizers and the like, for models it serves or forwards.
 
-They are small and live in memory beside the device's budget, the most recently used ones.
+They are small and live in memory beside the device's budget, the most recently used ones. Models
+with the same small files share one.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from runtime.errors import ModelInvalid
 from runtime.single_flight import SingleFlight
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.model import ModelSpec, Task
     from runtime.disk_cache import DiskCache
     from runtime.tasks.task import Frontend
 
@@ -40,6 +43,7 @@ class Frontends:
         self._threads = threads
         self._on_change = on_change
         self._ready: OrderedDict[str, Frontend] = OrderedDict()
+        self._by_contents: WeakValueDictionary[str, Frontend] = WeakValueDictionary()
         self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
         self._builds: SingleFlight[str, Frontend] = SingleFlight(tasks)
 
@@ -73,7 +77,8 @@ class Frontends:
     async def _build(self, spec: ModelSpec) -> Frontend:
         folder = await self.folder(spec)
         try:
-            frontend = await in_thread(self._threads, load_frontend, folder, spec.task)
+            contents = await in_thread(self._threads, _digest, folder, spec.task)
+            frontend = await self._shared(contents, folder, spec)
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
             await in_thread(self._threads, self._cache.discard, spec.key)
@@ -84,3 +89,23 @@ class Frontends:
             key, _ = self._ready.popitem(last=False)
             self._on_change(key)
         return frontend
+
+    async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Frontend:
+        """The frontend of these files, which another model may have already."""
+        known = self._by_contents.get(contents)
+        if known is not None:
+            return known
+        frontend = await in_thread(self._threads, load_frontend, folder, spec.task)
+        self._by_contents[contents] = frontend
+        return frontend
+
+
+def _digest(folder: Path, declared: Task | None) -> str:
+    """What makes two frontends the same: the task and the contents of all small files."""
+    digest = hashlib.sha256(repr(declared).encode())
+    for path in sorted(folder.rglob("*")):
+        is_weights = ".safetensors" in path.name  # they may be on their way just now
+        if not is_weights and not path.name.startswith(".") and path.is_file():
+            digest.update(f"{path.relative_to(folder)}:{path.stat().st_size}:".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

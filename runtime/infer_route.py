@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from runtime.bodies import Protocol
+    from runtime.repository import Repository
+    from runtime.request import RequestHead
     from runtime.service import Answer, PredictService
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class InferRoute:
     def __init__(
         self,
         service: PredictService,
+        repository: Repository,
         protocol: Protocol,
         *,
         pod_name: str,
@@ -47,6 +51,7 @@ class InferRoute:
         allow_simulated_work: bool,
     ) -> None:
         self._service = service
+        self._repository = repository
         self._protocol = protocol
         self._pod_name = pod_name
         self._most_body_bytes = most_body_bytes
@@ -60,7 +65,7 @@ class InferRoute:
         if request_id := headers.get("x-request-id"):
             common.append(("x-request-id", request_id))
         try:
-            answer = await self._answer(scope["path_params"]["model"], headers, receive)
+            answer = await self._answer(scope["path_params"], headers, receive)
         except ClientGone:
             REQUESTS.labels(stage=stage, status="gone").inc()
             return
@@ -76,13 +81,16 @@ class InferRoute:
             answered = [*about, *common]
         else:
             status, body = HTTPStatus.OK, answer.body.content
-            answered = [*answer.body.headers, *_facts(answer), *common]
+            answered = [*answer.body.headers, *facts(answer), *common]
         REQUESTS.labels(stage=stage, status=str(int(status))).inc()
         await _send(send, status, body, answered)
 
-    async def _answer(self, segment: str, headers: Mapping[str, str], receive: Receive) -> Answer:
-        head = read_head(segment, headers, allow_simulated_work=self._allow_simulated_work)
+    async def _answer(
+        self, named: Mapping[str, str], headers: Mapping[str, str], receive: Receive
+    ) -> Answer:
+        head = await self._head(named, headers)
         self._service.check_open(head)
+        _check_encoding(headers)
         body = await self._read(headers, receive)
         work = asyncio.ensure_future(self._service.answer(head, self._protocol, body))
         gone = asyncio.ensure_future(_disconnected(receive))
@@ -96,6 +104,15 @@ class InferRoute:
                 if not task.done():
                     task.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
+
+    async def _head(self, named: Mapping[str, str], headers: Mapping[str, str]) -> RequestHead:
+        """The head of a request for what its path names."""
+        model = named["model"]
+        head = read_head(model, headers, allow_simulated_work=self._allow_simulated_work)
+        if "version" not in named:
+            return head
+        spec = await self._repository.find(model, named["version"])
+        return replace(head, generation=spec.generation)
 
     async def _read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """The whole body; raises BodyTooLarge before more than the limit is held."""
@@ -122,13 +139,22 @@ class InferRoute:
         return BodyTooLarge(f"the body may have {self._most_body_bytes} bytes, has {seen}")
 
 
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidRequest(
+            f"header content-encoding must be absent or identity, was {encoding[:40]!r}:"
+            " send the body as it is"
+        )
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _facts(answer: Answer) -> Headers:
-    """How the answer came about, as headers."""
+def facts(answer: Answer) -> Headers:
+    """How an answer came about, as headers."""
     timings = ", ".join(
         f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in answer.stages.items()
     )

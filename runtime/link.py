@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from runtime.errors import StorageFailed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,7 +23,7 @@ class LinkRate:
         self,
         bytes_per_s: float | None,
         *,
-        burst_s: float = 0.05,
+        burst_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -31,9 +33,16 @@ class LinkRate:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._free_at_s = 0.0
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """Let nothing more pass: the pod leaves."""
+        self._is_cut = True
 
     def take(self, byte_count: int) -> None:
-        """Wait until `byte_count` more bytes have passed the link."""
+        """Wait until `byte_count` more bytes have passed the link; raises StorageFailed if cut."""
+        if self._is_cut:
+            raise StorageFailed("the pod shuts down: what has come stays for the next one")
         if self.bytes_per_s is None:
             return
         with self._lock:

@@ -20,16 +20,17 @@ from runtime.errors import (
     DeadlinePassed,
     LoadFailed,
     LoadRefused,
+    ModelBroken,
     RuntimePackageError,
 )
 from runtime.failures import Failures
 from runtime.metrics import LOAD_SECONDS, LOADS
-from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from registry.watch import ClusterWatch
     from runtime.bringing import Bringer, Loaded
     from runtime.measurements import Measurements
+    from runtime.reload_costs import ReloadCosts
     from runtime.served_model import ServedModel
     from runtime.store import Resident
 
@@ -80,9 +81,11 @@ class Loads:
         agent: Agent,
         watch: ClusterWatch,
         measurements: Measurements,
+        costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._bringer = bringer
+        self._costs = costs
         self._store = bringer.store
         self._agent = agent
         self._measurements = measurements
@@ -109,6 +112,8 @@ class Loads:
         resident = self._store.pin(spec.key)
         if resident is not None:
             return HeldModel(resident, "warm", 0.0)
+        if (reason := self._store.broken_reason(spec.key)) is not None:
+            raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
         load = self._under_way.get(spec.key) or self._begin(spec, ClaimScope.POD, token)
         if token is not None:
             load.token = max(token, load.token or 0)
@@ -142,6 +147,12 @@ class Loads:
             return
         load = self._under_way.get(spec.key) or self._begin(spec, scope, None)
         await asyncio.shield(load.done)
+
+    async def give_up(self, key: str, reason: str) -> None:
+        """Take a model that hangs off the device and say so; requests to it hear the reason."""
+        failure = self._failures.remember_broken(key, reason)
+        await self._store.retire(key, "broken")
+        await self._agent.report_broken(failure)
 
     # One load
 
@@ -179,6 +190,7 @@ class Loads:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
             loaded = await self._bringer.bring(load.spec)
+            load.source = loaded.source  # a nearer copy may have been spoiled, or have gone
         except LoadFailed as error:
             await self._remember_failure(load, claim, error)
             raise
@@ -209,9 +221,8 @@ class Loads:
             await asyncio.sleep(CLAIM_PAUSE_S)
 
     async def _start(self, load: _Load, claim: Claim) -> Claim:
-        key, bringer = load.spec.key, self._bringer
-        is_cached = await in_thread(bringer.threads, bringer.cache.has_weights, key)
-        load.source = Tier.DISK if is_cached else Tier.REMOTE
+        key = load.spec.key
+        load.source = await self._bringer.nearest_tier(key)
         try:
             await self._agent.start_load(key, self._newest(load, claim), load.source)
         except ClaimLost:  # the gateway's claim was over before we began
@@ -225,7 +236,7 @@ class Loads:
 
     async def _finish(self, load: _Load, claim: Claim, loaded: Loaded) -> Resident:
         key = load.spec.key
-        resident = self._store.add(loaded.model, loaded.memory_bytes)
+        resident = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
         self._store.pin(key)
         try:
             await self._agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
@@ -236,7 +247,7 @@ class Loads:
             await self._store.unpin(resident)
             raise LoadRefused(f"the load of {key} was given to somebody else") from error
         load.is_settled = True
-        self._count_success(load)
+        self._count_success(load, loaded.memory_bytes)
         return resident
 
     def _newest(self, load: _Load, claim: Claim) -> Claim:
@@ -245,8 +256,9 @@ class Loads:
             return self._agent.adopt(load.token)
         return claim
 
-    def _count_success(self, load: _Load) -> None:
+    def _count_success(self, load: _Load, size_bytes: int) -> None:
         seconds, tier = time.monotonic() - load.begun_s, load.source.value
+        self._costs.observe(load.spec.key, load.source, size_bytes, seconds)
         self.completed_total += 1
         self._failures.forget(load.spec.key)
         LOADS.labels(tier=tier, outcome="ok").inc()

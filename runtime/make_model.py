@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2TokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
     T5TokenizerFast,
@@ -32,7 +36,7 @@ from transformers import (
 )
 
 from runtime.architectures import ARCHITECTURES, Architecture, Family
-from runtime.vocabulary import unigram_pieces, wordpiece_vocabulary
+from runtime.vocabulary import byte_level_vocabulary, unigram_pieces, wordpiece_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +44,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SENTINEL_COUNT = 100
+END_OF_TEXT = "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 def make_model(name: str, folder: Path) -> Path:
@@ -67,6 +76,8 @@ def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
             skeleton = _bert_assets(architecture, folder)
         case Family.VIT:
             skeleton = _vit_assets(architecture, folder)
+        case Family.GPT2:
+            skeleton = _gpt2_assets(architecture, folder)
     skeleton.config.architectures = [type(skeleton).__name__]
     skeleton.config.save_pretrained(folder)
     return skeleton
@@ -116,6 +127,27 @@ def _vit_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
         return ViTForImageClassification(config)
 
 
+def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    alphabet = sorted(ByteLevel.alphabet())
+    vocabulary, merges = byte_level_vocabulary(architecture.piece_count, alphabet, END_OF_TEXT)
+    tokenizer = GPT2TokenizerFast(vocab=vocabulary, merges=merges)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    end = vocabulary[END_OF_TEXT]
+    config = GPT2Config(**architecture.shape, bos_token_id=end, eos_token_id=end)
+    config.dtype = "float32"
+    tokenizer.model_max_length = config.n_positions
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        max_new_tokens=architecture.new_token_count,
+        do_sample=False,
+    ).save_pretrained(folder)
+    with torch.device("meta"):
+        return GPT2LMHeadModel(config)
+
+
 def _labels(count: int) -> dict[int, str]:
     return {index: f"class-{index + 1:04d}" for index in range(count)}
 
@@ -144,8 +176,12 @@ def _scale_of(key: str, shape: Sequence[int], key_size: int) -> float | None:
     """Standard deviation of the weight `key`; None for a scale of a normalisation layer, ones."""
     if key.endswith("bias"):
         return 0.02
-    if "norm" in key.lower():
+    if "norm" in key.lower() or ".ln_" in key:
         return None
+    if ".wte." in key or ".wpe." in key:
+        return 0.05  # small beside the layers' own output, so that no token repeats itself
+    if ".c_" in key:  # these are stored as (inputs, outputs)
+        return 1.0 / math.sqrt(shape[0])
     if key == "shared.weight":
         return 1.0
     if "relative_attention_bias" in key or "embeddings" in key:

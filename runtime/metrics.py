@@ -13,12 +13,47 @@ LOAD_SECONDS = Histogram(
     "pilotlight_load_seconds", "Time of successful loads.", ["tier"], buckets=SECONDS
 )
 TIER_BYTES = Gauge("pilotlight_tier_bytes", "Bytes of models held in each tier.", ["tier"])
-EVICTIONS = Counter("pilotlight_evictions_total", "Models taken off the device.", ["reason"])
+EVICTIONS = Counter(
+    "pilotlight_evictions_total", "Models that left a tier, and why.", ["tier", "reason"]
+)
+DEMOTIONS = Counter(
+    "pilotlight_demotions_total", "Models copied from disk to host when evicted.", ["outcome"]
+)
 STAGE_SECONDS = Histogram(
     "pilotlight_stage_seconds", "Time of each stage of a request.", ["stage"], buckets=SECONDS
 )
 REQUESTS = Counter("pilotlight_pod_requests_total", "Requests answered.", ["stage", "status"])
 SLOTS_USED = Gauge("pilotlight_pod_slots_used", "Request slots taken.")
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+BATCH_SIZE = Histogram(
+    "pilotlight_batch_size", "Items of requests in one inference.", ["model"], buckets=ROWS
+)
+BATCHES = Counter(
+    "pilotlight_batches_total", "Inferences, by how they ended.", ["model", "outcome"]
+)
+QUEUE_SECONDS = Histogram(
+    "pilotlight_queue_seconds", "Time a request waited for the device.", ["model"], buckets=SECONDS
+)
+STUCK_THREADS = Gauge(
+    "pilotlight_device_stuck_threads", "Threads left behind in inferences that do not end."
+)
 DEVICE_WAITING = Gauge("pilotlight_device_waiting", "Inferences waiting for the device.")
 DOWNLOADED_BYTES = Counter("pilotlight_downloaded_bytes_total", "Bytes read from model storage.")
+RANGE_RETRIES = Counter(
+    "pilotlight_range_retries_total", "Reads of model storage tried again after a fault."
+)
+DISK_EVICTIONS = Counter(
+    "pilotlight_disk_evictions_total", "Models deleted from the node's disk cache.", ["reason"]
+)
+DISK_EVICTED_BYTES = Counter(
+    "pilotlight_disk_evicted_bytes_total", "Bytes deleted from the node's disk cache to make room."
+)
 HEARTBEATS = Counter("pilotlight_heartbeats_total", "Heartbeats to the registry.", ["outcome"])
+GENERATIONS = Gauge("pilotlight_generations", "Requests that are making tokens.")
+GENERATED_TOKENS = Counter("pilotlight_generated_tokens_total", "Tokens made.")
+FIRST_TOKEN_SECONDS = Histogram(
+    "pilotlight_first_token_seconds",
+    "Time to a choice's first token on a warm model.",
+    buckets=SECONDS,
+)

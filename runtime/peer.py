@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnrea
 from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from runtime.request import RequestHead
     from runtime.tensors import Tensor
 
@@ -92,6 +95,23 @@ class PeerClient:
             infer_s=infer_s,
             network_s=max(0.0, elapsed_s - load_s - infer_s),
         )
+
+    @asynccontextmanager
+    async def forward(
+        self, head: RequestHead, path: str, content: bytes
+    ) -> AsyncIterator[httpx.Response]:
+        """A whole request at its predict pod, its answer unread; raises PeerFailed."""
+        headers = {"content-type": "application/json", **_forwarded(head, time.monotonic())}
+        url = f"http://{head.predict_address}{path}"
+        try:
+            async with self._client.stream("POST", url, content=content, headers=headers) as answer:
+                yield answer
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise PeerUnreachable(
+                f"predict pod {head.predict_address} cannot be reached: {error!r}"
+            ) from error
+        except httpx.HTTPError as error:
+            raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
 
 
 def read_timings(text: str) -> dict[str, float]:

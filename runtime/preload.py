@@ -14,7 +14,10 @@ PRELOADED = (
     "transformers.models.bert.tokenization_bert",
     "transformers.models.vit.modeling_vit",
     "transformers.models.vit.image_processing_pil_vit",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt2.tokenization_gpt2",
     "transformers.generation",
+    "transformers.generation.continuous_batching",
     "runtime.pod",
     "runtime.logs",
     "runtime.storage_s3",
@@ -26,3 +29,14 @@ def import_everything() -> None:
     """Import it now, 5 to 10 s, so that no load of a model pays for it."""
     for module in PRELOADED:
         importlib.import_module(module)
+    _go_offline()
+
+
+def _go_offline() -> None:
+    """Keep this process from asking the Hugging Face Hub; `hf://` is fetched by another one.
+
+    Not by `HF_HUB_OFFLINE`, which that process inherits and only a user sets.
+    """
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PEER = re.compile(r"^[A-Za-z0-9.\-\[\]:]+:\d{1,5}$")
 PRINTABLE = re.compile(r"^[\x21-\x7e]{1,256}$")
+TOKEN = re.compile(r"^[0-9]{1,18}$")
 SIMULATED_STAGES = frozenset({"preprocess", "postprocess", "network"})
 MOST_SIMULATED_S = 600.0
 
@@ -87,8 +88,8 @@ def _printable(headers: Mapping[str, str], header: str) -> str | None:
 def _load_token(text: str | None) -> int | None:
     if not text:
         return None
-    if not text.isdecimal():
-        raise InvalidRequest(f"header x-pilotlight-load-token must be a number, was {text!r}")
+    if not TOKEN.match(text):
+        raise InvalidRequest(f"header x-pilotlight-load-token must be a number, was {text[:40]!r}")
     return int(text) or None
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -11,23 +10,26 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
-from registry.client import ClaimScope
-from registry.model import ModelName
 from runtime.bodies import Protocol
-from runtime.errors import ModelNotFound, RuntimePackageError
+from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.infer_route import InferRoute, error_response
+from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.v2 import read_object
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from starlette.requests import Request
 
-    from runtime.declared import DeclaredModels
     from runtime.health import Health
-    from runtime.loads import Loads
+    from runtime.repository import Repository
     from runtime.service import PredictService
     from runtime.settings import PodSettings
-    from runtime.store import ModelStore
 
-UNLOAD_PATIENCE_S = 30.0
+    Handler = Callable[[Request], Awaitable[Response]]
+
+MOST_ORDER_BYTES = 64 * 1024
+"""Longest body of a request to the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,115 +38,135 @@ class Routes:
 
     settings: PodSettings
     service: PredictService
-    declared: DeclaredModels
-    loads: Loads
-    store: ModelStore
+    repository: Repository
     health: Health
 
     def table(self) -> list[Route]:
         """The routes, to be put before KServe's."""
+        v2_model, repository = "/v2/models/{model}", "/v2/repository"
+        v2_version = v2_model + "/versions/{version}"
+        v2_infer = self._infer_route(Protocol.V2)
         return [
             Route("/v1/models/{model}:predict", self._infer_route(Protocol.V1), methods=["POST"]),
-            Route("/v2/models/{model}/infer", self._infer_route(Protocol.V2), methods=["POST"]),
-            Route("/v1/models/{model}", self._model_ready, methods=["GET"]),
-            Route("/v2/models/{model}/ready", self._model_ready, methods=["GET"]),
-            Route("/v2/health/ready", self._ready, methods=["GET"]),
-            Route("/v2/repository/index", self._index, methods=["GET", "POST"]),
-            Route("/v2/repository/models/{model}/load", self._load, methods=["POST"]),
-            Route("/v2/repository/models/{model}/unload", self._unload, methods=["POST"]),
+            Route(f"{v2_model}/infer", v2_infer, methods=["POST"]),
+            Route(f"{v2_version}/infer", v2_infer, methods=["POST"]),
+            Route("/v1/models/{model}", _answering(self._model_ready), methods=["GET"]),
+            Route(f"{v2_model}/ready", _answering(self._model_ready), methods=["GET"]),
+            Route(f"{v2_version}/ready", _answering(self._model_ready), methods=["GET"]),
+            Route(v2_version, _answering(self._metadata), methods=["GET"]),
+            Route(v2_model, _answering(self._metadata), methods=["GET"]),
+            Route("/v1/models", _answering(self._models), methods=["GET"]),
+            Route("/v2/models", _answering(self._models), methods=["GET"]),
+            Route("/v2", _answering(self._server), methods=["GET"]),
+            Route("/v2/health/live", _answering(self._live), methods=["GET"]),
+            Route("/v2/health/ready", _answering(self._ready), methods=["GET"]),
+            Route(f"{repository}/index", _answering(self._index), methods=["GET", "POST"]),
+            Route(f"{repository}/models/{{model}}/load", _answering(self._load), methods=["POST"]),
+            Route(
+                f"{repository}/models/{{model}}/unload", _answering(self._unload), methods=["POST"]
+            ),
         ]
 
     def _infer_route(self, protocol: Protocol) -> InferRoute:
         return InferRoute(
             self.service,
+            self.repository,
             protocol,
             pod_name=self.settings.name,
             most_body_bytes=self.settings.max_body_bytes,
             allow_simulated_work=self.settings.allow_simulated_work,
         )
 
+    # Health
+
+    async def _live(self, request: Request) -> Response:
+        """Live while the event loop answers and the device has its thread."""
+        del request
+        return _json({"live": self.health.is_live}, _status(is_good=self.health.is_live))
+
     async def _ready(self, request: Request) -> Response:
         """Ready only while the pod is registered and takes requests."""
         del request
-        is_ready = self.health.is_ready
-        return _json({"ready": is_ready}, HTTPStatus.OK if is_ready else _UNAVAILABLE)
+        return _json({"ready": self.health.is_ready}, _status(is_good=self.health.is_ready))
 
     async def _model_ready(self, request: Request) -> Response:
         """Whether the model is on this pod's device."""
         segment = request.path_params["model"]
-        name = ModelName.from_path_segment(segment)
-        is_ready = any(self.store.holds(key) for key in self._keys(name))
-        if not is_ready and self.declared.record(name) is None:
-            return _error(ModelNotFound(f"model {name} is not declared"))
+        is_ready = await self.repository.is_ready(segment, request.path_params.get("version", ""))
+        return _json({"name": segment, "ready": is_ready}, _status(is_good=is_ready))
+
+    # Metadata
+
+    async def _server(self, request: Request) -> Response:
+        """What the server is and can do."""
+        del request
+        return _json({"name": SERVER_NAME, "version": server_version(), "extensions": EXTENSIONS})
+
+    async def _models(self, request: Request) -> Response:
+        """All declared models: each of them can be served."""
+        del request
+        return _json({"models": self.repository.names()})
+
+    async def _metadata(self, request: Request) -> Response:
+        """What a model takes and gives."""
+        named = request.path_params
         return _json(
-            {"name": segment, "ready": is_ready}, HTTPStatus.OK if is_ready else _UNAVAILABLE
+            asdict(await self.repository.metadata(named["model"], named.get("version", "")))
         )
 
-    async def _index(self, request: Request) -> Response:
-        """All declared models and what this pod has of them."""
-        del request
-        return _json([self._index_entry(name) for name in self.declared.names()])
+    # The repository extension
 
-    def _index_entry(self, name: ModelName) -> dict[str, Any]:
-        record = self.declared.record(name)
-        keys = self._keys(name)
-        if any(self.store.holds(key) for key in keys):
-            state = "READY"
-        elif any(self.loads.is_loading(key) for key in keys):
-            state = "LOADING"
-        else:
-            state = "UNAVAILABLE"
-        failure = record.failure if record is not None else None
-        return {
-            "name": name.path_segment,
-            "version": record.spec.generation if record is not None else "",
-            "state": state,
-            "reason": failure.message if failure is not None else "",
-        }
+    async def _index(self, request: Request) -> Response:
+        """All declared models and what this pod has of them; `ready` leaves out the others."""
+        document = await _document(request)
+        ready_only = document.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise InvalidRequest(f"'ready' must be true or false, was {type(ready_only).__name__}")
+        return _json([asdict(each) for each in self.repository.index(ready_only=ready_only)])
 
     async def _load(self, request: Request) -> Response:
         """Bring a model to the device."""
+        if (await _document(request)).get("parameters"):
+            raise InvalidRequest(
+                "a model is loaded as it was declared: 'parameters' must be left out"
+            )
         segment = request.path_params["model"]
-        try:
-            spec = await self.declared.find(ModelName.from_path_segment(segment), None)
-            await self.loads.preload(spec, ClaimScope.POD)
-        except RuntimePackageError as error:
-            return _error(error)
+        await self.repository.load(segment)
         return _json({"name": segment, "load": True})
 
     async def _unload(self, request: Request) -> Response:
-        """Take a model off the device once nobody uses it; its files stay on disk."""
+        """Take a model off the device once nobody uses it."""
         segment = request.path_params["model"]
-        name = ModelName.from_path_segment(segment)
-        keys = [key for key in self._keys(name) if self.store.holds(key)]
-        if not keys and self.declared.record(name) is None:
-            return _error(ModelNotFound(f"model {name} is not declared"))
-        try:
-            async with asyncio.timeout(UNLOAD_PATIENCE_S):
-                for key in keys:
-                    await self.store.retire(key, "unload")
-                    await self.store.wait_gone(key)
-        except TimeoutError:
-            return _json({"error": f"{name} is still in use"}, _UNAVAILABLE)
+        await self.repository.unload(segment)
         return _json({"name": segment, "unload": True})
 
-    def _keys(self, name: ModelName) -> list[str]:
-        """Every generation of a model that is declared or on the device."""
-        prefix = f"{name}@"
-        keys = [key for key in self.store.resident_keys() if key.startswith(prefix)]
-        record = self.declared.record(name)
-        if record is not None:
-            keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]
-        return sorted(set(keys))
+
+def _answering(handler: Handler) -> Handler:
+    """The handler, with the runtime's errors as answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RuntimePackageError as error:
+            status, body, headers = error_response(error)
+            return Response(body, status, headers=dict(headers))
+
+    return answer
 
 
-_UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE
+async def _document(request: Request) -> dict[str, Any]:
+    """The body's JSON object, empty where there is no body; raises InvalidRequest, BodyTooLarge."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_ORDER_BYTES:
+            raise BodyTooLarge(f"the body may have {MOST_ORDER_BYTES} bytes")
+    return read_object(bytes(body)) if body else {}
+
+
+def _status(*, is_good: bool) -> HTTPStatus:
+    return HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def _json(document: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
-
-
-def _error(error: RuntimePackageError) -> Response:
-    status, body, headers = error_response(error)
-    return Response(body, status, headers=dict(headers))

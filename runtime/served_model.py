@@ -10,16 +10,20 @@ from kserve import InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
 from runtime.errors import InvalidRequest
+from runtime.joining import checked, join, kind_of, length_of, split
+from runtime.lane import Lane, Payload
 from runtime.tensors import BYTES, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
     from transformers import PreTrainedModel
 
-    from registry.model import ModelSpec
-    from runtime.device import DeviceWorker, Ran
+    from registry.model import ModelPolicy, ModelSpec
+    from runtime.device import DeviceWorker
+    from runtime.device_queue import Ran
+    from runtime.generation.engine import Engine
     from runtime.tasks.task import Frontend
 
 
@@ -49,21 +53,44 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self._network: PreTrainedModel | None = network
         self._device = device
         self._threads = threads
+        self.lane = Lane(spec.key, str(spec.name), self.infer_together, spec.policy)
+        self.generator: Engine | None = None
+        """Makes tokens, where the model generates text."""
         self.ready = True
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an inference of it did not end, so that nothing of it runs any more."""
+        return self.lane.broken is not None
 
     async def warm_up(self) -> None:
         """One short inference; raises whatever the network raises."""
         network = self._network_in_use()
-        await self._device.run(lambda: self.frontend.warm_up(network))
+        await self._device.run(lambda: self.frontend.warm_up(network), lane=self.lane)
 
     async def infer(
-        self, inputs: tuple[Tensor, ...], *, deadline_s: float | None = None
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        policy: ModelPolicy | None = None,
     ) -> Ran[tuple[Tensor, ...]]:
-        """Run the network on the device; raises DeadlinePassed, QueueFull, InvalidRequest."""
-        network = self._network_in_use()
-        return await self._device.run(
-            lambda: self.frontend.infer(network, inputs), deadline_s=deadline_s
-        )
+        """Run the network on checked inputs, with others that wait; raises as the device does.
+
+        `policy` is what the model's annotations say now, which bounds its batches.
+        """
+        self.lane.policy = policy or self.lane.policy
+        joining = self.frontend.joining
+        payload = Payload(inputs, len(inputs[0].data), length_of(joining, inputs), kind_of(inputs))
+        return await self._device.infer(self.lane, payload, deadline_s=deadline_s)
+
+    def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """The network's outputs for each request, from one inference; called by the device."""
+        network, joining = self._network_in_use(), self.frontend.joining
+        outputs = self.frontend.infer(network, join(joining, requests))
+        if len(requests) == 1:
+            return [outputs]
+        return split(joining, outputs, [len(inputs[0].data) for inputs in requests])
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:
@@ -85,7 +112,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             raise InvalidInput(str(error)) from error
         loop = asyncio.get_running_loop()
         tensors = await loop.run_in_executor(self._threads, self.frontend.preprocess, items)
-        return _Stage(tensors, request)
+        return _Stage(checked(self.frontend.joining, tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: inference on the device."""
@@ -119,6 +146,9 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         """Let go of the network, which unmaps its weights."""
         super().stop()
         self._network = None
+        if self.generator is not None:
+            self.generator.close()
+            self.generator = None
 
 
 def _tensors_of(request: InferRequest) -> list[Tensor]:

@@ -16,11 +16,14 @@ from kserve import ModelServer
 from kserve.logging import logger as kserve_logger
 from kserve.model_server import app as kserve_app
 from kserve.protocol.rest.server import RESTServer
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fastapi import FastAPI
+    from starlette.requests import Request
     from starlette.routing import Route
 
     from runtime.store import ModelStore
@@ -63,6 +66,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
             "kserve.model_server:app", self.dataplane, self.model_repository_extension, 0
         )
         rest.create_application()
+        kserve_app.add_exception_handler(HTTPException, _http_error)
         for route in reversed(routes):
             kserve_app.router.routes.insert(0, route)
         self._server = QuietServer(
@@ -90,6 +94,12 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
     def close(self) -> None:
         """Stop accepting and let `serve` return."""
         self._server.should_exit = True
+
+
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """No such path or method, in the form that KServe's errors have."""
+    del request
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -10,12 +10,13 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
 from registry.pod import Stage
-from runtime.bodies import Protocol, ReadBody, read_body
+from runtime.bodies import Protocol, ReadBody, read_body, v2_of, write_answer
 from runtime.errors import (
     DeadlinePassed,
     Draining,
@@ -25,10 +26,11 @@ from runtime.errors import (
     RuntimePackageError,
     SlotsFull,
 )
+from runtime.joining import checked
+from runtime.lives import Lives
 from runtime.metrics import SLOTS_USED, STAGE_SECONDS
 from runtime.stages import postprocessed, preprocessed, simulate
-from runtime.threads import in_thread
-from runtime.v2 import EncodedBody, decode_request, encode_response
+from runtime.threads import SMALL_BODY_BYTES, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,13 +46,14 @@ if TYPE_CHECKING:
     from runtime.request import RequestHead
     from runtime.tasks.task import Frontend
     from runtime.tensors import Tensor
+    from runtime.v2 import EncodedBody
 
 KSERVE_HISTOGRAMS = {
     Stage.PREPROCESS: PRE_HIST_TIME,
     Stage.INFER: PREDICT_HIST_TIME,
     Stage.POSTPROCESS: POST_HIST_TIME,
 }
-BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
+BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)
 """What torch raises for tensors of the wrong shape, type or range."""
 
 
@@ -110,9 +113,14 @@ class PredictService:
         self._threads = threads
         self._slots_used = 0
         self._in_flight = 0
+        self._lives = Lives(identity.name)
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
+
+    def abandon(self) -> None:
+        """Give up what is being answered: the pod must end."""
+        self._lives.end_all()
 
     async def wait_idle(self) -> None:
         """Return once no request is being answered."""
@@ -127,12 +135,31 @@ class PredictService:
         if not head.is_infer_stage and self._slots_used >= self._identity.slots:
             raise SlotsFull(f"all {self._identity.slots} slots of the pod are taken")
 
-    async def answer(self, head: RequestHead, protocol: Protocol, body: bytes) -> Answer:
-        """The answer to a request; raises RuntimePackageError, PeerRefused."""
+    @property
+    def address(self) -> str:
+        """Where other pods reach this one."""
+        return self._identity.address
+
+    @contextmanager
+    def admitted(self, head: RequestHead) -> Iterator[None]:
+        """Count a request that is answered elsewhere; raises as `check_open` does."""
         with self._place(head):
-            if head.is_infer_stage:
-                return await self._answer_inference(head, body)
-            return await self._answer_entry(head, read_body(protocol, body, head.v2_header_length))
+            yield
+
+    async def answer(self, head: RequestHead, protocol: Protocol, body: bytes | ReadBody) -> Answer:
+        """The answer to a request, decoded or not; raises RuntimePackageError, PeerRefused."""
+        with self._place(head):
+            async with self._lives.one():
+                if isinstance(body, bytes):
+                    body = await self._read(head, protocol, body)
+                if head.is_infer_stage:
+                    return await self._answer_inference(head, body)
+                return await self._answer_entry(head, body)
+
+    async def _read(self, head: RequestHead, protocol: Protocol, body: bytes) -> ReadBody:
+        if len(body) <= SMALL_BODY_BYTES:
+            return read_body(protocol, body, head.v2_header_length)
+        return await in_thread(self._threads, read_body, protocol, body, head.v2_header_length)
 
     @contextmanager
     def _place(self, head: RequestHead) -> Iterator[None]:
@@ -204,20 +231,30 @@ class PredictService:
 
     # The inference stage, for another pod
 
-    async def _answer_inference(self, head: RequestHead, body: bytes) -> Answer:
-        request = decode_request(body, head.v2_header_length)
+    async def _answer_inference(self, head: RequestHead, body: ReadBody) -> Answer:
+        request = v2_of(body)
         spec = await self._declared.find(head.name, head.generation)
         progress = _Progress(head, spec, self._identity.name)
         try:
             held = await self._hold(progress)
             try:
-                outputs = await self._infer(progress, held, request.inputs)
+                rules = held.model.frontend.joining
+                inputs = await in_thread(self._threads, checked, rules, request.inputs)
+                outputs = await self._infer(progress, held, inputs)
             finally:
                 await self._loads.release(held)
         finally:
             self._ends.end(head.reservation)
-        content = encode_response(outputs, model_name=head.answer_name, request=request)
+        content = await self._written(head, body, outputs)
         return Answer(content, progress.predict_pod, progress.start, progress.stages)
+
+    async def _written(
+        self, head: RequestHead, body: ReadBody, outputs: Sequence[Tensor]
+    ) -> EncodedBody:
+        write = partial(write_answer, body, outputs, predictions=[], model_name=head.answer_name)
+        if sum(tensor.data.nbytes for tensor in outputs) <= SMALL_BODY_BYTES:
+            return write()
+        return await in_thread(self._threads, write)
 
     # Stages
 
@@ -246,7 +283,9 @@ class PredictService:
     ) -> tuple[Tensor, ...]:
         head = progress.head
         try:
-            ran = await held.model.infer(inputs, deadline_s=head.deadline_s)
+            ran = await held.model.infer(
+                inputs, deadline_s=head.deadline_s, policy=progress.spec.policy
+            )
         except RuntimePackageError:
             raise
         except BAD_TENSOR_ERRORS as error:
@@ -254,6 +293,8 @@ class PredictService:
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
             raise InferenceFailed(f"inference of {held.resident.key} failed: {error}") from error
         self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
+        share_s = ran.compute_s * len(inputs[0].data) / ran.rows
+        self._measurements.add(progress.spec.key, "share", share_s)
         return ran.value
 
     async def _postprocess(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -10,12 +11,28 @@ from typing import TYPE_CHECKING
 
 from registry import configuration
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from runtime.eviction import POLICIES
+from runtime.generation.limits import GenerationLimits
+from runtime.host_folder import DEFAULT_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+KSERVE_GRPC_PORT = 8081
 GIB = 1024**3
 MIB = 1024**2
+
+
+def _device(text: str) -> str:
+    if text not in {"auto", "cpu", "cuda"}:
+        raise ValueError(f"must be auto, cpu or cuda, was {text!r}")
+    return text
+
+
+def _policy(text: str) -> str:
+    if text not in POLICIES:
+        raise ValueError(f"must be one of {', '.join(POLICIES)}, was {text!r}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +43,40 @@ class PodSettings:
     redis_url: str = option("redis://127.0.0.1:6379/0", redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(0, whole(0), "port to listen on; 0 takes a free one")
+    grpc_port: int = option(
+        KSERVE_GRPC_PORT,
+        whole(0, 65535),
+        "port of the gRPC service; 0 takes a free one, as does 8081 where it is taken",
+    )
     advertise: str = option("", str, "host that others reach this pod at, where it is not `host`")
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
     slots: int = option(1, whole(1), "requests served at once by this pod as entry pod")
     memory_bytes: int = option(2 * GIB, whole(1), "budget for models on the device")
-    cache_dir: str = option("", str, "folder for model files; empty: one in the temporary folder")
+    device: str = option(
+        "auto", _device, "cpu, cuda, or auto: cuda where the pod's environment shows one"
+    )
+    eviction: str = option(
+        "greedy-dual", _policy, f"which idle model leaves a full device: {', '.join(POLICIES)}"
+    )
+    host_bytes: int = option(
+        GIB, whole(0), "budget of tier host for all pods of the node, within their limits; 0: none"
+    )
+    host_dir: str = option(
+        "", str, "memory-backed folder of tier host; empty: one per pool and node in /dev/shm"
+    )
+    cache_dir: str = option(
+        "", str, "folder for model files, shared by the pods of a node; empty: a temporary one"
+    )
+    disk_bytes: int = option(
+        0,
+        whole(0),
+        "budget for model files in `cache-dir`; 0: four fifths of what the disk has free",
+    )
+    storage_config: str = option(
+        "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
+    )
+    pvc_dir: str = option("/mnt/pvc", str, "folder where claims of pvc:// are mounted by name")
     link_rate: int = option(0, whole(0), "bytes per second that all downloads share; 0: no limit")
     threads: int = option(1, whole(1), "threads of one inference")
     allow_simulated_work: bool = option(
@@ -41,20 +86,56 @@ class PodSettings:
     lease_ttl: float = option(3.0, positive_seconds, "life of the lease; 3 heartbeats or more")
     heartbeat: float = option(1.0, positive_seconds, "time between heartbeats")
     drain_timeout: float = option(
-        30.0, positive_seconds, "how long requests in flight may take after SIGTERM"
+        20.0,
+        positive_seconds,
+        "how long requests in flight may take after SIGTERM; closing takes up to 8 s more, and"
+        " Kubernetes kills after 30 s in all",
     )
     retire_grace: float = option(
         5.0, positive_seconds, "how long a model is absent before its files are deleted"
     )
     device_queue: int = option(1024, whole(1), "inferences that may wait for the device")
+    inference_timeout: float = option(
+        60.0, positive_seconds, "time of one inference after which its model counts as hung"
+    )
+    most_stuck_threads: int = option(
+        2, whole(0), "hung inferences at once above which the pod drains and ends"
+    )
+    profile_interval: float = option(
+        30.0, positive_seconds, "time between reports of what batches take"
+    )
+    generation_cache_bytes: int = option(
+        256 * MIB, whole(1), "key-value cache of each model that generates text"
+    )
+    generation_batch: int = option(16, whole(1), "requests of a model that make tokens at once")
+    generation_max_tokens: int = option(4096, whole(1), "longest answer, in tokens")
+    generation_timeout: float = option(
+        600.0, positive_seconds, "longest time of one generation request"
+    )
     log_file: str = option("", str, "file for log lines; empty: standard error")
     log_level: str = option("INFO", str, "least level that is logged")
 
     @property
+    def generation_limits(self) -> GenerationLimits:
+        """What one model's generation may take."""
+        return GenerationLimits(
+            cache_bytes=self.generation_cache_bytes,
+            most_at_once=self.generation_batch,
+            most_new_tokens=self.generation_max_tokens,
+            longest_s=self.generation_timeout,
+        )
+
+    @property
     def cache_path(self) -> Path:
         """The folder for model files."""
-        default = Path(tempfile.gettempdir()) / "pilotlight-cache" / self.name
+        default = Path(tempfile.gettempdir()) / "pilotlight-cache" / self.node_name / self.pool
         return Path(self.cache_dir) if self.cache_dir else default
+
+    @property
+    def host_path(self) -> Path:
+        """The folder of tier host."""
+        default = DEFAULT_BASE / f"pilotlight-{os.getuid()}" / f"{self.pool}~{self.node_name}"
+        return Path(self.host_dir) if self.host_dir else default
 
     @property
     def node_name(self) -> str:

@@ -1,14 +1,13 @@
 """Where models come from: a storage URI becomes a listing of files and a way to fetch one.
 
-This module owns the interface and the rules on paths and kinds; `storage_s3` and `storage_file`
-carry it out. Where fetched files are kept is `disk_cache`.
+This module owns the interface and the rules on paths, kinds and sizes; `storage_s3`, `storage_file`
+and `storage_library` carry it out. Where fetched files are kept is `disk_cache`.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.errors import ModelInvalid
@@ -17,15 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from runtime.link import LinkRate
+    from runtime.partial_file import PartialFile
 
-ASSET_SUFFIXES = frozenset({".json", ".txt", ".model"})
+ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
 
 MOST_FILES = 1_000
 MOST_ASSET_BYTES = 256 * 1024**2
-CHUNK_BYTES = 256 * 1024
-"""Together with room allocated first, four times as fast to write as larger chunks."""
+MOST_LISTED = 10 * MOST_FILES
+MOST_WEIGHT_BYTES = 4 * 1024**4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,14 @@ class RemoteFile:
     """What changes when the content does: an ETag, or a modification time."""
 
 
-def allocate(descriptor: int, size_bytes: int) -> None:
-    """Set disk space aside for a whole file, so that a full disk is known at once."""
-    if size_bytes:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-
-
 class ModelStorage(Protocol):
     """One model in one storage system. Methods block: they are called in threads."""
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files under the model's folder; raises StorageFailed."""
 
-    def fetch(self, file: RemoteFile, target: Path, link: LinkRate) -> None:
-        """Write `file` to `target`, whole and of the listed size; raises StorageFailed."""
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
+        """Bring what `partial` lacks of `file`; raises LoadFailed, and OSError on a write error."""
 
 
 def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
@@ -78,12 +72,12 @@ def weights_of(
         missing = sorted(indexed - by_path.keys())
         if missing:
             raise ModelInvalid(f"{uri} lacks {missing}, named by its index of weights")
-        return tuple(by_path[path] for path in sorted(indexed))
+        return _bounded(tuple(by_path[path] for path in sorted(indexed)), uri)
     if "model.safetensors" in by_path:
-        return (by_path["model.safetensors"],)
+        return _bounded((by_path["model.safetensors"],), uri)
     found = [path for path in by_path if path.endswith(WEIGHT_SUFFIX) and "/" not in path]
     if len(found) == 1:
-        return (by_path[found[0]],)
+        return _bounded((by_path[found[0]],), uri)
     if found:
         raise ModelInvalid(f"{uri} has several files of weights and no index: {sorted(found)}")
     pickled = sorted(path for path in by_path if PurePosixPath(path).suffix in PICKLE_SUFFIXES)
@@ -93,6 +87,16 @@ def weights_of(
             " only safetensors are loaded: convert the model to safetensors"
         )
     raise ModelInvalid(f"{uri} has no *.safetensors file")
+
+
+def _bounded(files: tuple[RemoteFile, ...], uri: str) -> tuple[RemoteFile, ...]:
+    total = sum(file.size_bytes for file in files)
+    if len(files) > MOST_FILES or total > MOST_WEIGHT_BYTES:
+        raise ModelInvalid(
+            f"{uri} has {len(files)} files of weights of {total} bytes;"
+            f" at most {MOST_FILES} files and {MOST_WEIGHT_BYTES} bytes are fetched"
+        )
+    return files
 
 
 def is_safe_path(path: str) -> bool:

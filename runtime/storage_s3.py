@@ -1,69 +1,94 @@
-"""Models in an S3 bucket: `s3://bucket/prefix`, credentials and endpoint by boto3's own chain."""
+"""Models in an S3 bucket: `s3://bucket/prefix`.
+
+boto3 lists, describes and signs; the bytes come over `s3_connections` in ranges. The version that
+was listed is pinned by its ETag, and S3's own checksum is compared where the object has one.
+"""
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import boto3
+from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from runtime.errors import ModelInvalid, StorageFailed
-from runtime.metrics import DOWNLOADED_BYTES
-from runtime.storage import CHUNK_BYTES, MOST_FILES, RemoteFile, allocate, checked_listing
+from runtime.checksums import CRC32, S3_CHECKSUMS
+from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
+from runtime.partial_file import spans_of
+from runtime.ranges import fetch_ranges
+from runtime.s3_connections import MOST_CONNECTIONS, S3Connections, plain_etag
+from runtime.storage import MOST_LISTED, RemoteFile, checked_listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from botocore.config import _S3Dict
     from mypy_boto3_s3.client import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
+    from runtime.checksums import Crc
     from runtime.link import LinkRate
+    from runtime.partial_file import PartialFile
+    from runtime.s3_connections import S3Reader
+    from runtime.s3_options import S3Options
 
-LEAST_RANGE_BYTES = 64 * 1024**2
-"""Smaller ranges gain nothing on S3, and S3 servers for development copy the object for each."""
-MOST_RANGES = 8
-RANGES_AT_ONCE = 4
-ONE_GET_BYTES = 256 * 1024**2
-ATTEMPTS = 3
-MOST_CONNECTIONS = 64
+ATTEMPTS = 5
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+URL_LIFE_S = 900
 
 TRANSFER_ERRORS = (BotoCoreError, ClientError, HTTPError, OSError)
 
 
-def make_client() -> S3Client:
-    """A client for all threads of a process; raises StorageFailed where boto3 is misconfigured."""
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """What all downloads of an account share."""
+
+    client: S3Client
+    connections: S3Connections
+
+
+def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3Access:
+    """Access by these options; raises StorageFailed where boto3 is misconfigured."""
+    style: _S3Dict = {"addressing_style": "virtual"} if options.is_virtual_hosted else {}
+    if options.is_accelerated:
+        style["use_accelerate_endpoint"] = True
     try:
-        return boto3.session.Session().client(
+        client = boto3.session.Session().client(
             "s3",
+            endpoint_url=options.endpoint_url,
+            aws_access_key_id=options.access_key_id,
+            aws_secret_access_key=options.secret_access_key,
+            aws_session_token=options.session_token,
+            region_name=options.region,
+            verify=None if options.verify is True else options.verify,
             config=Config(
-                connect_timeout=5,
-                read_timeout=60,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                read_timeout=read_timeout_s,
                 max_pool_connections=MOST_CONNECTIONS,
                 retries={"mode": "standard", "max_attempts": ATTEMPTS},
+                signature_version=UNSIGNED if options.is_anonymous else "s3v4",
                 response_checksum_validation="when_required",
+                s3=style or None,
             ),
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageFailed(f"S3 cannot be used: {error}") from error
+    return S3Access(client, S3Connections(verify=options.verify, timeout_s=read_timeout_s))
 
 
 class S3Storage:
     """A model under a prefix of a bucket."""
 
-    def __init__(self, uri: str, client: S3Client) -> None:
-        parts = urlsplit(uri)
+    def __init__(self, uri: str, access: S3Access) -> None:
         self._uri = uri.rstrip("/")
-        self._bucket = parts.netloc
-        self._prefix = parts.path.strip("/")
-        if not self._bucket or not self._prefix:
-            raise StorageFailed(f"storage URI {uri!r} must be s3://bucket/prefix")
-        self._client = client
+        self._bucket, self._prefix = place_of(uri)
+        self._access = access
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All objects under the prefix, which counts as a folder."""
@@ -77,7 +102,7 @@ class S3Storage:
 
     def _objects(self) -> Iterator[RemoteFile]:
         folder = self._prefix + "/"
-        pages = self._client.get_paginator("list_objects_v2").paginate(
+        pages = self._access.client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=folder
         )
         count = 0
@@ -87,86 +112,99 @@ class S3Storage:
                 if not path or path.endswith("/"):
                     continue
                 count += 1
-                if count > 10 * MOST_FILES:
-                    raise ModelInvalid(f"{self._uri} has more than {10 * MOST_FILES} objects")
-                yield RemoteFile(path, item["Size"], item.get("ETag", ""))
+                if count > MOST_LISTED:
+                    raise ModelInvalid(
+                        f"{self._uri} has more than {MOST_LISTED} objects: name one model's folder"
+                    )
+                yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
-    def fetch(self, file: RemoteFile, target: Path, link: LinkRate) -> None:
-        """Write one object to `target`: one GET, or several large ranges side by side."""
-        ranges = split_into_ranges(file.size_bytes)
-        with target.open("wb") as sink:
-            allocate(sink.fileno(), file.size_bytes)
-            if len(ranges) == 1:
-                self._fetch_range(file, ranges[0], sink.fileno(), link)
-            else:
-                with ThreadPoolExecutor(RANGES_AT_ONCE) as pool:
-                    parts = [
-                        pool.submit(self._fetch_range, file, part, sink.fileno(), link)
-                        for part in ranges
-                    ]
-                    for part in parts:
-                        part.result()
-            os.fsync(sink.fileno())
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
+        """Bring the missing spans of one object, then compare S3's checksum."""
+        what = f"{self._uri}/{file.path}"
+        head = self._head(file, what)
+        fetch_ranges(_Object(self, file), partial, link, what=what)
+        _compare_checksum(head, partial, what)
 
-    def _fetch_range(
-        self, file: RemoteFile, part: tuple[int, int], descriptor: int, link: LinkRate
-    ) -> None:
-        """Fetch bytes [start, end), again from where it broke off, a few times."""
-        start, end = part
-        failure: Exception | None = None
-        for _ in range(ATTEMPTS):
-            try:
-                start = self._stream(file, (start, end), descriptor, link)
-            except _BrokenOff as broken:
-                failure, start = broken, broken.at
-            if start >= end:
-                return
-        raise StorageFailed(
-            f"{self._uri}/{file.path} broke off at byte {start} of {file.size_bytes}"
-        ) from failure
-
-    def _stream(
-        self, file: RemoteFile, part: tuple[int, int], descriptor: int, link: LinkRate
-    ) -> int:
-        start, end = part
-        if start >= end:
-            return end
+    def _head(self, file: RemoteFile, what: str) -> HeadObjectOutputTypeDef:
+        """What S3 knows of the object; boto3 also learns here which region it is in."""
         try:
-            answer = self._get(file, start, end)
+            head = self._access.client.head_object(
+                Bucket=self._bucket, Key=self.key_of(file), ChecksumMode="ENABLED"
+            )
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+                raise ModelChanged(f"{what} was deleted after it was listed") from error
+            raise StorageFailed(f"{what} cannot be read: {error}") from error
         except TRANSFER_ERRORS as error:
-            raise StorageFailed(f"{self._uri}/{file.path} cannot be fetched: {error}") from error
-        try:
-            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
-                link.take(len(chunk))
-                os.pwrite(descriptor, chunk[: end - start], start)
-                DOWNLOADED_BYTES.inc(len(chunk))
-                start += len(chunk)
-        except TRANSFER_ERRORS as error:
-            raise _BrokenOff(start) from error
-        return start
+            raise StorageFailed(f"{what} cannot be read: {error}") from error
+        etag = plain_etag(head.get("ETag", file.version))
+        if head["ContentLength"] != file.size_bytes or etag != file.version:
+            raise ModelChanged(f"{what} was replaced after it was listed")
+        return head
 
-    def _get(self, file: RemoteFile, start: int, end: int) -> GetObjectOutputTypeDef:
-        """Ask for bytes [start, end) of the version that was listed."""
-        key, version = f"{self._prefix}/{file.path}", file.version or "*"
-        if (start, end) == (0, file.size_bytes):
-            return self._client.get_object(Bucket=self._bucket, Key=key, IfMatch=version)
-        return self._client.get_object(
-            Bucket=self._bucket, Key=key, IfMatch=version, Range=f"bytes={start}-{end - 1}"
+    def key_of(self, file: RemoteFile) -> str:
+        """The object's key."""
+        return f"{self._prefix}/{file.path}"
+
+    def sign(self, file: RemoteFile) -> str:
+        """A URL of the object that is good for a while."""
+        return self._access.client.generate_presigned_url(
+            "get_object",
+            Params={"Bucket": self._bucket, "Key": self.key_of(file)},
+            ExpiresIn=URL_LIFE_S,
         )
 
+    @contextmanager
+    def reader(self, file: RemoteFile) -> Iterator[S3Reader]:
+        """A reader of one object for one thread."""
+        connections = self._access.connections
+        with connections.reader(lambda: self.sign(file), file.version, file.size_bytes) as reader:
+            yield reader
 
-class _BrokenOff(Exception):
-    """The connection ended early; bytes before `at` are written."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__(f"broke off at byte {at}")
-        self.at = at
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """One object as a source of ranges."""
+
+    storage: S3Storage
+    file: RemoteFile
+
+    @contextmanager
+    def reader(self) -> Iterator[S3Reader]:
+        with self.storage.reader(self.file) as reader:
+            yield reader
 
 
-def split_into_ranges(size_bytes: int) -> list[tuple[int, int]]:
-    """Equal ranges [start, end) of 64 MiB or more each; one where a single GET does."""
-    count = max(1, min(MOST_RANGES, size_bytes // LEAST_RANGE_BYTES))
-    if size_bytes <= ONE_GET_BYTES:
-        count = 1
-    step = -(-size_bytes // count) if size_bytes else 0
-    return [(begin * step, min((begin + 1) * step, size_bytes)) for begin in range(count)]
+def place_of(uri: str) -> tuple[str, str]:
+    """Bucket and prefix of a storage URI; raises StorageFailed."""
+    parts = urlsplit(uri)
+    bucket, prefix = parts.netloc, parts.path.strip("/")
+    if not bucket or not prefix:
+        raise StorageFailed(f"storage URI {uri!r} must be s3://bucket/prefix")
+    return bucket, prefix
+
+
+def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, what: str) -> None:
+    """Compare with S3's sum over the whole object; one over sums of parts says nothing here."""
+    if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return
+    for field, crc in S3_CHECKSUMS.items():
+        text = str(head.get(field, ""))
+        if text and "-" not in text:
+            expected, seen = crc.decode(text), _sum_of(crc, partial)
+            if seen != expected:
+                raise ModelChanged(
+                    f"{what} does not have the {crc.name} that S3 keeps for it:"
+                    f" {seen:x}, not {expected:x}"
+                )
+            return
+
+
+def _sum_of(crc: Crc, partial: PartialFile) -> int:
+    """The CRC-32 was taken while the bytes came; another is taken from what was written."""
+    if crc is CRC32:
+        return partial.crc32()
+    total = 0
+    for span in spans_of(partial.file.size_bytes):
+        total = crc.update(partial.read_back(span), total)
+    return total

@@ -1,5 +1,7 @@
 """The models on the device: a budget in bytes, who uses what, and who must leave for whom.
 
+Which ones leave is a rule of `eviction`; this module never picks a model in use or pinned.
+
 All methods belong to the event loop. It is also KServe's model repository, so KServe's endpoints
 see the same models. Loading is `loads`; this module never blocks.
 """
@@ -15,13 +17,13 @@ from typing import TYPE_CHECKING
 from kserve import ModelRepository
 
 from runtime.errors import MemoryBusy, ModelTooLarge
-from runtime.eviction import Candidate, choose_victims
+from runtime.eviction import Candidate, EvictionPolicy, lru
 from runtime.metrics import EVICTIONS, TIER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.model import ModelName
+    from registry.model import ModelName, ModelSpec
     from runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -36,10 +38,15 @@ class Resident:
 
     model: ServedModel
     memory_bytes: int
+    release: Callable[[], None]
+    """Gives its memory back."""
     users: int = 0
+    uses: int = 0
+    clock: float = 0.0
+    """The rule's clock when it was last used."""
     last_used: int = 0
-    is_retired: bool = False
-    """Leaves the device when its last user is done."""
+    retired_for: str | None = None
+    """Why it leaves the device when its last user is done, if it does."""
 
     @property
     def key(self) -> str:
@@ -47,13 +54,47 @@ class Resident:
         return self.model.spec.key
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A model that has left the device."""
+
+    spec: ModelSpec
+    freed_bytes: int
+    reason: str
+    wanted_by: str | None
+    """The model that needed the room."""
+
+    @property
+    def is_for_room(self) -> bool:
+        """Whether it left only because others needed the memory."""
+        return self.wanted_by is not None
+
+
 class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no types
     """What is on the device and what it costs."""
 
-    def __init__(self, budget_bytes: int, on_evicted: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        on_evicted: Callable[[Eviction], None],
+        *,
+        policy: EvictionPolicy = lru,
+        reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
+    ) -> None:
+        """A store without models.
+
+        Args:
+            budget_bytes: for all models together.
+            on_evicted: called after a model has left.
+            policy: which models leave first.
+            reload_s: expected time to bring a model of some size back after its eviction.
+        """
         super().__init__()
         self.budget_bytes = budget_bytes
         self._on_evicted = on_evicted
+        self._policy = policy
+        self._reload_s = reload_s
+        self._clock = 0.0
         self._residents: dict[str, Resident] = {}
         self._reserved: dict[str, int] = {}
         self._uses = itertools.count(1)
@@ -62,22 +103,29 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     # Use
 
     def pin(self, key: str, users: int = 1) -> Resident | None:
-        """The model if it is on the device, kept there until as many `unpin`."""
+        """The model if it can infer on the device, kept there until as many `unpin`."""
         resident = self._residents.get(key)
-        if resident is None:
+        if resident is None or resident.model.is_broken:
             return None
-        resident.is_retired = False  # wanted again before its last user was done
+        resident.retired_for = None  # wanted again before its last user was done
         resident.users += users
+        resident.uses += users
         resident.last_used = next(self._uses)
+        resident.clock = self._clock
         return resident
+
+    def broken_reason(self, key: str) -> str | None:
+        """Why a model that is on the device cannot infer, where that is so."""
+        resident = self._residents.get(key)
+        return resident.model.lane.broken if resident is not None else None
 
     async def unpin(self, resident: Resident) -> None:
         """One user is done."""
         resident.users -= 1
         resident.last_used = next(self._uses)
         if resident.users == 0:
-            if resident.is_retired:
-                self._drop(resident, "retired")
+            if resident.retired_for is not None:
+                self._drop(resident, resident.retired_for)
             async with self._freed:
                 self._freed.notify_all()
 
@@ -102,7 +150,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     # Room
 
     async def reserve(self, key: str, memory_bytes: int) -> None:
-        """Set room aside, evicting the least recently used; raises MemoryBusy, ModelTooLarge."""
+        """Set room aside, evicting others if need be; raises MemoryBusy, ModelTooLarge."""
         self.check_fits(key, memory_bytes)
         try:
             async with asyncio.timeout(PATIENCE_S), self._freed:
@@ -122,17 +170,39 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     def _make_room(self, key: str, memory_bytes: int) -> bool:
         free = self.budget_bytes - self.used_bytes - sum(self._reserved.values())
+        if not self._evict(key, memory_bytes - free, "memory"):
+            return False
+        self._reserved[key] = memory_bytes
+        return True
+
+    async def evict_one(self, wanted_by: str) -> bool:
+        """Let the next idle model go, for a device that has less room than the budget says."""
+        has_left = self._evict(wanted_by, 1, "device-full")
+        if has_left:
+            async with self._freed:
+                self._freed.notify_all()
+        return has_left
+
+    def _evict(self, wanted_by: str, needed_bytes: int, reason: str) -> bool:
+        """Let idle models go until so much is free; False, and none goes, where all are too few."""
         idle = [
-            Candidate(resident.key, resident.memory_bytes, resident.last_used)
+            Candidate(
+                resident.key,
+                resident.memory_bytes,
+                resident.last_used,
+                uses=max(1, resident.uses),
+                reload_s=self._reload_s(resident.key, resident.memory_bytes),
+                clock=resident.clock,
+            )
             for resident in self._residents.values()
             if resident.users == 0 and not resident.model.spec.policy.pin
         ]
-        victims = choose_victims(idle, memory_bytes - free)
+        victims = self._policy(idle, needed_bytes, self._clock)
         if victims is None:
             return False
-        for victim in victims:
-            self._drop(self._residents[victim], "memory")
-        self._reserved[key] = memory_bytes
+        self._clock = victims.clock
+        for key in victims.keys:
+            self._drop(self._residents[key], reason, wanted_by)
         return True
 
     async def cancel_reservation(self, key: str) -> None:
@@ -141,11 +211,18 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             async with self._freed:
                 self._freed.notify_all()
 
-    def add(self, model: ServedModel, memory_bytes: int) -> Resident:
-        """Put a loaded model into the room reserved for it."""
+    def add(
+        self,
+        model: ServedModel,
+        memory_bytes: int,
+        release: Callable[[], None] = lambda: None,
+    ) -> Resident:
+        """Put a loaded model into the room reserved for it; `release` gives its memory back."""
         key = model.spec.key
         self._reserved.pop(key, None)
-        resident = Resident(model, memory_bytes, last_used=next(self._uses))
+        resident = Resident(
+            model, memory_bytes, release, last_used=next(self._uses), clock=self._clock
+        )
         self._residents[key] = resident
         self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
@@ -159,7 +236,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         if resident is None:
             return False
         if resident.users:
-            resident.is_retired = True
+            resident.retired_for = reason
             return True
         self._drop(resident, reason)
         async with self._freed:
@@ -171,14 +248,25 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         async with self._freed:
             await self._freed.wait_for(lambda: key not in self._residents)
 
-    def _drop(self, resident: Resident, reason: str) -> None:
-        del self._residents[resident.key]
+    def _drop(self, resident: Resident, reason: str, wanted_by: str | None = None) -> None:
+        key, spec = resident.key, resident.model.spec
+        del self._residents[key]
         resident.model.stop()
-        self._publish(resident.model.spec.name)
-        EVICTIONS.labels(reason=reason).inc()
+        resident.release()
+        self._publish(spec.name)
+        EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
-        logger.info("model left the device", extra={"key": resident.key, "reason": reason})
-        self._on_evicted(resident.key)
+        logger.info(
+            "model left the device",
+            extra={
+                "key": key,
+                "reason": reason,
+                "wanted_by": wanted_by,
+                "freed_bytes": resident.memory_bytes,
+                "reload_s": round(self._reload_s(key, resident.memory_bytes), 3),
+            },
+        )
+        self._on_evicted(Eviction(spec, resident.memory_bytes, reason, wanted_by))
 
     # What KServe's endpoints see
 

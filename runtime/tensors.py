@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +31,17 @@ NUMPY_OF: Mapping[str, np.dtype[Any]] = {
 }
 BYTES = "BYTES"
 """Datatype of strings; its arrays hold `bytes` objects."""
+BF16 = "BF16"
+"""Numpy has no such type: its arrays are float32, the upper half of whose bits travels."""
+DATATYPES = (*NUMPY_OF, BF16, BYTES)
+ONLY_RAW = frozenset({"FP16", BF16})
+"""Datatypes that the protocol has as bytes only."""
 
 OIP_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
+
+MOST_DIMENSIONS = 32
+MOST_ELEMENTS = 2**40
+"""Far above what a body can hold; what is claimed beyond it is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,56 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         """Sizes of its dimensions."""
         return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a request says of one of its tensors, checked; `place` is where, for messages."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    place: str
+
+    @property
+    def count(self) -> int:
+        """Elements that the shape asks for."""
+        return math.prod(self.shape)
+
+
+def described(name: Any, datatype: Any, shape: Any, place: str) -> Description:
+    """A tensor's description; raises InvalidRequest."""
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{place}: 'name' must be a string, was {reprlib.repr(name)}")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise InvalidRequest(
+            f"{place}: 'datatype' must be one of {', '.join(DATATYPES)},"
+            f" was {reprlib.repr(datatype)}"
+        )
+    if not _is_shape(shape):
+        raise InvalidRequest(
+            f"{place}: 'shape' must be a list of at most {MOST_DIMENSIONS} sizes of 0 or more,"
+            f" together at most {MOST_ELEMENTS} elements, was {reprlib.repr(shape)}"
+        )
+    return Description(name, datatype, tuple(shape), place)
+
+
+def _is_shape(shape: Any) -> bool:
+    """Whether numpy takes it, also where a size of 0 hides how large the others are."""
+    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
+        return False
+    if not all(type(size) is int and 0 <= size <= MOST_ELEMENTS for size in shape):
+        return False
+    return bool(math.prod(max(size, 1) for size in shape) <= MOST_ELEMENTS)
+
+
+def check_names_differ(names: Sequence[str], where: str) -> None:
+    """Raise InvalidRequest where two tensors of a list have one name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidRequest(f"{where} must differ in name, two are {reprlib.repr(name)}")
+        seen.add(name)
 
 
 def numeric_tensor(name: str, data: npt.NDArray[Any]) -> Tensor:
@@ -66,7 +127,7 @@ def only_tensor(tensors: Sequence[Tensor], name: str) -> Tensor:
             return tensor
     if len(tensors) == 1:  # a single input needs no agreement on its name
         return tensors[0]
-    seen = sorted(tensor.name for tensor in tensors)
+    seen = reprlib.repr(sorted(tensor.name for tensor in tensors))
     raise InvalidRequest(f"inputs must hold a tensor named {name!r}, were {seen}")
 
 

@@ -5,23 +5,31 @@ KServe's own codec turns binary tensors into Python lists; this one leaves them 
 
 from __future__ import annotations
 
-import math
-import struct
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.tensors import BYTES, NUMPY_OF, Tensor
+from runtime.json_tensors import from_json, to_json
+from runtime.raw_tensors import from_raw, to_raw
+from runtime.tensors import Tensor, check_names_differ, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LENGTH_HEADER = "inference-header-content-length"
 BINARY_TYPE = "application/octet-stream"
+MOST_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output the caller names, and whether it goes in binary."""
+
+    name: str
+    is_binary: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +38,10 @@ class V2Request:
 
     inputs: tuple[Tensor, ...]
     id: str | None = None
-    binary_outputs: frozenset[str] | None = frozenset()
-    """Names of outputs wanted in binary; None: all of them."""
+    is_binary: bool = False
+    """Whether outputs that were not named go in binary."""
+    outputs: tuple[RequestedOutput, ...] = ()
+    """What is wanted, in this order; empty: all outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,13 @@ def decode_request(body: bytes, header_length: str | None) -> V2Request:
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
         raise InvalidRequest(f"'id' must be a string, was {type(identity).__name__}")
-    return V2Request(_tensors(inputs, tail, "inputs"), identity, _binary_outputs(document))
+    is_binary = _flag(_parameters(document, "the body"), "binary_data_output", "the body")
+    return V2Request(
+        inputs=_tensors(inputs, tail, "inputs"),
+        id=identity,
+        is_binary=bool(is_binary),
+        outputs=_requested(document.get("outputs"), is_binary=bool(is_binary)),
+    )
 
 
 def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]:
@@ -65,32 +81,54 @@ def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]
 
 def encode_request(tensors: Sequence[Tensor]) -> EncodedBody:
     """A request whose inputs and outputs are all binary."""
-    entries, buffers = _entries(tensors, None)
+    entries, buffers = _entries([(tensor, True) for tensor in tensors])
     return _encoded({"inputs": entries, "parameters": {"binary_data_output": True}}, buffers)
 
 
 def encode_response(
     tensors: Sequence[Tensor], *, model_name: str, request: V2Request
 ) -> EncodedBody:
-    """An answer in the form the request asked for."""
-    entries, buffers = _entries(tensors, request.binary_outputs)
+    """An answer in the form the request asked for; raises InvalidRequest."""
+    entries, buffers = _entries(chosen_outputs(tensors, request))
     document: dict[str, Any] = {"model_name": model_name, "outputs": entries}
     if request.id is not None:
         document["id"] = request.id
     return _encoded(document, buffers)
 
 
+def chosen_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[Tensor, bool]]:
+    """The outputs a request wants, each with whether it goes in binary; raises InvalidRequest."""
+    if not request.outputs:
+        return [(tensor, request.is_binary) for tensor in tensors]
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for wanted in request.outputs:
+        if wanted.name not in by_name:
+            raise InvalidRequest(
+                f"'outputs' names {reprlib.repr(wanted.name)}; the model has {sorted(by_name)}"
+            )
+    return [(by_name[wanted.name], wanted.is_binary) for wanted in request.outputs]
+
+
+# Reading
+
+
 def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
     """The JSON document and the binary tail of a body."""
     length = len(body)
     if header_length is not None:
-        if not header_length.isdecimal() or not 0 < int(header_length) <= len(body):
+        length = _whole(header_length)
+        if not 0 < length <= len(body):
             raise InvalidRequest(
                 f"header {LENGTH_HEADER} must be 1 to {len(body)} (the body's length),"
-                f" was {header_length!r}"
+                f" was {reprlib.repr(header_length)}"
             )
-        length = int(header_length)
     return read_object(body[:length]), memoryview(body)[length:]
+
+
+def _whole(text: str) -> int:
+    """A number of decimal digits; 0 where it is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else 0
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -104,159 +142,96 @@ def read_object(body: bytes) -> dict[str, Any]:
     return document
 
 
+def _parameters(holder: dict[str, Any], place: str) -> dict[str, Any]:
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidRequest(f"{place}: 'parameters' must be an object")
+    return parameters
+
+
+def _flag(parameters: dict[str, Any], name: str, place: str) -> bool | None:
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(
+            f"{place}: parameter {name!r} must be true or false, was {reprlib.repr(value)}"
+        )
+    return value
+
+
+def _requested(outputs: Any, *, is_binary: bool) -> tuple[RequestedOutput, ...]:
+    if outputs is None:
+        return ()
+    if not isinstance(outputs, list):
+        raise InvalidRequest(f"'outputs' must be a list, was {type(outputs).__name__}")
+    requested = []
+    for index, entry in enumerate(outputs):
+        place = f"outputs[{index}]"
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{place} must be an object with a string 'name'")
+        own = _flag(_parameters(entry, place), "binary_data", place)
+        requested.append(RequestedOutput(name, is_binary if own is None else own))
+    check_names_differ([each.name for each in requested], "'outputs'")
+    return tuple(requested)
+
+
 def _tensors(entries: list[Any], tail: memoryview, where: str) -> tuple[Tensor, ...]:
     tensors = []
     for index, entry in enumerate(entries):
         place = f"{where}[{index}]"
-        name, datatype, shape = _described(entry, place)
-        size = (entry.get("parameters") or {}).get("binary_data_size")
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"{place} must be an object, was {type(entry).__name__}")
+        about = described(entry.get("name"), entry.get("datatype"), entry.get("shape"), place)
+        size = _binary_size(entry, tail, place)
         if size is None:
-            data = _from_json(entry.get("data"), datatype, shape, place)
+            tensors.append(from_json(entry.get("data"), about))
         else:
-            if type(size) is not int or not 0 <= size <= len(tail):
-                raise InvalidRequest(
-                    f"{place}: binary_data_size must be at most the {len(tail)} bytes that are"
-                    f" left, was {size!r}"
-                )
-            data = _from_binary(tail[:size], datatype, shape, place)
+            tensors.append(from_raw(tail[:size], about))
             tail = tail[size:]
-        tensors.append(Tensor(name, datatype, data))
     if len(tail):
         raise InvalidRequest(f"{len(tail)} bytes are left after the last binary tensor")
+    check_names_differ([tensor.name for tensor in tensors], f"{where!r}")
     return tuple(tensors)
 
 
-def _described(entry: Any, place: str) -> tuple[str, str, tuple[int, ...]]:
-    if not isinstance(entry, dict):
-        raise InvalidRequest(f"{place} must be an object, was {type(entry).__name__}")
-    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-    if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{place}: 'name' must be a string, was {name!r}")
-    if not isinstance(datatype, str) or (datatype not in NUMPY_OF and datatype != BYTES):
-        allowed = ", ".join([*NUMPY_OF, BYTES])
-        raise InvalidRequest(f"{place}: 'datatype' must be one of {allowed}, was {datatype!r}")
-    is_shape = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
-    if not is_shape or not isinstance(shape, list):
-        raise InvalidRequest(f"{place}: 'shape' must be a list of sizes, was {shape!r}")
-    if not isinstance(entry.get("parameters") or {}, dict):
-        raise InvalidRequest(f"{place}: 'parameters' must be an object")
-    return name, datatype, tuple(shape)
-
-
-def _from_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> npt.NDArray[Any]:
-    if not isinstance(data, list):
-        raise InvalidRequest(f"{place}: 'data' must be a list, was {type(data).__name__}")
-    if datatype == "FP16":
-        raise InvalidRequest(f"{place}: FP16 can only be sent in binary")
-    flat = _flattened(data)
-    if len(flat) != math.prod(shape):
-        raise InvalidRequest(
-            f"{place}: shape {list(shape)} needs {math.prod(shape)} elements, data has {len(flat)}"
-        )
-    if datatype == BYTES:
-        if not all(isinstance(value, str) for value in flat):
-            raise InvalidRequest(f"{place}: data of datatype BYTES must be strings")
-        array = np.empty(len(flat), dtype=object)
-        array[:] = [value.encode() for value in flat]
-        return array.reshape(shape)
-    dtype = NUMPY_OF[datatype]
-    kinds: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
-    if not all(isinstance(v, kinds) and (dtype.kind == "b") == isinstance(v, bool) for v in flat):
-        raise InvalidRequest(f"{place}: data must be values of datatype {datatype}")
-    try:
-        return np.array(flat, dtype=dtype).reshape(shape)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{place}: data does not fit {datatype}: {error}") from error
-
-
-def _flattened(data: list[Any]) -> list[Any]:
-    while data and isinstance(data[0], list):
-        if not all(isinstance(row, list) for row in data):
-            raise InvalidRequest("data mixes lists and values at one depth")
-        data = [value for row in data for value in row]
-    return data
-
-
-def _from_binary(
-    buffer: memoryview, datatype: str, shape: tuple[int, ...], place: str
-) -> npt.NDArray[Any]:
-    count = math.prod(shape)
-    if datatype == BYTES:
-        values = _strings(buffer, place)
-        if len(values) != count:
-            raise InvalidRequest(
-                f"{place}: shape {list(shape)} needs {count} strings, got {len(values)}"
-            )
-        array = np.empty(count, dtype=object)
-        array[:] = values
-        return array.reshape(shape)
-    dtype = NUMPY_OF[datatype]
-    if len(buffer) != count * dtype.itemsize:
-        raise InvalidRequest(
-            f"{place}: shape {list(shape)} of {datatype} needs {count * dtype.itemsize} bytes,"
-            f" got {len(buffer)}"
-        )
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape)
-
-
-def _strings(buffer: memoryview, place: str) -> list[bytes]:
-    """BYTES elements: a length of four bytes, little-endian, before each."""
-    values, position = [], 0
-    while position < len(buffer):
-        if position + 4 > len(buffer):
-            raise InvalidRequest(f"{place}: BYTES data ends inside a length")
-        (length,) = struct.unpack_from("<I", buffer, position)
-        position += 4
-        if position + length > len(buffer):
-            raise InvalidRequest(f"{place}: BYTES data ends inside a string of {length} bytes")
-        values.append(bytes(buffer[position : position + length]))
-        position += length
-    return values
-
-
-def _binary_outputs(document: dict[str, Any]) -> frozenset[str] | None:
-    parameters = document.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise InvalidRequest("'parameters' must be an object")
-    if parameters.get("binary_data_output"):
+def _binary_size(entry: dict[str, Any], tail: memoryview, place: str) -> int | None:
+    """Bytes of a tensor in the binary tail; None where its data is JSON."""
+    size = _parameters(entry, place).get("binary_data_size")
+    if size is None:
         return None
-    outputs = document.get("outputs") or []
-    if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
-        raise InvalidRequest("'outputs' must be a list of objects")
-    return frozenset(
-        str(each.get("name"))
-        for each in outputs
-        if isinstance(each.get("parameters"), dict) and each["parameters"].get("binary_data")
-    )
+    if type(size) is not int or not 0 <= size <= len(tail):
+        raise InvalidRequest(
+            f"{place}: binary_data_size must be at most the {len(tail)} bytes that are left,"
+            f" was {reprlib.repr(size)}"
+        )
+    if entry.get("data") is not None:
+        raise InvalidRequest(f"{place}: 'data' and binary_data_size exclude each other")
+    return size
 
 
-def _entries(
-    tensors: Sequence[Tensor], binary: frozenset[str] | None
-) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """JSON entries of tensors, and the buffers of those that go in binary (all, if None)."""
+# Writing
+
+
+def _entries(chosen: Sequence[tuple[Tensor, bool]]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """JSON entries of tensors, and the buffers of those that go in binary."""
     entries, buffers = [], []
-    for tensor in tensors:
+    for tensor, is_binary in chosen:
         entry: dict[str, Any] = {
             "name": tensor.name,
             "shape": list(tensor.shape),
             "datatype": tensor.datatype,
         }
-        if binary is None or tensor.name in binary:
-            buffer = _to_binary(tensor)
+        data = None if is_binary else to_json(tensor)
+        if data is None:
+            buffer = to_raw(tensor)
             entry["parameters"] = {"binary_data_size": len(buffer)}
             buffers.append(buffer)
-        elif tensor.datatype == BYTES:
-            entry["data"] = [value.decode("utf-8", "replace") for value in tensor.data.ravel()]
         else:
-            entry["data"] = tensor.data.ravel().tolist()
+            entry["data"] = data
         entries.append(entry)
     return entries, buffers
-
-
-def _to_binary(tensor: Tensor) -> bytes:
-    if tensor.datatype != BYTES:
-        return np.ascontiguousarray(tensor.data).tobytes()
-    return b"".join(struct.pack("<I", len(value)) + value for value in tensor.data.ravel())
 
 
 def _encoded(document: dict[str, Any], buffers: list[bytes]) -> EncodedBody:

@@ -11,12 +11,14 @@ import string
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CONSONANTS = "bdfghjklmnprstvwz"
 VOWELS = "aeiou"
 LETTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 SPACE = "▁"
+BYTE_SPACE = "\u0120"
+"""What stands for the byte of a space in byte-level vocabularies."""
 
 
 def syllable_words(count: int) -> list[str]:
@@ -44,6 +46,31 @@ def wordpiece_vocabulary(count: int) -> dict[str, int]:
     pieces = [*specials, *letters, *(f"##{letter}" for letter in letters)]
     pieces += syllable_words(count - len(pieces))
     return {piece: index for index, piece in enumerate(pieces)}
+
+
+def byte_level_vocabulary(
+    count: int, alphabet: Sequence[str], special: str
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A GPT-2 vocabulary of `count` pieces and its merges: bytes, merged syllables, one special.
+
+    `alphabet` are the characters that stand for the 256 bytes; words begin with the one for space.
+    """
+    merges = list(itertools.islice(_merges(), count - len(alphabet) - 1))
+    pieces = [*alphabet, *(first + second for first, second in merges), special]
+    if len(pieces) != count:
+        raise ValueError(f"at most {len(pieces)} pieces exist, {count} were asked for")
+    return {piece: index for index, piece in enumerate(pieces)}, merges
+
+
+def _merges() -> Iterator[tuple[str, str]]:
+    """Syllables, then words of one, two and three of them."""
+    syllables = [consonant + vowel for vowel in VOWELS for consonant in CONSONANTS]
+    yield from ((syllable[0], syllable[1]) for syllable in syllables)
+    words = [BYTE_SPACE]
+    for _ in range(3):
+        pairs = list(itertools.product(words, syllables))
+        yield from pairs
+        words = [first + second for first, second in pairs]
 
 
 def _words_by_length() -> Iterator[str]:

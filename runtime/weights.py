@@ -1,43 +1,73 @@
-"""Safetensors files as tensors: checked first, then mapped into memory and not copied."""
+"""Safetensors files: their headers, checked against the file before anything is mapped or read.
+
+A mapped file that is shorter than its header says kills the process with SIGBUS when the missing
+pages are touched, so every path to the bytes comes through here.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    import torch
 
 HEADER_LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100 * 1024**2
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+"""What safetensors calls each type."""
 
-def map_weights(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """All tensors of the files, mapped; raises ModelInvalid where a file is not whole."""
-    weights: dict[str, torch.Tensor] = {}
-    for path in paths:
-        check_layout(path)
-        try:
-            with safe_open(path, framework="pt") as reader:
-                weights.update({name: reader.get_tensor(name) for name in reader.keys()})  # noqa: SIM118  # not a dict
-        except (SafetensorError, OSError) as error:
-            raise ModelInvalid(f"{path.name} is not a valid safetensors file: {error}") from error
-    return weights
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's bytes in a file or a slab."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """First byte, counted from the beginning of the file or of the slab."""
+    size_bytes: int
+
+    def is_sound(self) -> bool:
+        """Whether shape, type and bytes agree."""
+        return (
+            self.dtype in DTYPES
+            and all(length >= 0 for length in self.shape)
+            and self.offset >= 0
+            and self.size_bytes == math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        )
 
 
-def check_layout(path: Path) -> None:
-    """Compare the size a file's header promises with the file: reading past its end is fatal.
+def read_tensors(path: Path) -> tuple[StoredTensor, ...]:
+    """The tensors of a file in the order of their bytes; raises ModelInvalid where it is not whole.
 
-    A mapped file that is shorter than its header says kills the process with SIGBUS when the
-    missing pages are touched, so this comes before mapping.
+    Gaps between tensors are allowed, as some writers align them; tensors may not overlap.
     """
     try:
         size = path.stat().st_size
@@ -52,16 +82,45 @@ def check_layout(path: Path) -> None:
                     f" the file has {size}"
                 )
             header = json.loads(source.read(length))
-        ends = [
-            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
+        begin = HEADER_LENGTH_BYTES + length
+        tensors = [
+            _tensor(path, name, entry, begin)
+            for name, entry in header.items()
+            if name != "__metadata__"
         ]
-        promised = HEADER_LENGTH_BYTES + length + max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelInvalid(f"{path.name} is corrupt: its header cannot be read") from error
     except OSError as error:
         raise ModelInvalid(f"{path.name} cannot be read: {error}") from error
-    if promised != size:
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes, tensor.name))
+    _check_extent(path, tensors, begin=begin, size=size)
+    return tuple(tensors)
+
+
+def _tensor(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+    first, last = entry["data_offsets"]
+    shape = tuple(int(length) for length in entry["shape"])
+    tensor = StoredTensor(name, str(entry["dtype"]), shape, begin + int(first), last - first)
+    if not tensor.is_sound() or first < 0:
         raise ModelInvalid(
-            f"{path.name} is corrupt or truncated: its header promises {promised} bytes,"
+            f"{path.name} is not a valid safetensors file: tensor {name!r} of type {tensor.dtype}"
+            f" and shape {list(shape)} lies at bytes {first} to {last};"
+            f" the types are {', '.join(DTYPES)}"
+        )
+    return tensor
+
+
+def _check_extent(path: Path, tensors: list[StoredTensor], *, begin: int, size: int) -> None:
+    end = begin
+    for tensor in tensors:
+        if tensor.offset < end and tensor.size_bytes:
+            raise ModelInvalid(
+                f"{path.name} is not a valid safetensors file: tensor {tensor.name!r}"
+                " overlaps the one before it"
+            )
+        end = max(end, tensor.offset + tensor.size_bytes)
+    if end != size:
+        raise ModelInvalid(
+            f"{path.name} is corrupt or truncated: its header promises {end} bytes,"
             f" the file has {size}"
         )

@@ -177,7 +177,6 @@ def main() -> int:
     """Import, freeze, fork on command."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     import_everything()
     gc.collect()

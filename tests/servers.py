@@ -292,12 +292,13 @@ def pod(
 ) -> Iterator[Pod]:
     """A ready pod with its files below `folder`; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = int(str(settings.pop("port", 0))) or free_port()
     fields = {
         "name": name,
         "redis_url": redis_url,
         "port": port,
         "cache_dir": str(folder / "cache"),
+        "host_dir": str(folder / "host"),
         "log_file": str(folder / "pod.log"),
         "node": name,
         "heartbeat": 0.2,

@@ -13,7 +13,7 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
-from runtime.tensors import Tensor, numeric_tensor
+from runtime.tensors import Tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ class Embedding:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config)
+        self.joining = self._encoder.joining()
         self._dimension: int = config.hidden_size
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
@@ -41,13 +42,18 @@ class Embedding:
         """Tokens."""
         return self._encoder.encode(items)
 
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """How many tokens the texts have, as far as the model reads them."""
+        arrays = named_arrays(self._encoder.encode(texts))
+        return int(arrays["attention_mask"].sum())
+
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Mean over the tokens that are not padding, pooled here to keep what travels small."""
-        arguments = torch_inputs(inputs)
+        arguments = torch_inputs(inputs, network)
         hidden = network(**arguments).last_hidden_state
         mask = arguments["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-        return (numeric_tensor("pooled", pooled.float().numpy()),)
+        return (numeric_tensor("pooled", pooled.float().cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Vectors of length one."""

@@ -9,6 +9,7 @@ from runtime.configuration import read_config, task_of
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
 from runtime.tasks.text_classification import TextClassification
+from runtime.tasks.text_generation import TextGeneration
 from runtime.tasks.text_to_text import TextToText
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
     Task.TEXT_EMBEDDING: Embedding,
     Task.TEXT_TO_TEXT: TextToText,
+    Task.TEXT_GENERATION: TextGeneration,
     Task.TEXT_CLASSIFICATION: TextClassification,
     Task.IMAGE_CLASSIFICATION: ImageClassification,
 }

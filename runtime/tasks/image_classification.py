@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.joining import Joining, TensorRule
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.task import MOST_ITEMS
 from runtime.tasks.text import torch_inputs
@@ -38,6 +39,13 @@ class ImageClassification:
         except Exception as error:  # a missing or odd preprocessor_config.json
             raise ModelInvalid(f"the model's image processor cannot be used: {error}") from error
         self._labels = Labels(config)
+        self.joining = self._joining()
+
+    def _joining(self) -> Joining:
+        """All pictures have the size that the processor makes them."""
+        size = self._processor.size
+        rule = TensorRule("FP32", trailing=(3, size["height"], size["width"]))
+        return Joining({"pixel_values": rule}, needed=("pixel_values",))
 
     def read_instances(self, instances: Sequence[Any]) -> list[Image.Image]:
         """Encoded images in base64."""
@@ -79,8 +87,8 @@ class ImageClassification:
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Scores per class."""
-        logits = network(**torch_inputs(inputs, needed="pixel_values")).logits
-        return (numeric_tensor("logits", logits.float().numpy()),)
+        logits = network(**torch_inputs(inputs, network, needed="pixel_values")).logits
+        return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The best label and its probability."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from runtime.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.joining import Joining, TensorRule
 from runtime.tasks.task import MOST_ITEMS
 from runtime.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 MOST_TOKENS = 512
 """Texts are cut here where the model's own files set no limit."""
@@ -79,6 +81,25 @@ class TextEncoder:
             getattr(config, "max_position_embeddings", None) or MOST_TOKENS,
         )
         self.most_tokens = int(min(limit, 100_000))
+        self._vocabulary: int = config.vocab_size
+        self._token_types: int = getattr(config, "type_vocab_size", 2)
+
+    def joining(self, *, end_ids: frozenset[int] = frozenset()) -> Joining:
+        """How its tensors are joined: on the side where the tokenizer pads, with its padding."""
+        padding = self.tokenizer.pad_token_id or 0
+        rules = {
+            "input_ids": TensorRule("INT64", padding=padding, high=self._vocabulary),
+            "attention_mask": TensorRule("INT64", high=2),
+        }
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            rules["token_type_ids"] = TensorRule("INT64", high=self._token_types)
+        return Joining(
+            rules,
+            needed=("input_ids", "attention_mask"),
+            most_tokens=self.most_tokens,
+            pads_left=self.tokenizer.padding_side == "left",
+            end_ids=end_ids,
+        )
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, ...]:
         """Token tensors, padded to the longest text and cut at the model's limit."""
@@ -95,14 +116,16 @@ class TextEncoder:
         )
 
 
-def torch_inputs(inputs: Sequence[Tensor], needed: str = "input_ids") -> dict[str, torch.Tensor]:
-    """The network's keyword arguments; raises InvalidRequest where the tensors do not belong."""
+def torch_inputs(
+    inputs: Sequence[Tensor], network: PreTrainedModel, needed: str = "input_ids"
+) -> dict[str, torch.Tensor]:
+    """The network's keyword arguments on its device; raises InvalidRequest where they are wrong."""
     arguments = {}
     for tensor in inputs:
         if tensor.datatype == BYTES:
             raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
         array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
-        arguments[tensor.name] = torch.from_numpy(array)
+        arguments[tensor.name] = torch.from_numpy(array).to(network.device)
     if needed not in arguments:
         raise InvalidRequest(f"inference needs a tensor {needed!r}, got {sorted(arguments)}")
     return arguments
@@ -117,3 +140,11 @@ def _described(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with {sorted(map(str, value))[:4]}"
     return f"{type(value).__name__} {str(value)[:40]!r}"
+
+
+def end_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
+    """The tokens at which generation of a row ends, as transformers finds them."""
+    path = folder / "generation_config.json"
+    stored = read_json(path).get("eos_token_id") if path.exists() else None
+    found = stored if stored is not None else getattr(config, "eos_token_id", None)
+    return frozenset([found] if isinstance(found, int) else found or ())

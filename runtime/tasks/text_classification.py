@@ -26,6 +26,7 @@ class TextClassification:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config)
+        self.joining = self._encoder.joining()
         self._labels = Labels(config)
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
@@ -42,7 +43,8 @@ class TextClassification:
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Scores per class."""
-        return (numeric_tensor("logits", network(**torch_inputs(inputs)).logits.float().numpy()),)
+        logits = network(**torch_inputs(inputs, network)).logits
+        return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The best label and its probability."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from runtime.tasks.text import (
     TEXT_INPUT,
     TextEncoder,
+    end_ids,
     texts_of_instances,
     texts_of_tensors,
     torch_inputs,
@@ -27,6 +29,9 @@ class TextToText:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config)
+        joining = self._encoder.joining(end_ids=end_ids(folder, config))
+        rules = {name: rule for name, rule in joining.rules.items() if name != "token_type_ids"}
+        self.joining = replace(joining, rules=rules)
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
         """Texts of a V1 body."""
@@ -43,8 +48,8 @@ class TextToText:
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Generate as the model's generation_config.json says."""
-        output_ids = network.generate(**torch_inputs(inputs))
-        return (numeric_tensor("output_ids", output_ids.numpy()),)
+        output_ids = network.generate(**torch_inputs(inputs, network))
+        return (numeric_tensor("output_ids", output_ids.cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Texts from tokens."""
@@ -58,7 +63,7 @@ class TextToText:
 
     def warm_up(self, network: PreTrainedModel) -> None:
         """One token: a whole answer would cost as much as a request."""
-        inputs = torch_inputs(self.preprocess(["warm"]))
+        inputs = torch_inputs(self.preprocess(["warm"]), network)
         network.generate(**inputs, min_new_tokens=1, max_new_tokens=1)
 
     def input_types(self) -> list[dict[str, Any]]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.client import Registry
-from registry.model import ModelName, ModelRecord, ModelSpec, Task
+from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
 from tests import servers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from pathlib import Path
 
-TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit")
+TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2")
 
 MakePod = Callable[..., servers.Pod]
 
@@ -107,10 +107,18 @@ class Cluster:
 
         return asyncio.run(run())
 
-    def declare(self, name: str, folder: Path | str, *, task: str | None = None) -> ModelSpec:
+    def declare(
+        self,
+        name: str,
+        folder: Path | str,
+        *,
+        task: str | None = None,
+        policy: ModelPolicy = ModelPolicy(),  # noqa: B008 - it is frozen
+    ) -> ModelSpec:
         """Declare a model by a folder or a storage URI."""
         uri = folder if isinstance(folder, str) else folder.as_uri()
-        spec = ModelSpec(ModelName("default", name), uri, task=Task(task) if task else None)
+        model_task = Task(task) if task else None
+        spec = ModelSpec(ModelName("default", name), uri, task=model_task, policy=policy)
         self.do(lambda registry: registry.put_models([spec]))
         return spec
 

@@ -11,8 +11,8 @@ from registry.model import ModelName, ModelSpec
 from runtime.disk_cache import DiskCache
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.link import LinkRate
+from runtime.partial_file import SPAN_BYTES, spans_of
 from runtime.storage import RemoteFile, checked_listing, weights_of
-from runtime.storage_s3 import LEAST_RANGE_BYTES, ONE_GET_BYTES, split_into_ranges
 from runtime.storages import Storages
 from tests import servers
 
@@ -158,10 +158,9 @@ def test_several_weights_need_an_index() -> None:
     assert weights_of(files[:1], "s3://b/m", None) == (files[0],)
 
 
-@pytest.mark.parametrize("size", [0, 1, ONE_GET_BYTES, ONE_GET_BYTES + 1, 5 * 1024**3 + 7])
-def test_ranges_cover_a_file_once(size: int) -> None:
-    ranges = split_into_ranges(size)
-    assert sum(end - start for start, end in ranges) == size
-    assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
-    if len(ranges) > 1:
-        assert all(end - start >= LEAST_RANGE_BYTES for start, end in ranges[:-1])
+@pytest.mark.parametrize("size", [0, 1, SPAN_BYTES, SPAN_BYTES + 1, 5 * 1024**3 + 7])
+def test_spans_cover_a_file_once(size: int) -> None:
+    spans = spans_of(size)
+    assert sum(span.size_bytes for span in spans) == size
+    assert all(one.end == other.start for one, other in itertools.pairwise(spans))
+    assert all(span.size_bytes == SPAN_BYTES for span in spans[:-1])

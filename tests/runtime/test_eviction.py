@@ -2,33 +2,91 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.eviction import Candidate, choose_victims
+from benchmarks.eviction import measure
+from runtime.eviction import POLICIES, Candidate, greedy_dual, lru
+from runtime.settings import read_settings
 
-candidates = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 50)), max_size=8).map(
-    lambda rows: [Candidate(f"m{n}", size, used) for n, (size, used) in enumerate(rows)]
+candidates = st.lists(
+    st.tuples(
+        st.integers(1, 100),
+        st.integers(0, 50),
+        st.integers(1, 20),
+        st.floats(0.001, 10),
+        st.floats(0, 3),
+    ),
+    max_size=8,
+).map(
+    lambda rows: [
+        Candidate(f"m{number}", size, used, uses=uses, reload_s=reload_s, clock=clock)
+        for number, (size, used, uses, reload_s, clock) in enumerate(rows)
+    ]
 )
+policies = st.sampled_from(sorted(POLICIES))
+
+
+def keys(*models: Candidate, needed: int, policy: str = "lru") -> tuple[str, ...] | None:
+    victims = POLICIES[policy](models, needed, 0.0)
+    return None if victims is None else victims.keys
 
 
 def test_least_recently_used_goes_first() -> None:
     models = [Candidate("new", 10, 9), Candidate("old", 10, 1), Candidate("mid", 10, 5)]
-    assert choose_victims(models, 15) == ("old", "mid")
+    assert keys(*models, needed=15) == ("old", "mid")
 
 
 def test_no_more_than_needed_goes() -> None:
-    models = [Candidate("small", 10, 1), Candidate("large", 100, 2)]
-    assert choose_victims(models, 50) == ("large",)
+    assert keys(Candidate("small", 10, 1), Candidate("large", 100, 2), needed=50) == ("large",)
 
 
 def test_nothing_goes_when_all_together_are_not_enough() -> None:
-    assert choose_victims([Candidate("a", 10, 1)], 11) is None
+    assert keys(Candidate("a", 10, 1), needed=11) is None
 
 
-@given(candidates, st.integers(-10, 300))
-def test_victims_free_enough_and_none_is_superfluous(models: list[Candidate], needed: int) -> None:
-    victims = choose_victims(models, needed)
+@pytest.mark.parametrize(
+    ("kept", "evicted"),
+    [
+        pytest.param({"uses": 5}, {"uses": 4}, id="used-more-often"),
+        pytest.param({"reload_s": 2.0}, {"reload_s": 1.0}, id="dearer-to-bring-back"),
+        pytest.param({"clock": 0.5}, {"clock": 0.0}, id="used-after-others-left"),
+        pytest.param({"memory_bytes": 10}, {"memory_bytes": 11}, id="smaller"),
+        pytest.param({"last_used": 2}, {"last_used": 1}, id="more-recent-of-two-alike"),
+    ],
+)
+def test_greedy_dual_keeps_what_is_worth_more(
+    kept: dict[str, float], evicted: dict[str, float]
+) -> None:
+    plain = {"memory_bytes": 10, "last_used": 1}
+    models = [
+        Candidate("kept", **(plain | kept)),  # type: ignore[arg-type]  # a table of fields
+        Candidate("evicted", **(plain | evicted)),  # type: ignore[arg-type]
+    ]
+    assert keys(*models, needed=1, policy="greedy-dual") == ("evicted",)
+
+
+def test_greedy_dual_ages_what_is_not_used() -> None:
+    victims = greedy_dual([Candidate("a", 10, 1, uses=3, reload_s=5.0)], 10, 0.25)
+    assert victims is not None
+    assert victims.clock == pytest.approx(3 * 5.0 / 10)
+    later = greedy_dual([Candidate("b", 10, 1, reload_s=1.0)], 10, victims.clock)
+    assert later is not None
+    assert later.clock == victims.clock  # it never goes back
+
+
+def test_lru_has_no_clock() -> None:
+    victims = lru([Candidate("a", 10, 1)], 10)
+    assert victims is not None
+    assert victims.clock == 0.0
+
+
+@given(candidates, st.integers(-10, 500), policies)
+def test_victims_free_enough_and_none_is_superfluous(
+    models: list[Candidate], needed: int, policy: str
+) -> None:
+    victims = keys(*models, needed=needed, policy=policy)
     sizes = {model.key: model.memory_bytes for model in models}
     if victims is None:
         assert sum(sizes.values()) < needed
@@ -38,10 +96,20 @@ def test_victims_free_enough_and_none_is_superfluous(models: list[Candidate], ne
     assert all(freed - sizes[key] < needed for key in victims)
 
 
-@given(candidates, st.integers(1, 300), st.randoms())
+@given(candidates, st.integers(1, 500), st.randoms(), policies)
 def test_order_of_candidates_does_not_matter(
-    models: list[Candidate], needed: int, rng: st.DrawFn
+    models: list[Candidate], needed: int, rng: st.DrawFn, policy: str
 ) -> None:
     shuffled = list(models)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
-    assert choose_victims(models, needed) == choose_victims(shuffled, needed)
+    assert keys(*models, needed=needed, policy=policy) == keys(
+        *shuffled, needed=needed, policy=policy
+    )
+
+
+def test_default_is_the_rule_that_loads_less_in_the_replay() -> None:
+    loads = dict.fromkeys(POLICIES, 0)
+    for replayed in measure(seed=0, repeats=5):
+        if replayed.policy in POLICIES and replayed.access != "shifting zipf":
+            loads[replayed.policy] += replayed.loads
+    assert read_settings(["--name", "a"], {}).eviction == min(loads, key=lambda name: loads[name])

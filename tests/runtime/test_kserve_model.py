@@ -16,7 +16,7 @@ from runtime.device import DeviceWorker
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.network import load_network
 from runtime.served_model import ServedModel
-from runtime.store import ModelStore
+from runtime.store import Eviction, ModelStore
 from runtime.tasks.frontends import load_frontend
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_bad_input_is_kserves_own_error(served: ServedModel) -> None:
 
 
 def test_store_shows_models_to_kserve(served: ServedModel) -> None:
-    evicted: list[str] = []
+    evicted: list[Eviction] = []
 
     async def run() -> None:
         store = ModelStore(1000, evicted.append)
@@ -94,7 +94,7 @@ def test_store_shows_models_to_kserve(served: ServedModel) -> None:
         assert store.get_model("m") is None
 
     asyncio.run(run())
-    assert evicted == [served.spec.key]
+    assert [(each.spec.key, each.wanted_by) for each in evicted] == [(served.spec.key, "other")]
     assert not served.ready
 
 
@@ -104,7 +104,7 @@ def test_store_waits_for_a_model_in_use(
     monkeypatch.setattr("runtime.store.PATIENCE_S", 0.05)
 
     async def run() -> None:
-        store = ModelStore(1000, lambda key: None)
+        store = ModelStore(1000, lambda _: None)
         store.add(served, 600)
         resident = store.pin(served.spec.key)
         assert resident is not None
@@ -123,7 +123,7 @@ def test_store_waits_for_a_model_in_use(
 
 def test_retired_model_leaves_with_its_last_user(served: ServedModel) -> None:
     async def run() -> None:
-        store = ModelStore(1000, lambda key: None)
+        store = ModelStore(1000, lambda _: None)
         store.add(served, 600)
         resident = store.pin(served.spec.key, users=2)
         assert resident is not None
@@ -133,5 +133,24 @@ def test_retired_model_leaves_with_its_last_user(served: ServedModel) -> None:
         await store.unpin(resident)
         assert not served.ready
         assert not await store.retire(served.spec.key, "withdrawn")
+
+    asyncio.run(run())
+
+
+def test_a_broken_model_is_given_to_nobody_and_leaves_with_its_last_user(
+    served: ServedModel,
+) -> None:
+    async def run() -> None:
+        store = ModelStore(1000, lambda key: None)
+        store.add(served, 600)
+        resident = store.pin(served.spec.key)
+        assert resident is not None
+        assert store.broken_reason(served.spec.key) is None
+        served.lane.broken = "it hangs"
+        await store.retire(served.spec.key, "broken")
+        assert store.pin(served.spec.key) is None
+        assert store.broken_reason(served.spec.key) == "it hangs"
+        await store.unpin(resident)
+        assert not store.holds(served.spec.key)
 
     asyncio.run(run())

@@ -19,7 +19,7 @@ class Clock:
 
 def test_bytes_take_their_time() -> None:
     clock = Clock()
-    link = LinkRate(1000, clock=lambda: clock.now_s, sleep=clock.sleep)
+    link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
     for _ in range(20):
         link.take(100)
     assert clock.now_s - 100 == pytest.approx(2.0, abs=0.06)
@@ -27,7 +27,7 @@ def test_bytes_take_their_time() -> None:
 
 def test_short_pauses_are_made_up() -> None:
     clock = Clock()
-    link = LinkRate(1000, clock=lambda: clock.now_s, sleep=clock.sleep)
+    link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
     for _ in range(20):
         link.take(100)
         clock.sleep(0.03)  # the reader writes to disk

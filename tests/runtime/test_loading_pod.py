@@ -63,7 +63,7 @@ def test_least_recently_used_model_makes_room(cluster: Cluster, models: Path) ->
         assert predict(pod.url, name, "x").status_code == 200
     starts = [predict(pod.url, name, "x").headers["x-pilotlight-start"] for name in ("a", "c")]
     assert starts == ["warm", "warm"]
-    servers.wait_until(lambda: cluster.tiers(specs["b"]) == {"pod-a": "disk"}, timeout_s=5)
+    servers.wait_until(lambda: cluster.tiers(specs["b"]) == {"pod-a": "host"}, timeout_s=5)
     assert metric(pod.url, "pilotlight_evictions_total") == 1
 
 
@@ -171,7 +171,7 @@ def test_spoiled_model_fails_with_a_reason_and_harms_nobody(
     [
         pytest.param("file:///does/not/exist", "does not exist", id="no-folder"),
         pytest.param("s3://no-such-bucket/model", "NoSuchBucket", id="no-bucket"),
-        pytest.param("gs://bucket/model", "must begin with s3:// or file://", id="scheme"),
+        pytest.param("ftp://bucket/model", "must begin with one of", id="scheme"),
         pytest.param("s3://bucket", "must be s3://bucket/prefix", id="no-prefix"),
     ],
 )
@@ -327,4 +327,4 @@ def test_withdrawn_model_leaves_with_its_files(cluster: Cluster, models: Path) -
     cluster.withdraw("m")
     servers.wait_until(lambda: cluster.tiers(spec) == {}, timeout_s=10)
     assert predict(pod.url, "m", "x").status_code == 404
-    assert list((pod.folder / "cache").iterdir()) == []
+    assert not [path for path in (pod.folder / "cache").iterdir() if path.name[0] != "."]

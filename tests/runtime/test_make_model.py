@@ -9,13 +9,18 @@ import torch
 
 from runtime.architectures import ARCHITECTURES, T5_PIECES
 from runtime.make_model import make_model
-from runtime.vocabulary import syllable_words, unigram_pieces, wordpiece_vocabulary
+from runtime.vocabulary import (
+    byte_level_vocabulary,
+    syllable_words,
+    unigram_pieces,
+    wordpiece_vocabulary,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit"])
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2"])
 def test_same_name_gives_same_bytes(name: str, models: Path, tmp_path: Path) -> None:
     again = make_model(name, tmp_path / "again")
     files = sorted(path.name for path in again.iterdir())
@@ -24,7 +29,7 @@ def test_same_name_gives_same_bytes(name: str, models: Path, tmp_path: Path) -> 
         assert (again / file).read_bytes() == (models / name / file).read_bytes(), file
 
 
-@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit"])
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2"])
 def test_tiny_models_are_tiny(name: str, models: Path) -> None:
     assert sum(path.stat().st_size for path in (models / name).iterdir()) < 1_000_000
 
@@ -47,6 +52,24 @@ def test_unigram_pieces_are_unique_and_complete() -> None:
 def test_wordpieces_are_unique() -> None:
     vocabulary = wordpiece_vocabulary(30_522)
     assert sorted(vocabulary.values()) == list(range(30_522))
+
+
+def test_gpt2_small_has_the_published_size() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("meta"):
+        network = GPT2LMHeadModel(GPT2Config(**ARCHITECTURES["gpt2-small"].shape))
+    assert sum(parameter.numel() for parameter in network.parameters()) == 124_439_808
+
+
+def test_byte_level_merges_make_each_piece() -> None:
+    alphabet = [chr(256 + byte) for byte in range(256)]
+    vocabulary, merges = byte_level_vocabulary(50_257, alphabet, "<|endoftext|>")
+    assert sorted(vocabulary.values()) == list(range(50_257))
+    assert len(merges) == 50_000
+    assert all(first + second in vocabulary for first, second in merges)
+    with pytest.raises(ValueError, match="at most"):
+        byte_level_vocabulary(10**7, alphabet, "<|endoftext|>")
 
 
 def test_words_run_out_with_a_message() -> None:

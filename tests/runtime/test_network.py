@@ -17,7 +17,7 @@ from runtime.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.network import load_network, memory_bytes_of
 from runtime.tasks.frontends import load_frontend
-from runtime.weights import map_weights
+from runtime.weight_source import map_weights
 from tests.servers import copy_model
 
 if TYPE_CHECKING:

@@ -260,3 +260,59 @@ def test_repository_index_says_what_is_here(served: servers.Pod) -> None:
     index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
     assert index["default~embedder"]["state"] == "READY"
     assert set(index) == {f"default~{n}" for n in ("embedder", "eye", "translator", "classifier")}
+
+
+@pytest.mark.parametrize(("model", "status"), [("embedder", 501), ("nobody", 404)])
+def test_nothing_explains_itself(served: servers.Pod, model: str, status: int) -> None:
+    predict(served.url, "embedder", "x")
+    answer = post(f"{served.url}/v1/models/default~{model}:explain", {"instances": ["x"]})
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+
+
+def test_metadata_is_known_before_the_weights_are_here(served: servers.Pod) -> None:
+    post(f"{served.url}/v2/repository/models/default~classifier/unload")
+    index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
+    entry = index["default~classifier"]
+    assert entry["state"] == "UNAVAILABLE"
+    model = f"{served.url}/v2/models/default~classifier"
+    metadata = get(model).json()
+    assert metadata["versions"] == [entry["version"]]
+    assert [output["name"] for output in metadata["outputs"]] == ["label", "score"]
+    assert get(f"{model}/versions/{entry['version']}").json() == metadata
+    assert get(f"{model}/ready").status_code == 503
+    assert get(f"{model}/versions/7").status_code == 404
+
+
+def test_a_version_is_a_generation(served: servers.Pod) -> None:
+    index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
+    version = index["default~embedder"]["version"]
+    url = f"{served.url}/v2/models/default~embedder/versions"
+    answer = post(f"{url}/{version}/infer", tensor())
+    assert answer.status_code == 200, answer.text
+    assert get(f"{url}/{version}/ready").json()["ready"] is True
+    refused = post(f"{url}/7/infer", tensor())
+    assert refused.status_code == 404
+    assert f"it has '{version}'" in refused.json()["error"]
+
+
+def test_server_says_what_it_can(served: servers.Pod) -> None:
+    server = get(f"{served.url}/v2").json()
+    assert server["name"] == "pilotlight"
+    assert {"binary_tensor_data", "model_repository_extension"} <= set(server["extensions"])
+    assert get(f"{served.url}/v2/models").json() == get(f"{served.url}/v1/models").json()
+
+
+def test_index_can_leave_out_what_is_not_ready(served: servers.Pod) -> None:
+    post(f"{served.url}/v2/repository/models/default~classifier/unload")
+    predict(served.url, "embedder", "x")
+    index = f"{served.url}/v2/repository/index"
+    ready = [entry["name"] for entry in post(index, {"ready": True}).json()]
+    assert "default~embedder" in ready
+    assert "default~classifier" not in ready
+    assert len(post(index, {"ready": False}).json()) == 4
+
+
+def test_only_requested_outputs_come(served: servers.Pod) -> None:
+    url = f"{served.url}/v2/models/default~classifier/infer"
+    answer = post(url, {**tensor(), "outputs": [{"name": "score"}]})
+    assert [output["name"] for output in answer.json()["outputs"]] == ["score"]

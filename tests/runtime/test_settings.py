@@ -20,10 +20,14 @@ def test_switch_needs_no_value() -> None:
 
 def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="lease") as caught:
-        settings_from_fields({"slots": 0, "lease_ttl": "-1", "nme": "x"})
+        settings_from_fields(
+            {"slots": 0, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"}
+        )
     message = str(caught.value)
     slots = "--slots must be a whole number of at least 1, was '0'"
-    for part in (slots, "--lease-ttl", "'nme'", "--name is"):
+    eviction = "--eviction must be one of lru, greedy-dual, was 'fifo'"
+    device = "--device must be auto, cpu or cuda, was 'tpu'"
+    for part in (slots, eviction, device, "--lease-ttl", "'nme'", "--name is"):
         assert part in message
 
 
@@ -34,3 +38,11 @@ def test_mistakes_on_the_command_line_end_with_status_2(
         read_settings(["--name", "a", "--port", "x"], {})
     assert caught.value.code == 2
     assert "--port" in capsys.readouterr().err
+
+
+def test_host_folder_is_one_per_pool_and_node() -> None:
+    settings = read_settings(["--name", "a", "--pool", "p", "--node", "n"], {})
+    assert settings.host_path.parts[:3] == ("/", "dev", "shm")
+    assert settings.host_path.name == "p~n"
+    given = read_settings(["--name", "a"], {"PILOTLIGHT_HOST_DIR": "/mnt/memory"})
+    assert str(given.host_path) == "/mnt/memory"

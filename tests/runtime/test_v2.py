@@ -8,12 +8,14 @@ import struct
 import numpy as np
 import orjson
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from runtime.errors import InvalidRequest
-from runtime.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
+from runtime.raw_tensors import from_raw, to_raw
+from runtime.tensors import NUMPY_OF, Tensor, bytes_tensor, described, numeric_tensor
 from runtime.v2 import (
     LENGTH_HEADER,
     V2Request,
@@ -43,7 +45,7 @@ def test_binary_round_trip(values: np.ndarray, texts: list[bytes]) -> None:
     sent = (numeric_tensor("numbers", values), bytes_tensor("texts", texts))
     body = encode_request(sent)
     got = decode_request(body.content, dict(body.headers)[LENGTH_HEADER])
-    assert got.binary_outputs is None
+    assert got.is_binary
     for one, other in zip(sent, got.inputs, strict=True):
         assert_same(one, other)
 
@@ -159,3 +161,112 @@ def test_values_must_fit_their_datatype(datatype: str, data: list[object]) -> No
     entry = {"name": "x", "datatype": datatype, "shape": shape, "data": data}
     with pytest.raises(InvalidRequest):
         decode_request(orjson.dumps({"inputs": [entry]}), None)
+
+
+def request_of(**document: object) -> V2Request:
+    tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}
+    return decode_request(orjson.dumps({"inputs": [tensor], **document}), None)
+
+
+def entries_of(request: V2Request, *tensors: Tensor) -> list[dict[str, object]]:
+    body = encode_response(tensors, model_name="m", request=request)
+    length = int(dict(body.headers).get(LENGTH_HEADER, len(body.content)))
+    entries: list[dict[str, object]] = orjson.loads(body.content[:length])["outputs"]
+    return entries
+
+
+def test_only_requested_outputs_come_in_their_order() -> None:
+    tensors = [numeric_tensor(name, np.ones(1, dtype=np.float32)) for name in "abc"]
+    entries = entries_of(request_of(outputs=[{"name": "c"}, {"name": "a"}]), *tensors)
+    assert [entry["name"] for entry in entries] == ["c", "a"]
+
+
+def test_an_outputs_own_form_beats_the_requests() -> None:
+    request = request_of(
+        parameters={"binary_data_output": True},
+        outputs=[{"name": "a", "parameters": {"binary_data": False}}, {"name": "b"}],
+    )
+    tensors = [numeric_tensor(name, np.ones(1, dtype=np.float32)) for name in "ab"]
+    first, second = entries_of(request, *tensors)
+    assert first["data"] == [1.0]
+    assert second["parameters"] == {"binary_data_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "size"),
+    [
+        pytest.param(numeric_tensor("x", np.ones(3, dtype=np.float16)), 6, id="half"),
+        pytest.param(Tensor("x", "BF16", np.ones(3, dtype=np.float32)), 6, id="brain-half"),
+        pytest.param(bytes_tensor("x", [b"\xff\xfe"]), 6, id="not-utf-8"),
+    ],
+)
+def test_what_json_cannot_hold_goes_in_binary(tensor: Tensor, size: int) -> None:
+    (entry,) = entries_of(V2Request(()), tensor)
+    assert entry["parameters"] == {"binary_data_size": size}
+    assert "data" not in entry
+
+
+@given(st.lists(st.floats(width=32), min_size=1))
+def test_brain_halves_keep_the_upper_half(values: list[float]) -> None:
+    data = np.array(values, dtype=np.float32)
+    expected = torch.from_numpy(data).to(torch.bfloat16)
+    raw = to_raw(Tensor("x", "BF16", data))
+    with np.errstate(all="ignore"):
+        read = from_raw(memoryview(raw), described("x", "BF16", [len(values)], "inputs[0]"))
+    np.testing.assert_array_equal(read.data, expected.float().numpy())
+    assert read.datatype == "BF16"
+
+
+@given(st.binary(max_size=8))
+def test_booleans_are_bytes_of_0_or_1(content: bytes) -> None:
+    about = described("x", "BOOL", [len(content)], "inputs[0]")
+    if set(content) <= {0, 1}:
+        assert from_raw(memoryview(content), about).data.tolist() == [b == 1 for b in content]
+    else:
+        with pytest.raises(InvalidRequest, match="bytes of 0 or 1"):
+            from_raw(memoryview(content), about)
+
+
+def test_a_tensor_has_one_form() -> None:
+    tensor = {
+        "name": "x",
+        "datatype": "INT8",
+        "shape": [1],
+        "data": [1],
+        "parameters": {"binary_data_size": 1},
+    }
+    head = orjson.dumps({"inputs": [tensor]})
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        decode_request(head + b"\x01", str(len(head)))
+
+
+def test_numbers_beyond_their_datatype_are_refused() -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1e300]}
+    with pytest.raises(InvalidRequest, match="does not fit FP32"):
+        decode_request(orjson.dumps({"inputs": [tensor]}), None)
+
+
+@pytest.mark.parametrize(
+    "data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]], ids=["flat", "nested"]
+)
+def test_data_is_flat_or_nested_as_its_shape(data: list[object]) -> None:
+    tensor = {"name": "x", "datatype": "INT8", "shape": [2, 3], "data": data}
+    (read,) = decode_request(orjson.dumps({"inputs": [tensor]}), None).inputs
+    assert read.data.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(
+            [[1, 2], [3, 4], [5, 6]], r"nested as \[3, 2\], shape is \[2, 3\]", id="turned"
+        ),
+        pytest.param([[1, 2, 3, 4], [5, 6]], "different lengths", id="ragged"),
+        pytest.param([[[1, 2, 3], [4, 5, 6]]], r"nested as \[1, 2, 3\]", id="too-deep"),
+        pytest.param([[1, 2, 3], 4, 5, 6], "mixes lists and values", id="mixed"),
+    ],
+)
+def test_data_nested_otherwise_is_refused(data: list[object], message: str) -> None:
+    tensor = {"name": "x", "datatype": "INT8", "shape": [2, 3], "data": data}
+    with pytest.raises(InvalidRequest, match=message):
+        decode_request(orjson.dumps({"inputs": [tensor]}), None)

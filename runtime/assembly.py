@@ -1,0 +1,293 @@
+"""A pod's parts, put together: what loads, what serves, what keeps an eye on both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.pod import PodInfo
+from registry.watch import ClusterWatch
+from runtime.agent import Agent, Inventory
+from runtime.bringing import Bringer
+from runtime.declared import DeclaredModels
+from runtime.demotion import Demotions
+from runtime.disk_cache import DiskCache
+from runtime.ends import InferenceEnds
+from runtime.eviction import POLICIES
+from runtime.follow import Follower
+from runtime.frontends import Frontends
+from runtime.generation.service import GenerationService
+from runtime.grpc_server import GrpcLimits, GrpcServer
+from runtime.grpc_service import InferenceService
+from runtime.hangs import Hangs
+from runtime.health import Health
+from runtime.link import LinkRate
+from runtime.loads import Loads
+from runtime.measurements import Measurements
+from runtime.openai.routes import OpenAIRoutes
+from runtime.profile_route import profile_route
+from runtime.profiler import Profiler
+from runtime.profiles import Profiles
+from runtime.reload_costs import ReloadCosts
+from runtime.repository import Repository
+from runtime.routes import Routes
+from runtime.server import PodServer
+from runtime.service import PodIdentity, PredictService
+from runtime.skeletons import Skeletons
+from runtime.storages import StorageOptions, Storages
+from runtime.store import Eviction, ModelStore
+from runtime.whereabouts import held, tier_after, used_bytes
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from registry.client import Registry
+    from runtime.device import DeviceWorker
+    from runtime.device_memory import DeviceMemory
+    from runtime.host_tier import HostTier
+    from runtime.peer import PeerClient
+    from runtime.settings import PodSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the parts stand on; made, and taken down, by the pod itself."""
+
+    settings: PodSettings
+    port: int
+    registry: Registry
+    peers: PeerClient
+    device: DeviceWorker
+    memory: DeviceMemory
+    host: HostTier
+    load_threads: Executor
+    request_threads: Executor
+    tasks: asyncio.TaskGroup
+    end_pod: Callable[[], None]
+
+    @property
+    def info(self) -> PodInfo:
+        """What the registry is told of the pod."""
+        settings = self.settings
+        return PodInfo(
+            name=settings.name,
+            address=f"{settings.advertise or settings.host}:{self.port}",
+            node=settings.node_name,
+            device=str(self.memory.device),
+            slots=settings.slots,
+            memory_bytes=settings.memory_bytes,
+            link_bytes_per_s=settings.link_rate or None,
+            process_id=os.getpid(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs and what is taken down."""
+
+    watch: ClusterWatch
+    agent: Agent
+    demotions: Demotions
+    ends: InferenceEnds
+    follower: Follower
+    hangs: Hangs
+    profiles: Profiles
+    cache: DiskCache
+    service: PredictService
+    store: ModelStore
+    server: PodServer
+    grpc_server: GrpcServer
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What knows and moves models."""
+
+    watch: ClusterWatch
+    measurements: Measurements
+    costs: ReloadCosts
+    cache: DiskCache
+    store: ModelStore
+    agent: Agent
+    frontends: Frontends
+    demotions: Demotions
+    loads: Loads
+    declared: DeclaredModels
+
+
+def assemble(ground: Ground) -> Parts:
+    """All parts of a pod; none runs yet."""
+    settings, loading = ground.settings, _loading(ground)
+    kind = ground.info.device
+    profiles = Profiles(
+        ground.device.times,
+        watch=loading.watch,
+        agent=loading.agent,
+        device=kind,
+        interval_s=settings.profile_interval,
+    )
+    hangs = Hangs(
+        ground.device,
+        loading.loads,
+        most_stuck=settings.most_stuck_threads if kind == "cpu" else 0,
+        end_pod=ground.end_pod,
+    )
+    ends = InferenceEnds(loading.agent)
+    service = _service(ground, loading, ends)
+    server, grpc_server = _servers(ground, loading, service, ends, profiles)
+    return Parts(
+        watch=loading.watch,
+        agent=loading.agent,
+        demotions=loading.demotions,
+        ends=ends,
+        follower=_follower(ground, loading),
+        hangs=hangs,
+        profiles=profiles,
+        cache=loading.cache,
+        service=service,
+        store=loading.store,
+        server=server,
+        grpc_server=grpc_server,
+    )
+
+
+def _loading(ground: Ground) -> _Loading:
+    settings, host = ground.settings, ground.host
+    watch = ClusterWatch(ground.registry, counts=False)
+    measurements, costs = Measurements(), ReloadCosts()
+    cache = _disk_cache(settings)
+
+    def on_evicted(eviction: Eviction) -> None:
+        agent.tell_tier(eviction.spec.key)
+        if eviction.is_for_room:
+            demotions.offer(eviction.spec)
+
+    def reload_s(key: str, size_bytes: int) -> float:
+        return costs.estimate_s(key, tier_after(host, cache, key, size_bytes), size_bytes)
+
+    store = ModelStore(
+        settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
+    )
+    agent = Agent(
+        ground.registry,
+        ground.info,
+        Inventory(
+            keys=lambda: cache.keys() | host.keys() | set(store.resident_keys()) | frontends.keys(),
+            held=lambda key: held(key, store, host, cache, frontends),
+            is_loading=lambda key: loads.is_loading(key),
+            used_bytes=lambda: used_bytes(store, host, cache, agent),
+            loads_total=lambda: loads.completed_total,
+        ),
+        measurements=measurements,
+        heartbeat_s=settings.heartbeat,
+        lease_ttl_s=settings.lease_ttl,
+    )
+    frontends = Frontends(cache, ground.load_threads, ground.tasks, agent.tell_tier)
+    demotions = Demotions(host, cache, ground.load_threads, agent.tell_tier)
+    bringer = Bringer(
+        store,
+        cache,
+        host,
+        ground.memory,
+        Skeletons(),
+        frontends,
+        ground.device,
+        ground.load_threads,
+        ground.request_threads,
+        settings.generation_limits,
+    )
+    loads = Loads(
+        bringer,
+        agent=agent,
+        watch=watch,
+        measurements=measurements,
+        costs=costs,
+        tasks=ground.tasks,
+    )
+    declared = DeclaredModels(watch, ground.registry)
+    return _Loading(
+        watch, measurements, costs, cache, store, agent, frontends, demotions, loads, declared
+    )
+
+
+def _disk_cache(settings: PodSettings) -> DiskCache:
+    options = StorageOptions(
+        secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
+    )
+    return DiskCache(
+        settings.cache_path,
+        Storages(options),
+        LinkRate(settings.link_rate or None),
+        budget_bytes=settings.disk_bytes,
+    )
+
+
+def _service(ground: Ground, loading: _Loading, ends: InferenceEnds) -> PredictService:
+    info = ground.info
+    return PredictService(
+        PodIdentity(info.name, info.address, info.slots),
+        declared=loading.declared,
+        loads=loading.loads,
+        frontends=loading.frontends,
+        peers=ground.peers,
+        ends=ends,
+        measurements=loading.measurements,
+        threads=ground.request_threads,
+    )
+
+
+def _servers(
+    ground: Ground,
+    loading: _Loading,
+    service: PredictService,
+    ends: InferenceEnds,
+    profiles: Profiles,
+) -> tuple[PodServer, GrpcServer]:
+    """Every protocol that the pod speaks, over the same service."""
+    settings, declared, loads = ground.settings, loading.declared, loading.loads
+    repository = Repository(declared, loads, loading.store, loading.frontends, service)
+    health = Health(loading.agent, service, ground.device)
+    calls = InferenceService(
+        service,
+        repository,
+        health,
+        threads=ground.request_threads,
+        pod_name=settings.name,
+        allow_simulated_work=settings.allow_simulated_work,
+    )
+    generations = GenerationService(
+        service,
+        declared=declared,
+        loads=loads,
+        ends=ends,
+        measurements=loading.measurements,
+        threads=ground.request_threads,
+        limits=settings.generation_limits,
+    )
+    openai = OpenAIRoutes(settings, service, generations, loading.frontends, declared, ground.peers)
+    profiler = Profiler(
+        loads=loads, device=ground.device, profiles=profiles, threads=ground.request_threads
+    )
+    routes = Routes(settings, service, repository, health)
+    table = [*openai.table(), *routes.table(), profile_route(profiler, declared)]
+    limits = GrpcLimits(settings.max_body_bytes, settings.slots)
+    return PodServer(loading.store, table), GrpcServer(calls.handler(), limits)
+
+
+def _follower(ground: Ground, loading: _Loading) -> Follower:
+    return Follower(
+        watch=loading.watch,
+        store=loading.store,
+        cache=loading.cache,
+        host=ground.host,
+        costs=loading.costs,
+        frontends=loading.frontends,
+        loads=loading.loads,
+        agent=loading.agent,
+        threads=ground.load_threads,
+        retire_grace_s=ground.settings.retire_grace,
+    )

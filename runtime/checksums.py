@@ -1,0 +1,96 @@
+"""Checksums of files that arrive in pieces: each piece is summed as it comes, then they are joined.
+
+CRC-32 is zlib's, and what the disk cache records. S3 keeps CRC-32, CRC-32C or CRC-64/NVME of whole
+objects; the latter two are compared where the package awscrt is installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+try:
+    from awscrt import checksums as awscrt
+except ImportError:
+    awscrt = None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+Matrix = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crc:
+    """One kind of cyclic redundancy check, reflected, with all bits inverted at both ends."""
+
+    name: str
+    bits: int
+    polynomial: int
+    update: Callable[[bytes | memoryview, int], int]
+    """The sum of what was summed so far, given as second argument, and these bytes."""
+
+    def join(self, parts: Iterable[tuple[int, int]]) -> int:
+        """The sum of a whole, from the sum and the length in bytes of each part in order."""
+        total = 0
+        for part, length in parts:
+            total = _apply(_zeros(self.bits, self.polynomial, length), total) ^ part
+        return total
+
+    def decode(self, text: str) -> int:
+        """The sum that S3 writes as base64 of its big-endian bytes; raises ValueError."""
+        raw = base64.b64decode(text, validate=True)
+        if len(raw) * 8 != self.bits:
+            raise ValueError(f"a {self.name} has {self.bits} bits, seen {text!r}")
+        return int.from_bytes(raw, "big")
+
+
+CRC32: Final = Crc("CRC32", 32, 0xEDB88320, zlib.crc32)
+
+S3_CHECKSUMS: Final[Mapping[str, Crc]] = {
+    "ChecksumCRC32": CRC32,
+    **(
+        {
+            "ChecksumCRC64NVME": Crc("CRC64NVME", 64, 0x9A6C9329AC4BC9B5, awscrt.crc64nvme),
+            "ChecksumCRC32C": Crc("CRC32C", 32, 0x82F63B78, awscrt.crc32c),
+        }
+        if awscrt
+        else {}
+    ),
+}
+"""By the name of the field in S3's answers: those that can be computed here."""
+
+
+# What follows is the method of zlib's crc32_combine: appending a zero bit to a message is a linear
+# map of its sum over GF(2), so appending n zero bytes is the 8n-th power of that map.
+
+
+@lru_cache(maxsize=64)
+def _zeros(bits: int, polynomial: int, length: int) -> Matrix:
+    """The map of a sum that appending `length` zero bytes is."""
+    result: Matrix = tuple(1 << bit for bit in range(bits))
+    power: Matrix = (polynomial, *(1 << bit for bit in range(bits - 1)))
+    exponent = 8 * length
+    while exponent:
+        if exponent & 1:
+            result = _multiply(power, result)
+        power = _multiply(power, power)
+        exponent >>= 1
+    return result
+
+
+def _multiply(first: Matrix, second: Matrix) -> Matrix:
+    return tuple(_apply(first, column) for column in second)
+
+
+def _apply(matrix: Matrix, vector: int) -> int:
+    total, row = 0, 0
+    while vector:
+        if vector & 1:
+            total ^= matrix[row]
+        vector >>= 1
+        row += 1
+    return total

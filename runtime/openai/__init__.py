@@ -1,0 +1,1 @@
+"""OpenAI's protocol at the pod: bodies, answers, errors, routes."""

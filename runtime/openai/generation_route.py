@@ -1,0 +1,207 @@
+"""Completions and chat completions, whole or streamed, here or at another pod."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from runtime.errors import PeerUnreachable
+from runtime.generation.engine import Finish
+from runtime.generation.service import Wish
+from runtime.openai.answers import DONE, AnswerForm, Usage
+from runtime.openai.exchange import Reply, answer_or_fail, read_whole, while_connected
+from runtime.openai.naming import openai_head
+from runtime.openai.requests import ChatBody, CompletionBody, read_openai_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Receive, Scope, Send
+
+    from runtime.declared import DeclaredModels
+    from runtime.generation.service import Delta, GenerationService, Opened
+    from runtime.peer import PeerClient
+    from runtime.request import RequestHead
+    from runtime.service import PredictService
+    from runtime.settings import PodSettings
+    from runtime.tasks.text_generation import TextGeneration
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default for completions; chat goes on to the end of the context."""
+EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+JSON = [("content-type", "application/json")]
+PASSED_ON = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
+             "x-pilotlight-start", "server-timing")  # fmt: skip
+
+
+class GenerationRoute:
+    """One of the two endpoints, as an ASGI application."""
+
+    def __init__(
+        self,
+        settings: PodSettings,
+        service: PredictService,
+        generations: GenerationService,
+        declared: DeclaredModels,
+        peers: PeerClient,
+        kind: type[ChatBody] | type[CompletionBody],
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._generations = generations
+        self._declared = declared
+        self._peers = peers
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+        reply = Reply(send, common_headers(self._settings.name, headers.get("x-request-id")))
+        stage = "infer" if "x-pilotlight-stage" in headers else "entry"
+        await answer_or_fail(reply, stage, self._serve(scope, headers, receive, reply))
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, reply: Reply
+    ) -> None:
+        content = await read_whole(receive, self._settings.max_body_bytes)
+        body = read_openai_body(self._kind, content)
+        head = openai_head(
+            scope["path_params"].get("model"),
+            body.model,
+            headers,
+            allow_simulated_work=self._settings.allow_simulated_work,
+        )
+        if head.predict_address in {None, self._service.address}:
+            work = self._answer(head, body, reply)
+        else:
+            work = self._forward(head, content, reply)
+        await while_connected(receive, work)
+
+    # Here
+
+    async def _answer(
+        self, head: RequestHead, body: ChatBody | CompletionBody, reply: Reply
+    ) -> None:
+        """The last of the answer leaves when the slot is free, so that a next request finds it."""
+        is_chat = isinstance(body, ChatBody)
+        identity = f"{'chatcmpl' if is_chat else 'cmpl'}-{head.id}"
+        form = AnswerForm(is_chat, identity, body.model, int(time.time()))
+        async with self._generations.open(head, _wish(body)) as opened:
+            answering = _Answering(opened, body, form, reply)
+            await opened.generation.run(answering.take)
+        await answering.finish()
+
+    # At another pod
+
+    async def _forward(self, head: RequestHead, content: bytes, reply: Reply) -> None:
+        if not self._declared.is_pod(head.predict_address):
+            raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
+        call = "chat/completions" if self._kind is ChatBody else "completions"
+        path = f"/serving/{head.name.path_segment}/openai/v1/{call}"
+        with self._service.admitted(head):
+            async with self._peers.forward(head, path, content) as answer:
+                kept = [(name, answer.headers[name]) for name in PASSED_ON
+                        if name in answer.headers]  # fmt: skip
+                pod = answer.headers.get("x-pilotlight-pod", "")
+                await reply.begin([*kept, ("x-pilotlight-predict-pod", pod)], answer.status_code)
+                async for piece in answer.aiter_raw():
+                    await reply.piece(piece)
+        await reply.end()
+
+
+class _Answering:
+    """Turns new text into an answer, whole or in events."""
+
+    def __init__(
+        self, opened: Opened, body: ChatBody | CompletionBody, form: AnswerForm, reply: Reply
+    ) -> None:
+        self._opened = opened
+        self._form = form
+        self._reply = reply
+        self._is_stream = bool(body.stream)
+        self._wants_usage = body.wants_usage
+        count = body.n or 1
+        self._texts = [""] * count
+        self._finishes = [Finish.STOP] * count
+        self._token_total = 0
+        self._writing = asyncio.Lock()
+        """Choices are made side by side; the answer's head goes out before any of them."""
+
+    async def take(self, delta: Delta) -> None:
+        """Some more of a choice."""
+        self._token_total += delta.token_count
+        if not self._is_stream:
+            self._texts[delta.index] += delta.text
+            self._finishes[delta.index] = delta.finish or Finish.STOP
+            return
+        async with self._writing:
+            await self._write(delta)
+
+    async def _write(self, delta: Delta) -> None:
+        events = self._form.chunk(
+            delta.index, delta.text, delta.finish, wants_usage=self._wants_usage
+        )
+        if self._reply.status is None:
+            await self._reply.begin([*EVENTS, *_facts(self._opened)])
+            openings = [
+                self._form.opening(index, wants_usage=self._wants_usage)
+                for index in range(len(self._texts))
+            ]
+            events = b"".join(openings) + events
+        if events:
+            await self._reply.piece(events)
+
+    async def finish(self) -> None:
+        """Everything is made."""
+        usage = Usage(self._opened.generation.prompt_tokens, self._token_total)
+        if self._is_stream:
+            last = self._form.usage_event(usage) if self._wants_usage else b""
+            await self._reply.end(last + DONE)
+        else:
+            content = self._form.whole(self._texts, self._finishes, usage)
+            await self._reply.whole(content, [*JSON, *_facts(self._opened)])
+
+
+def common_headers(pod: str, request_id: str | None) -> list[tuple[str, str]]:
+    """What every answer carries."""
+    headers = [("x-pilotlight-pod", pod)]
+    if request_id:
+        headers.append(("x-request-id", request_id))
+    return headers
+
+
+def _facts(opened: Opened) -> list[tuple[str, str]]:
+    timings = ", ".join(
+        f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in opened.stages.items()
+    )
+    return [("x-pilotlight-start", opened.start), ("server-timing", timings)]
+
+
+def _wish(body: ChatBody | CompletionBody) -> Wish:
+    is_chat = isinstance(body, ChatBody)
+    return Wish(
+        prompt_ids=_prompt_ids(body),
+        most_tokens=body.most_tokens or (None if is_chat else COMPLETION_TOKENS),
+        choices=body.n or 1,
+        stops=body.stops,
+        seed=body.seed,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=body.top_p or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+    )
+
+
+def _prompt_ids(body: ChatBody | CompletionBody) -> Callable[[TextGeneration], list[int]]:
+    if isinstance(body, ChatBody):
+        messages = [message.for_template() for message in body.messages]
+        return lambda frontend: frontend.chat_ids(messages)
+    match body.prompt:
+        case str() as text:
+            return lambda frontend: frontend.prompt_ids(text)
+        case [str() as text]:
+            return lambda frontend: frontend.prompt_ids(text)
+        case token_ids:
+            ids = [each for each in token_ids if isinstance(each, int)]
+            return lambda frontend: frontend.check_ids(ids)

@@ -1,0 +1,86 @@
+"""OpenAI's routes at the pod, for models declared at any time.
+
+The body's `model` names the model, as `name` or `namespace/name`; the gateway, which has decided
+that already, names it in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.errors import ModelNotFound
+from runtime.openai.answers import model_card, model_list
+from runtime.openai.embedding_route import EmbeddingRoute
+from runtime.openai.errors import error_answer
+from runtime.openai.generation_route import GenerationRoute
+from runtime.openai.naming import model_named
+from runtime.openai.requests import ChatBody, CompletionBody
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from runtime.declared import DeclaredModels
+    from runtime.frontends import Frontends
+    from runtime.generation.service import GenerationService
+    from runtime.peer import PeerClient
+    from runtime.service import PredictService
+    from runtime.settings import PodSettings
+
+PREFIX = "/openai/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIRoutes:
+    """Everything under `/openai/v1`."""
+
+    settings: PodSettings
+    service: PredictService
+    generations: GenerationService
+    frontends: Frontends
+    declared: DeclaredModels
+    peers: PeerClient
+
+    def table(self) -> list[Route]:
+        """The routes."""
+        chat = GenerationRoute(
+            self.settings, self.service, self.generations, self.declared, self.peers, ChatBody
+        )
+        completion = GenerationRoute(
+            self.settings, self.service, self.generations, self.declared, self.peers,
+            CompletionBody,
+        )  # fmt: skip
+        embedding = EmbeddingRoute(
+            self.settings, self.service, self.frontends, self.declared, self.generations.threads
+        )
+        routes = [
+            Route(f"{PREFIX}/models", self._models, methods=["GET"]),
+            Route(f"{PREFIX}/models/{{model:path}}", self._model, methods=["GET"]),
+        ]
+        for prefix in (PREFIX, f"/serving/{{model}}{PREFIX}"):
+            routes += [
+                Route(f"{prefix}/chat/completions", chat, methods=["POST"]),
+                Route(f"{prefix}/completions", completion, methods=["POST"]),
+                Route(f"{prefix}/embeddings", embedding, methods=["POST"]),
+            ]
+        return routes
+
+    async def _models(self, request: Request) -> Response:
+        """All declared models: each can be asked for, cold if need be."""
+        del request
+        return Response(model_list(self.declared.names()), media_type="application/json")
+
+    async def _model(self, request: Request) -> Response:
+        """One declared model."""
+        name = model_named(request.path_params["model"])
+        if self.declared.record(name) is None:
+            status, content, headers = error_answer(ModelNotFound(f"model {name} is not declared"))
+            return Response(content, status, headers=dict(headers))
+        return Response(
+            orjson.dumps(model_card(name)), HTTPStatus.OK, media_type="application/json"
+        )

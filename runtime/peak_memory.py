@@ -1,0 +1,62 @@
+"""How much memory one inference takes for a while, and how much there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+CPU = "cpu"
+"""The kind of device, as pods tell it, whose memory is that of the machine."""
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""What resets the high-water mark of resident memory, see proc(5)."""
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+class PeakMemory:
+    """Measures from its making to `taken_bytes`, for a kind of device."""
+
+    def __init__(self, device: str) -> None:
+        self._is_known = True
+        self._is_cpu = device == CPU
+        if not self._is_cpu:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+            return
+        try:
+            CLEAR_REFS.write_text(RESET_PEAK)
+        except OSError:  # a container may not allow it
+            self._is_known = False
+        self._before = _status_bytes("VmRSS")
+
+    def taken_bytes(self) -> int | None:
+        """The most that was used beyond what was at first; None where the system does not say.
+
+        On a CPU it is resident memory of the whole process, other work of that time included.
+        """
+        if not self._is_cpu:
+            return max(0, torch.cuda.max_memory_allocated() - self._before)
+        return max(0, _status_bytes("VmHWM") - self._before) if self._is_known else None
+
+
+def available_bytes(device: str) -> int:
+    """Memory that an inference could take now: of the GPU, else of the machine or container."""
+    if device != CPU:
+        return int(torch.cuda.mem_get_info()[0])
+    found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text())
+    available = int(found.group(1)) * 1024 if found else 0
+    try:
+        limit, used = CGROUP_LIMIT.read_text().strip(), int(CGROUP_USED.read_text())
+    except (OSError, ValueError):
+        return available
+    return min(available, int(limit) - used) if limit.isdecimal() else available
+
+
+def _status_bytes(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
+    return int(found.group(1)) * 1024 if found else 0

@@ -1,0 +1,156 @@
+"""Fetches the missing spans of a file side by side, each again after a fault, as far as it came.
+
+How many reads run at once follows from how fast one is: a loopback or a local folder is fast with
+two, an object store gives a connection a fraction of what it gives a machine. A source says what is
+worth another try (`BrokenOff`); everything else ends the fetch.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from runtime.checksums import CRC32
+from runtime.errors import StorageFailed
+from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from runtime.link import LinkRate
+    from runtime.partial_file import PartialFile, Span
+
+MOST_READERS = 16
+FIRST_READERS = 2
+FAST_BYTES_PER_S = 250 * 1024**2
+"""A reader that is slower than this is joined by another."""
+CHUNK_BYTES = 256 * 1024
+"""Together with room allocated first, four times as fast to write as larger chunks."""
+ATTEMPTS = 6
+"""In a row without a byte; 3 s of waiting in all."""
+FIRST_PAUSE_S = 0.1
+
+
+class BrokenOff(Exception):
+    """A read ended early, or could not begin; another try may do better."""
+
+
+class RangeReader(Protocol):
+    """Reads one file, in one thread, over one connection at a time."""
+
+    def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Bytes [start, end) in pieces of `buffer`, or fewer; raises BrokenOff or LoadFailed."""
+
+
+class RangeSource(Protocol):
+    """A file that can be read in ranges."""
+
+    def reader(self) -> AbstractContextManager[RangeReader]:
+        """A reader for one thread."""
+
+
+def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkRate, *, what: str) -> None:
+    """Bring every missing span of `partial`, named `what` in errors; raises LoadFailed, OSError."""
+    _Fetch(source, partial, link, what).run()
+
+
+class _Fetch:
+    """One file's fetch. Workers take spans until there are none or one has failed."""
+
+    def __init__(
+        self, source: RangeSource, partial: PartialFile, link: LinkRate, what: str
+    ) -> None:
+        self._source = source
+        self._partial = partial
+        self._link = link
+        self._what = what
+        self._todo = deque(partial.missing())
+        self._lock = threading.Lock()
+        self._working = 0
+        self._done = threading.Event()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        if len(self._todo) <= 1:
+            self._working = 1
+            self._work()
+        else:
+            with ThreadPoolExecutor(min(MOST_READERS, len(self._todo)), "ranges") as pool:
+                for _ in range(FIRST_READERS):
+                    self._start_worker(pool)
+                self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _start_worker(self, pool: ThreadPoolExecutor) -> None:
+        with self._lock:
+            if self._working >= MOST_READERS or not self._todo:
+                return
+            self._working += 1
+        pool.submit(self._work, pool)
+
+    def _work(self, pool: ThreadPoolExecutor | None = None) -> None:
+        try:
+            buffer = memoryview(bytearray(CHUNK_BYTES))
+            with self._source.reader() as reader:
+                while (span := self._next()) is not None:
+                    begun_s = time.monotonic()
+                    self._bring(reader, span, buffer)
+                    seconds = time.monotonic() - begun_s
+                    if pool is not None and span.size_bytes < seconds * self._fast_bytes_per_s():
+                        self._start_worker(pool)
+        except BaseException as error:  # it belongs to whoever waits for the file
+            with self._lock:
+                self._failure = self._failure or error
+            self._stop.set()
+        finally:
+            with self._lock:
+                self._working -= 1
+                if self._working == 0:
+                    self._done.set()
+
+    def _fast_bytes_per_s(self) -> float:
+        """What is fast for one reader: where the link is the limit, most of its part of it."""
+        if self._link.bytes_per_s is None:
+            return FAST_BYTES_PER_S
+        with self._lock:
+            return min(FAST_BYTES_PER_S, 0.75 * self._link.bytes_per_s / self._working)
+
+    def _next(self) -> Span | None:
+        with self._lock:
+            return self._todo.popleft() if self._todo and not self._stop.is_set() else None
+
+    def _bring(self, reader: RangeReader, span: Span, buffer: memoryview) -> None:
+        at, crc32, failures = span.start, 0, 0
+        while True:
+            begun_at = at
+            try:
+                for chunk in reader.read(at, span.end, buffer):
+                    self._link.take(len(chunk))
+                    self._partial.write(chunk, at)
+                    crc32 = CRC32.update(chunk, crc32)
+                    at += len(chunk)
+                    DOWNLOADED_BYTES.inc(len(chunk))
+                    if self._stop.is_set():
+                        return
+                if at >= span.end:
+                    self._partial.note(span, crc32)
+                    return
+                broken = BrokenOff("the body was shorter than asked for")
+            except BrokenOff as error:
+                broken = error
+            failures = failures + 1 if at == begun_at else 1
+            if failures >= ATTEMPTS:
+                raise StorageFailed(
+                    f"{self._what} broke off at byte {at} of {self._partial.file.size_bytes},"
+                    f" {failures} times in a row: {broken}"
+                ) from broken
+            RANGE_RETRIES.inc()
+            if self._stop.wait(FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0)):
+                return

@@ -1,0 +1,157 @@
+"""How to reach S3, by KServe's conventions: which account, endpoint and certificates for a bucket.
+
+Three sources, the first that speaks of the bucket wins: the secret `storage-config`, mounted as a
+folder with one JSON object per key; the same JSON in `STORAGE_CONFIG` (and
+`STORAGE_OVERRIDE_CONFIG` over it); the environment that KServe makes of a service account's secret.
+What none of them says is left to boto3's own chain. Names and meanings are those of KServe 0.21,
+`kserve_storage.py` and `pkg/credentials/s3`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import StorageFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_KEYS = ("default_s3", "default")
+SECRET_FIELDS = {
+    "endpoint_url": "AWS_ENDPOINT_URL",
+    "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+    "region": "AWS_DEFAULT_REGION",
+    "ca_bundle": "AWS_CA_BUNDLE",
+    "verify_ssl": "S3_VERIFY_SSL",
+    "anonymous": "awsAnonymousCredential",
+}
+GLOBAL_ENDPOINT = "https://s3.amazonaws.com"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """What differs from boto3's defaults; None leaves a thing to boto3."""
+
+    endpoint_url: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = None
+    session_token: str | None = None
+    region: str | None = None
+    verify: bool | str = True
+    """False: any certificate; a path: certificates of the authorities to believe."""
+    is_anonymous: bool = False
+    is_virtual_hosted: bool = False
+    is_accelerated: bool = False
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"S3Options(endpoint_url={self.endpoint_url!r}, region={self.region!r})"
+
+
+def options_for(bucket: str, environment: Mapping[str, str], secret_folder: str) -> S3Options:
+    """How to reach a bucket; raises StorageFailed where a configuration cannot be read."""
+    fields = _from_folder(bucket, secret_folder) or _from_variables(environment)
+    return _options({**environment, **fields})
+
+
+def _options(variables: Mapping[str, str]) -> S3Options:
+    endpoint_url = variables.get("AWS_ENDPOINT_URL") or _endpoint_of_secret(variables)
+    region = variables.get("AWS_DEFAULT_REGION") or None
+    is_legacy = endpoint_url == GLOBAL_ENDPOINT and region not in {None, "us-east-1"}
+    key_id = variables.get("AWS_ACCESS_KEY_ID") or None
+    return S3Options(
+        endpoint_url=endpoint_url,
+        access_key_id=key_id,
+        secret_access_key=variables.get("AWS_SECRET_ACCESS_KEY") or None,
+        session_token=variables.get("AWS_SESSION_TOKEN") or None if key_id else None,
+        region=region,
+        verify=_verify(variables),
+        is_anonymous=_is_true(variables.get("awsAnonymousCredential")),
+        is_virtual_hosted=_is_true(variables.get("S3_USER_VIRTUAL_BUCKET")) or is_legacy,
+        is_accelerated=_is_true(variables.get("S3_USE_ACCELERATE")),
+    )
+
+
+def _endpoint_of_secret(variables: Mapping[str, str]) -> str | None:
+    """`S3_ENDPOINT` is a host; `S3_USE_HTTPS` of 0 makes it plain HTTP."""
+    host = variables.get("S3_ENDPOINT")
+    if not host:
+        return None
+    if "://" in host:
+        return host
+    return f"{'http' if variables.get('S3_USE_HTTPS') == '0' else 'https'}://{host}"
+
+
+def _verify(variables: Mapping[str, str]) -> bool | str:
+    if (variables.get("S3_VERIFY_SSL") or "1").lower() in {"0", "false"}:
+        return False
+    bundle = variables.get("AWS_CA_BUNDLE")
+    if not bundle and variables.get("CA_BUNDLE_CONFIGMAP_NAME"):
+        bundle = f"{variables.get('CA_BUNDLE_VOLUME_MOUNT_POINT', '')}/cabundle.crt"
+    if not bundle:
+        return True
+    if not Path(bundle).is_file():
+        raise StorageFailed(
+            f"S3 cannot be used: there is no file {bundle!r}, named by AWS_CA_BUNDLE, by ca_bundle"
+            " of storage-config or by CA_BUNDLE_CONFIGMAP_NAME"
+        )
+    return bundle
+
+
+def _is_true(text: str | None) -> bool:
+    return (text or "").lower() in {"1", "true"}
+
+
+# The secret
+
+
+def _from_folder(bucket: str, folder: str) -> dict[str, str]:
+    """The key whose `bucket` is this one, else the default key; nothing where neither is there."""
+    if not folder or not Path(folder).is_dir():
+        return {}
+    secrets = {
+        path.name.removesuffix(".json"): _parse(path.read_text(), f"storage-config key {path.name}")
+        for path in sorted(Path(folder).iterdir())
+        if path.is_file() and not path.name.startswith(".")
+    }
+    of_s3 = {key: secret for key, secret in secrets.items() if secret.get("type", "s3") == "s3"}
+    for secret in of_s3.values():
+        if secret.get("bucket") == bucket:
+            return _variables(secret)
+    for key in DEFAULT_KEYS:
+        if key in of_s3:
+            return _variables(of_s3[key])
+    return {}
+
+
+def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    secret = _parse(environment.get("STORAGE_CONFIG") or "{}", "STORAGE_CONFIG")
+    secret |= _parse(environment.get("STORAGE_OVERRIDE_CONFIG") or "{}", "STORAGE_OVERRIDE_CONFIG")
+    return _variables(secret) if secret.get("type") == "s3" else {}
+
+
+def _parse(text: str, what: str) -> dict[str, Any]:
+    try:
+        secret = json.loads(text)
+    except ValueError as error:
+        raise StorageFailed(f"{what} must be a JSON object: {error}") from error
+    if not isinstance(secret, dict):
+        raise StorageFailed(f"{what} must be a JSON object, was {type(secret).__name__}")
+    return secret
+
+
+def _variables(secret: Mapping[str, Any]) -> dict[str, str]:
+    """A secret's fields under the names of the environment; `false` may be a word or a value."""
+    given = {
+        name: str(secret[field])
+        for field, name in SECRET_FIELDS.items()
+        if secret.get(field) is not None
+    }
+    if "AWS_ACCESS_KEY_ID" in given:
+        given.setdefault("AWS_SESSION_TOKEN", "")  # another account's token is none of this one's
+    return given

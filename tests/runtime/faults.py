@@ -1,0 +1,179 @@
+"""A proxy in front of a real S3 server that spoils chosen answers and counts what was asked."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tests.servers import S3_CREDENTIALS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request that reached the proxy."""
+
+    method: str
+    path: str
+    range: tuple[int, int] | None
+    """First and last byte, where a range was asked for."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What to do to one answer; without any field it is untouched."""
+
+    status: int = 0
+    """Answer with this instead of asking the server."""
+    cut_at: int = -1
+    """End the connection, orderly, after so many bytes of the body."""
+    reset_at: int = -1
+    """Reset the connection after so many bytes of the body."""
+    stall_at: int = -1
+    """Send nothing more after so many bytes, until the client gives up."""
+    bytes_per_s: float = 0
+    flip: int = -1
+    """Invert the bits of this byte of the body."""
+
+
+@dataclass
+class FaultyProxy:
+    """What a test sets and reads."""
+
+    url: str
+    fault: Callable[[Asked], Fault | None] = lambda _: None
+    asked: list[Asked] = field(default_factory=list)
+    most_at_once: int = 0
+    at_once: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What boto3's chain needs to reach the server through the proxy."""
+        return {
+            **S3_CREDENTIALS,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def ranges(self, name: str = "") -> list[Asked]:
+        """The ranged reads of objects whose path ends in `name`."""
+        return [each for each in self.asked if each.range and each.path.endswith(name)]
+
+
+@contextlib.contextmanager
+def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
+    """A running proxy to the server at `upstream`, with no faults yet."""
+    address = urlsplit(upstream).netloc
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            seen = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            part = (int(seen[1]), int(seen[2])) if seen else None
+            asked = Asked(self.command, urlsplit(self.path).path, part)
+            with proxy.lock:
+                proxy.asked.append(asked)
+                proxy.at_once += 1
+                proxy.most_at_once = max(proxy.most_at_once, proxy.at_once)
+            try:
+                self._send(asked, proxy.fault(asked) or Fault())
+            except OSError:
+                self.close_connection = True
+            finally:
+                with proxy.lock:
+                    proxy.at_once -= 1
+
+        def _send(self, asked: Asked, fault: Fault) -> None:
+            if fault.status:
+                self._send_status(fault.status)
+                return
+            connection = http.client.HTTPConnection(address, timeout=60)
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP_HEADERS}
+            target = self.path if self.path.startswith("/") else self.path.partition(address)[2]
+            connection.request(self.command, target, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+            connection.close()
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in HOP_HEADERS:
+                    self.send_header(name, value)
+            if answer.getheader("Content-Length") is None:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if asked.method != "HEAD":
+                self._send_body(body, fault)
+
+        def _send_status(self, status: int) -> None:
+            body = f"<Error><Code>Injected{status}</Code></Error>".encode()
+            self.send_response_only(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def _send_body(self, body: bytes, fault: Fault) -> None:
+            if fault.flip >= 0:
+                at = fault.flip
+                body = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
+            if fault.bytes_per_s:
+                self._send_slowly(body, fault.bytes_per_s)
+                return
+            end = max(fault.cut_at, fault.reset_at, fault.stall_at)
+            self.wfile.write(body if end < 0 else body[:end])
+            if fault.stall_at >= 0:
+                self.connection.recv(1)  # until the client gives up
+            if fault.reset_at >= 0:
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.connection.close()
+            if end >= 0:
+                self.close_connection = True
+
+        def _send_slowly(self, body: bytes, bytes_per_s: float) -> None:
+            step = max(1, int(bytes_per_s * 0.02))
+            for at in range(0, len(body), step):
+                self.wfile.write(body[at : at + step])
+                time.sleep(0.02)
+
+        def log_message(self, *_: object) -> None:
+            """Keep the tests' output quiet."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """Clients that are killed are part of the tests."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    proxy = FaultyProxy(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

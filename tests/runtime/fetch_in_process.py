@@ -1,0 +1,33 @@
+"""Fetches one model into a cache folder in a process of its own: CACHE URI [MOST_FILE_BYTES]."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+from registry.model import ModelName, ModelSpec
+from runtime.disk_cache import DiskCache
+from runtime.errors import LoadFailed
+from runtime.link import LinkRate
+from runtime.storages import Storages
+
+
+def main() -> int:
+    folder, uri = Path(sys.argv[1]), sys.argv[2]
+    if len(sys.argv) > 3:
+        limit = int(sys.argv[3])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    cache = DiskCache(folder, Storages(), LinkRate(None))
+    spec = ModelSpec(ModelName("default", "m"), uri)
+    try:
+        cache.fetch_assets(spec)
+        cache.fetch_weights(spec)
+    except LoadFailed as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

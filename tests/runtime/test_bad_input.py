@@ -1,0 +1,332 @@
+"""Generated bad bodies in every protocol: refused with a reason, and the pod serves on."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from runtime.raw_tensors import to_raw
+from runtime.tensors import DATATYPES, numeric_tensor
+from runtime.v2 import LENGTH_HEADER
+from tests import servers
+from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import predict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MOST_BODY_BYTES = 200_000
+
+
+@dataclass(frozen=True)
+class Served:
+    """A pod with connections that all examples share."""
+
+    pod: servers.Pod
+    http: httpx.Client
+    grpc: grpc.Channel
+
+    def post(self, path: str, content: bytes, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.http.post(path, content=content, headers=named)
+
+    def infer(self, content: bytes) -> tuple[grpc.StatusCode, str]:
+        """The code and the reason of a `ModelInfer` with a message as it is."""
+        send = self.grpc.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        try:
+            send(content, timeout=60)
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+        return grpc.StatusCode.OK, "fine"
+
+
+@pytest.fixture(scope="module")
+def served(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("bad-input")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        cluster.declare("text", models / "tiny-bert")
+        cluster.declare("image", models / "tiny-vit")
+        port = servers.free_port()
+        pod = cluster.pod(slots=4, grpc_port=port, max_body_bytes=MOST_BODY_BYTES)
+        predict(pod.url, "text", "x")
+        predict(pod.url, "text", "x")
+        client = stack.enter_context(httpx.Client(base_url=pod.url, trust_env=False, timeout=60))
+        yield Served(pod, client, stack.enter_context(rpc.channel(port)))
+        assert predict(pod.url, "text", "x").status_code == 200
+        assert pod.log.count("request broke") == pod.log.count("call broke") == 0
+
+
+EXAMPLES = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ODD_NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, -(2**62)])
+SHAPES = st.lists(ODD_NUMBERS, max_size=4) | st.just([1] * 70) | st.just([2**31] * 8)
+NAMES = st.sampled_from(["text", "image", "x", "", "é", "n" * 5000])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=12,
+)  # fmt: skip
+MODELS = st.sampled_from(["text", "image"])
+
+
+def assert_refused_or_fine(answer: httpx.Response) -> None:
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert answer.json()["error"]
+
+
+@EXAMPLES
+@given(model=MODELS, body=st.binary(max_size=300))
+@pytest.mark.parametrize("path", ["/v1/models/{}:predict", "/v2/models/{}/infer"])
+def test_any_bytes_are_refused(served: Served, path: str, model: str, body: bytes) -> None:
+    answer = served.post(path.format(model), body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+@EXAMPLES
+@given(model=MODELS, instances=VALUES)
+def test_any_v1_instances(served: Served, model: str, instances: Any) -> None:
+    body = orjson.dumps({"instances": instances})
+    assert_refused_or_fine(served.post(f"/v1/models/{model}:predict", body))
+
+
+entries = st.fixed_dictionaries(
+    {"name": NAMES | VALUES, "datatype": st.sampled_from(DATATYPES) | VALUES, "shape": SHAPES},
+    optional={
+        "data": VALUES,
+        "parameters": VALUES | st.fixed_dictionaries({"binary_data_size": ODD_NUMBERS | VALUES}),
+    },
+)
+
+
+@EXAMPLES
+@given(
+    model=MODELS,
+    document=st.fixed_dictionaries(
+        {"inputs": st.lists(entries, max_size=3)},
+        optional={"outputs": VALUES | st.lists(st.builds(dict, name=NAMES)), "parameters": VALUES},
+    ),
+    tail=st.binary(max_size=40),
+    shift=st.integers(-3, 3),
+)
+def test_any_v2_body(
+    served: Served, model: str, document: dict[str, Any], tail: bytes, shift: int
+) -> None:
+    head = orjson.dumps(document)
+    headers = {LENGTH_HEADER: str(len(head) + shift)}
+    assert_refused_or_fine(served.post(f"/v2/models/{model}/infer", head + tail, **headers))
+
+
+@EXAMPLES
+@given(
+    datatype=st.sampled_from(DATATYPES), shape=SHAPES, content=st.binary(max_size=64), model=MODELS
+)
+def test_any_binary_tensor(
+    served: Served, datatype: str, shape: list[int], content: bytes, model: str
+) -> None:
+    entry = {
+        "name": model,
+        "datatype": datatype,
+        "shape": shape,
+        "parameters": {"binary_data_size": len(content)},
+    }
+    head = orjson.dumps({"inputs": [entry]})
+    answer = served.post(
+        f"/v2/models/{model}/infer", head + content, **{LENGTH_HEADER: str(len(head))}
+    )
+    assert_refused_or_fine(answer)
+
+
+V2 = "/v2/models/text/infer"
+TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        pytest.param(V2, b'{"inputs":[{"data":[NaN]}]}', "not valid JSON", id="nan"),
+        pytest.param(V2, b'{"inputs": ["\xff"]}', "not valid JSON", id="not-utf-8"),
+        pytest.param(V2, b'{"inputs": ["\\ud800"]}', "not valid JSON", id="lone-surrogate"),
+        pytest.param(V2, b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", "JSON", id="deep"),
+        pytest.param(
+            V2, {"inputs": [{**TEXT, "shape": [1] * 40}]}, "at most 32 sizes", id="dimensions"
+        ),
+        pytest.param(
+            V2,
+            {"inputs": [{**TEXT, "datatype": "FP32", "shape": [0, 2**39, 2**39], "data": []}]},
+            "'shape' must be",
+            id="huge-beside-nothing",
+        ),
+        pytest.param(V2, {"inputs": [TEXT, TEXT]}, "two are 'text'", id="same-name"),
+        pytest.param(
+            V2, {"inputs": [TEXT], "outputs": [{"name": "nothing"}]}, "'nothing'", id="output"
+        ),
+        pytest.param(
+            V2,
+            {"inputs": [TEXT], "outputs": [{"name": "label"}, {"name": "label"}]},
+            "two are 'label'",
+            id="output-twice",
+        ),
+        pytest.param(
+            V2,
+            {"inputs": [TEXT], "parameters": {"binary_data_output": "yes"}},
+            "true or",
+            id="flag",
+        ),
+        pytest.param(
+            V2,
+            {"inputs": [{**TEXT, "datatype": "FP32", "data": [1e300]}]},
+            "does not fit FP32",
+            id="overflow",
+        ),
+        pytest.param(
+            "/v1/models/text:predict", {"instances": [[[]]]}, "instances[0] must be", id="nested"
+        ),
+        pytest.param(
+            "/v2/repository/index", {"ready": "yes"}, "'ready' must be true or false", id="index"
+        ),
+        pytest.param("/v2/repository/index", b"[", "not valid JSON", id="index-not-json"),
+        pytest.param(
+            "/v2/repository/models/text/load",
+            {"parameters": {"config": "{}"}},
+            "'parameters' must be left out",
+            id="load-with-config",
+        ),
+    ],
+)
+def test_known_faults_are_told(served: Served, path: str, body: object, said: str) -> None:
+    answer = served.post(path, body if isinstance(body, bytes) else orjson.dumps(body))
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        pytest.param(LENGTH_HEADER, "9" * 5000, id="length-of-5000-digits"),
+        pytest.param(LENGTH_HEADER, "-1", id="negative-length"),
+        pytest.param("x-pilotlight-load-token", "9" * 5000, id="token-of-5000-digits"),
+        pytest.param("content-encoding", "gzip", id="compressed"),
+    ],
+)
+def test_bad_headers_are_told(served: Served, header: str, value: str) -> None:
+    answer = served.post(V2, orjson.dumps({"inputs": [TEXT]}), **{header: value})
+    assert answer.status_code == 400, answer.text
+    assert header in answer.json()["error"]
+
+
+def test_no_error_repeats_a_whole_body(served: Served) -> None:
+    entry = {**TEXT, "datatype": "x" * 100_000}
+    answer = served.post(V2, orjson.dumps({"inputs": [entry]}))
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        pytest.param("/v2/models/text/infer/more", 404, id="no-such-path"),
+        pytest.param("/v2/models/text/versions/7/infer", 404, id="no-such-version"),
+        pytest.param("/v2/health/live", 405, id="no-such-method"),
+    ],
+)
+def test_unknown_paths_have_errors_of_kserves_form(served: Served, path: str, status: int) -> None:
+    answer = served.post(path, orjson.dumps({"inputs": [TEXT]}))
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+
+
+GOOD_CODES = {
+    grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND,
+}  # fmt: skip
+
+
+def assert_told(served: Served, content: bytes) -> None:
+    code, said = served.infer(content)
+    assert code in GOOD_CODES, said
+    assert said
+
+
+@EXAMPLES
+@given(content=st.binary(max_size=200))
+def test_any_grpc_message(served: Served, content: bytes) -> None:
+    assert_told(served, content)
+
+
+@EXAMPLES
+@given(
+    model=MODELS,
+    name=st.sampled_from(["text", "image", "", "é"]),
+    datatype=st.sampled_from([*DATATYPES, "", "FLOAT"]),
+    shape=st.lists(ODD_NUMBERS, max_size=5) | st.just([1] * 70),
+    raw=st.none() | st.lists(st.binary(max_size=40), min_size=1, max_size=2),
+    texts=st.lists(st.binary(max_size=10), max_size=3),
+    numbers=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+    is_doubled=st.booleans(),
+)
+def test_any_grpc_tensor(served: Served, **parts: Any) -> None:
+    message = messages.ModelInferRequest(model_name=parts["model"])
+    entry = message.inputs.add(name=parts["name"], datatype=parts["datatype"], shape=parts["shape"])
+    entry.contents.bytes_contents.extend(parts["texts"])
+    entry.contents.int_contents.extend(parts["numbers"])
+    if parts["raw"] is not None:
+        entry.ClearField("contents")
+        message.raw_input_contents.extend(parts["raw"])
+    if parts["is_doubled"]:
+        message.inputs.append(entry)
+    assert_told(served, message.SerializeToString())
+
+
+INPUT_IDS = numeric_tensor("input_ids", np.zeros((1, 3), np.int64))
+
+
+@EXAMPLES
+@given(
+    name=st.sampled_from(["input_ids", "attention_mask", "labels", "return_dict", "é"]),
+    datatype=st.sampled_from(["INT64", "FP32", "UINT8", "BOOL", "FP16", "BF16", "UINT64"]),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+)
+def test_any_tensors_for_the_inference_stage(
+    served: Served, name: str, datatype: str, shape: list[int]
+) -> None:
+    width = {"INT64": 8, "UINT64": 8, "FP32": 4, "FP16": 2, "BF16": 2}.get(datatype, 1)
+    content = b"\1" * (int(np.prod(shape)) * width)
+    entries = [{"name": name, "datatype": datatype, "shape": shape, "parameters": {}}]
+    entries[0]["parameters"] = {"binary_data_size": len(content)}
+    if name != "input_ids":
+        ids = to_raw(INPUT_IDS)
+        about = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3]}
+        entries.append({**about, "parameters": {"binary_data_size": len(ids)}})
+        content += ids
+    head = orjson.dumps({"inputs": entries})
+    headers = {LENGTH_HEADER: str(len(head)), "x-pilotlight-stage": "infer"}
+    assert_refused_or_fine(served.post(V2, head + content, **headers))
+
+
+def test_string_that_ends_early_is_told(served: Served) -> None:
+    message = rpc.infer_texts("text", "x", is_raw=True)
+    message.raw_input_contents[0] = struct.pack("<I", 9) + b"abc"
+    code, said = served.infer(message.SerializeToString())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "inside a string of 9" in said

@@ -1,0 +1,154 @@
+"""Forming batches: examples, and what always holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.batch import BatchLimits, Waiting, form_batch
+
+if TYPE_CHECKING:
+    import random
+
+NOW_S = 100.0
+
+
+def waiting(sequence: int, due_s: float = 200.0, **fields: object) -> Waiting:
+    values: dict[str, object] = {"queued_s": NOW_S, "kind": "text", **fields}
+    return Waiting(sequence, due_s, **values)  # type: ignore[arg-type]  # a table's row
+
+
+def sequences(*given: Waiting, limits: BatchLimits = BatchLimits()) -> list[int]:  # noqa: B008 - frozen
+    batch = form_batch(given, NOW_S, limits)
+    assert batch is not None
+    return [each.sequence for each in batch.members]
+
+
+def test_nobody_waits() -> None:
+    assert form_batch([], NOW_S, BatchLimits()) is None
+
+
+def test_the_nearest_deadline_leads_and_the_rest_follow_in_order() -> None:
+    assert sequences(waiting(1, 300), waiting(2, 100), waiting(3, 200), waiting(4, 200)) == [
+        2, 3, 4, 1,
+    ]  # fmt: skip
+
+
+def test_items_count_not_requests() -> None:
+    limits = BatchLimits(most_rows=4)
+    assert sequences(waiting(1, rows=3), waiting(2, rows=2), waiting(3), limits=limits) == [1, 3]
+
+
+def test_a_request_larger_than_the_limit_runs_alone() -> None:
+    limits = BatchLimits(most_rows=4)
+    assert sequences(waiting(1, rows=9), waiting(2), limits=limits) == [1]
+
+
+def test_only_the_same_kind_joins() -> None:
+    assert sequences(waiting(1), waiting(2, kind="image"), waiting(3)) == [1, 3]
+
+
+def test_work_without_a_kind_runs_alone() -> None:
+    assert sequences(waiting(1, kind=None), waiting(2, kind=None)) == [1]
+
+
+def test_a_long_text_does_not_join_short_ones() -> None:
+    given = waiting(1, length=10), waiting(2, length=100), waiting(3, length=12)
+    assert sequences(*given, limits=BatchLimits(most_padding=0.4)) == [1, 3]
+
+
+def test_long_texts_make_smaller_batches() -> None:
+    given = [waiting(number, length=100) for number in range(4)]
+    assert sequences(*given, limits=BatchLimits(most_tokens=250)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "ready_s"),
+    [
+        pytest.param(None, NOW_S - 1 + 3, id="as-long-as-may-be"),
+        pytest.param(NOW_S + 1.5, NOW_S + 1, id="not-past-a-deadline"),
+        pytest.param(NOW_S + 0.2, NOW_S, id="at-once"),
+    ],
+)
+def test_a_batch_waits_to_fill(deadline_s: float | None, ready_s: float) -> None:
+    limits = BatchLimits(most_rows=3, most_wait_s=3.0, run_s=0.5)
+    one = waiting(1, queued_s=NOW_S - 1)
+    two = waiting(2, deadline_s=deadline_s)
+    batch = form_batch([one, two], NOW_S, limits)
+    assert batch is not None
+    assert batch.ready_s == pytest.approx(ready_s)
+
+
+def test_a_full_batch_waits_for_nothing() -> None:
+    batch = form_batch([waiting(1), waiting(2)], NOW_S, BatchLimits(most_rows=2, most_wait_s=3.0))
+    assert batch is not None
+    assert batch.ready_s == NOW_S
+
+
+REQUESTS = st.lists(
+    st.builds(
+        Waiting,
+        sequence=st.just(0),
+        due_s=st.sampled_from([90.0, 101.0, 101.5, 200.0]),
+        queued_s=st.floats(90, NOW_S),
+        deadline_s=st.none() | st.floats(NOW_S, 200),
+        rows=st.integers(1, 12),
+        length=st.integers(1, 512),
+        kind=st.sampled_from(["a", "b", None]),
+    ),
+    min_size=1,
+    max_size=30,
+).map(
+    lambda given: [dataclasses.replace(each, sequence=number) for number, each in enumerate(given)]
+)
+LIMITS = st.builds(
+    BatchLimits,
+    most_rows=st.integers(1, 16),
+    most_wait_s=st.sampled_from([0.0, 0.5, 20.0]),
+    most_padding=st.floats(0, 1),
+    most_tokens=st.sampled_from([100, 10_000]),
+    run_s=st.sampled_from([0.0, 0.3]),
+)
+
+
+@given(REQUESTS, LIMITS)
+def test_every_batch_keeps_its_bounds(given: list[Waiting], limits: BatchLimits) -> None:
+    batch = form_batch(given, NOW_S, limits)
+    assert batch is not None
+    members = batch.members
+    assert members[0] == min(given, key=lambda each: (each.due_s, each.sequence))
+    assert list(members) == sorted(members, key=lambda each: (each.due_s, each.sequence))
+    assert set(members) <= set(given)
+    if len(members) > 1:
+        rows, width = sum(each.rows for each in members), max(each.length for each in members)
+        tokens = sum(each.rows * each.length for each in members)
+        assert {each.kind for each in members} == {members[0].kind} != {None}
+        assert rows <= limits.most_rows
+        assert rows * width - tokens <= limits.most_padding * rows * width
+        assert rows * width <= limits.most_tokens
+    oldest_s = min(each.queued_s for each in members)
+    assert NOW_S <= batch.ready_s <= max(NOW_S, oldest_s + limits.most_wait_s)
+    for each in members:
+        if each.deadline_s is not None:
+            assert batch.ready_s <= max(NOW_S, each.deadline_s - limits.run_s)
+
+
+@given(REQUESTS, LIMITS, st.randoms(use_true_random=False))
+def test_the_order_of_the_list_does_not_matter(
+    given: list[Waiting], limits: BatchLimits, rng: random.Random
+) -> None:
+    shuffled = rng.sample(given, len(given))
+    assert form_batch(given, NOW_S, limits) == form_batch(shuffled, NOW_S, limits)
+
+
+@given(REQUESTS, LIMITS)
+def test_nothing_is_lost_or_taken_twice(given: list[Waiting], limits: BatchLimits) -> None:
+    left, taken = list(given), []
+    while (batch := form_batch(left, NOW_S, limits)) is not None:
+        taken += [each.sequence for each in batch.members]
+        left = [each for each in left if each not in batch.members]
+    assert sorted(taken) == [each.sequence for each in given]

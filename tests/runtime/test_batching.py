@@ -1,0 +1,246 @@
+"""Batches of real networks: the same answers as one by one, at the device and through pods."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from registry.model import ModelName, ModelPolicy, ModelSpec, Task
+from runtime.device import DeviceWorker
+from runtime.network import load_network
+from runtime.served_model import ServedModel
+from runtime.stages import preprocessed
+from runtime.tasks.frontends import load_frontend
+from runtime.tensors import Tensor, numeric_tensor
+from runtime.v2 import encode_request
+from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from runtime.bodies import ReadBody
+    from runtime.device_queue import Ran
+    from tests.runtime.conftest import Cluster
+
+TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
+"""Three requests of one item make a batch, however long it takes until all are there."""
+TEXTS = ("a fine day", "one more text", "the quick brown fox")
+"""Of different lengths, yet not so different that padding keeps them apart."""
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., ServedModel]]:
+    """Makes served models of one device."""
+    device = DeviceWorker(threads=1, most_waiting=64)
+    device.start()
+
+    def make(name: str, policy: ModelPolicy, task: Task | None = None) -> ServedModel:
+        folder = models / name
+        return ServedModel(
+            ModelSpec(ModelName("default", name), folder.as_uri(), task=task, policy=policy),
+            frontend=load_frontend(folder, task),
+            network=load_network(folder, sorted(folder.glob("*.safetensors")), task),
+            device=device,
+            threads=threads,
+        )
+
+    yield make
+    device.close()
+
+
+def infer_all(
+    model: ServedModel, requests: Sequence[tuple[Tensor, ...]]
+) -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+    """What each request gets when all are there at once."""
+
+    async def run() -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+        return await asyncio.gather(
+            *(model.infer(inputs) for inputs in requests), return_exceptions=True
+        )
+
+    return asyncio.run(run())
+
+
+def one_by_one(
+    model: ServedModel, requests: Sequence[tuple[Tensor, ...]]
+) -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+    return [infer_all(model, [inputs])[0] for inputs in requests]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "tolerance"),
+    [
+        pytest.param("tiny-bert", Task.TEXT_EMBEDDING, 1e-5, id="embedding"),
+        pytest.param("tiny-bert", None, 1e-5, id="text-classification"),
+        pytest.param("tiny-t5", None, 0, id="text-to-text"),
+        pytest.param("tiny-vit", None, 1e-5, id="image-classification"),
+    ],
+)
+def test_a_batch_gives_what_each_request_gets_alone(
+    serve: Callable[..., ServedModel], name: str, task: Task | None, tolerance: float
+) -> None:
+    together, alone = serve(name, TOGETHER, task), serve(name, ModelPolicy(max_batch_size=1), task)
+    items: Sequence[Any] = TEXTS
+    if name == "tiny-vit":
+        items = [Image.new("RGB", (20, 10), color) for color in ("red", "blue", "green")]
+    requests = [together.frontend.preprocess([item]) for item in items]
+    batched, single = infer_all(together, requests), one_by_one(alone, requests)
+    for got, expected in zip(batched, single, strict=True):
+        assert not isinstance(got, BaseException)
+        assert not isinstance(expected, BaseException)
+        assert (got.rows, expected.rows) == (3, 1)
+        for tensor, reference in zip(got.value, expected.value, strict=True):
+            assert tensor.datatype == reference.datatype
+            np.testing.assert_allclose(tensor.data, reference.data, rtol=0, atol=tolerance)
+
+
+def test_texts_that_end_early_are_not_longer_in_a_batch(
+    serve: Callable[..., ServedModel],
+) -> None:
+    together, alone = serve("tiny-t5", TOGETHER), serve("tiny-t5", ModelPolicy(max_batch_size=1))
+    requests = [together.frontend.preprocess([text]) for text in TEXTS]
+    ended = set()
+    for result in one_by_one(alone, requests):
+        assert not isinstance(result, BaseException)
+        ended.add(int(result.value[0].data[0, 2]))
+    for model in (together, alone):  # a token that some text comes to early now ends a text
+        network = model._network
+        assert network is not None
+        network.generation_config.eos_token_id = min(ended)
+        network.generation_config.min_new_tokens = None
+        object.__setattr__(model.frontend.joining, "end_ids", frozenset({min(ended)}))
+    batched, single = infer_all(together, requests), one_by_one(alone, requests)
+    widths = set()
+    for got, expected in zip(batched, single, strict=True):
+        assert not isinstance(got, BaseException)
+        assert not isinstance(expected, BaseException)
+        assert got.rows == 3
+        np.testing.assert_array_equal(got.value[0].data, expected.value[0].data)
+        widths.add(got.value[0].shape[1])
+    assert len(widths) > 1
+
+
+def test_a_request_the_network_refuses_fails_alone(serve: Callable[..., ServedModel]) -> None:
+    model = serve("tiny-bert", TOGETHER)
+    good = model.frontend.preprocess(["one"])
+    bad = tuple(
+        numeric_tensor(tensor.name, tensor.data + (10**6 if tensor.name == "input_ids" else 0))
+        for tensor in good
+    )
+    first, second, third = infer_all(model, [good, bad, good])
+    assert isinstance(second, IndexError)
+    assert not isinstance(first, BaseException)
+    assert not isinstance(third, BaseException)
+    np.testing.assert_array_equal(first.value[0].data, third.value[0].data)
+
+
+def test_a_long_text_is_not_joined_by_short_ones(serve: Callable[..., ServedModel]) -> None:
+    model = serve("tiny-bert", ModelPolicy(max_batch_size=8, max_batch_wait_s=0.2))
+    texts = ["one", "two", "a long text " * 15, "three"]
+    results = infer_all(model, [model.frontend.preprocess([text]) for text in texts])
+    assert [each.rows for each in results if not isinstance(each, BaseException)] == [3, 3, 1, 3]
+
+
+def at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def batches(url: str) -> tuple[float, float]:
+    """How many inferences there were, and of how many items."""
+    return metric(url, "pilotlight_batch_size_count", model="default/m"), metric(
+        url, "pilotlight_batch_size_sum", model="default/m"
+    )
+
+
+def test_requests_of_all_kinds_share_a_batch(cluster: Cluster, models: Path) -> None:
+    cluster.declare("alone", models / "tiny-bert")
+    cluster.declare("m", models / "tiny-bert", policy=TOGETHER)
+    entry, other = cluster.pod("entry"), cluster.pod("other", slots=4)
+    alone = [predict(other.url, "alone", text).json() for text in TEXTS]
+    v1, v2, remote = at_once(
+        lambda: predict(other.url, "m", TEXTS[0]),
+        lambda: infer_texts(other.url, "m", TEXTS[1]),
+        lambda: predict(entry.url, "m", TEXTS[2], predict=other.address),
+    )
+    assert batches(other.url) == (1, 3)
+    assert v1.json()["predictions"][0]["label"] == alone[0]["predictions"][0]["label"]
+    assert v2.json()["outputs"][0]["data"] == [alone[1]["predictions"][0]["label"]]
+    assert remote.json()["predictions"][0]["label"] == alone[2]["predictions"][0]["label"]
+    assert metric(other.url, "pilotlight_queue_seconds_count", model="default/m") == 3
+
+
+def test_a_client_that_leaves_is_not_in_the_batch(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert", policy=TOGETHER)
+    pod = cluster.pod(slots=4)
+    at_once(*[lambda: predict(pod.url, "m", "x")] * 3)
+    before = batches(pod.url)
+    url = f"{pod.url}/v1/models/default~m:predict"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json={"instances": ["x"]}, trust_env=False, timeout=0.5)
+    wait_until(lambda: metric(pod.url, "pilotlight_device_waiting") == 0, what="it left")
+    answers = at_once(*[lambda: predict(pod.url, "m", "y")] * 3)
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert batches(pod.url) == (before[0] + 1, before[1] + 3)
+
+
+def test_a_bad_request_joins_no_batch(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-vit", policy=ModelPolicy(max_batch_size=2))
+    pod = cluster.pod(slots=2)
+    good = predict(pod.url, "m", {"image_bytes": {"b64": picture()}})
+    assert good.status_code == 200, good.text
+    before = batches(pod.url)
+    for value, dtype, message in (
+        (np.nan, np.float32, "finite numbers"),
+        (0, np.float64, "must be FP32, was FP64"),
+    ):
+        pixels = np.full((1, 3, 32, 32), value, dtype=dtype)
+        answer = send_tensor(pod.url, numeric_tensor("pixel_values", pixels))
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["error"]
+    small = numeric_tensor("pixel_values", np.zeros((1, 3, 8, 8), np.float32))
+    answer = send_tensor(pod.url, small)
+    assert answer.status_code == 400
+    assert "rows, 3, 32, 32], was [1, 3, 8, 8]" in answer.json()["error"]
+    assert batches(pod.url) == before
+
+
+def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
+    """One tensor as another pod would send it."""
+    body = encode_request([tensor])
+    return post_bytes(
+        f"{url}/v2/models/default~m/infer",
+        body.content,
+        x_pilotlight_stage="infer",
+        **dict(body.headers),
+    )
+
+
+def test_what_preprocessing_gives_is_checked(models: Path) -> None:
+    frontend = load_frontend(models / "tiny-bert", None)
+    body: ReadBody = _body(["one", "a longer text"])
+    assert [tensor.name for tensor in preprocessed(frontend, body)] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
+
+
+def _body(instances: list[str]) -> ReadBody:
+    from runtime.bodies import ReadBody
+
+    return ReadBody(instances=instances)

@@ -1,0 +1,304 @@
+"""Batches at the device: who goes together, whose error is whose, who leaves, what hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from registry.model import ModelPolicy
+from runtime.device import DeviceWorker
+from runtime.errors import InferenceHung, ModelBroken
+from runtime.lane import Lane, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    worker = DeviceWorker(threads=1, most_waiting=64, time_limit_s=30.0)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+class Model:
+    """Squares its contents, and remembers which batches it was given; strings fail."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.batches: list[list[Any]] = []
+        self.entered = threading.Event()
+        self.open = threading.Event()
+        self.lane = Lane("default/m@1", "default/m", self.infer, ModelPolicy(**policy))
+
+    def infer(self, contents: Sequence[Any]) -> list[Any]:
+        self.batches.append(list(contents))
+        if contents == ["wait"]:
+            self.entered.set()
+            assert self.open.wait(10)
+            return ["waited"]
+        return [content * content for content in contents]
+
+    def ask(self, device: DeviceWorker, content: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+        kind = None if content == "wait" else "numbers"
+        return device.infer(self.lane, Payload(content, kind=kind), **options)
+
+
+async def behind_another(
+    device: DeviceWorker,
+    model: Model,
+    queue: Callable[[asyncio.TaskGroup], list[asyncio.Task[Any]]],
+) -> list[Any]:
+    """What requests get that gather while the device is busy."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(model.ask(device, "wait"))
+        assert await asyncio.to_thread(model.entered.wait, 10)
+        queued = queue(tasks)
+        for _ in range(3):  # they queue up; who is cancelled hears of it; it has left
+            await asyncio.sleep(0)
+        model.open.set()
+        return await asyncio.gather(*queued, return_exceptions=True)
+
+
+def outcome(result: Any) -> Any:
+    return type(result) if isinstance(result, BaseException) else result.value
+
+
+def test_what_waits_goes_together(device: DeviceWorker) -> None:
+    model = Model(max_batch_size=8)
+
+    async def run() -> None:
+        results = await behind_another(
+            device, model, lambda tasks: [tasks.create_task(model.ask(device, n)) for n in range(5)]
+        )
+        assert [each.value for each in results] == [0, 1, 4, 9, 16]
+        assert {each.rows for each in results} == {5}
+        assert len({each.compute_s for each in results}) == 1
+        assert all(each.wait_s > 0 for each in results)
+
+    asyncio.run(run())
+    assert model.batches == [["wait"], [0, 1, 2, 3, 4]]
+
+
+def test_deadlines_go_first_and_the_limit_holds(device: DeviceWorker) -> None:
+    model = Model(max_batch_size=2)
+    now_s = time.monotonic()
+    due_s = [40, 10, 30, 20]
+
+    async def run() -> None:
+        await behind_another(
+            device,
+            model,
+            lambda tasks: [
+                tasks.create_task(model.ask(device, due, deadline_s=now_s + due)) for due in due_s
+            ],
+        )
+
+    asyncio.run(run())
+    assert model.batches[1:] == [[10, 20], [30, 40]]
+
+
+def test_the_most_urgent_model_goes_first(device: DeviceWorker) -> None:
+    first, second = Model(), Model()
+    order: list[str] = []
+    now_s = time.monotonic()
+
+    async def ask(model: Model, name: str, deadline_s: float) -> Any:
+        result = await model.ask(device, 1, deadline_s=now_s + deadline_s)
+        order.append(name)
+        return result
+
+    async def run() -> None:
+        await behind_another(
+            device,
+            first,
+            lambda tasks: [
+                tasks.create_task(ask(first, "late", 30)),
+                tasks.create_task(ask(second, "soon", 10)),
+                tasks.create_task(ask(first, "later", 40)),
+            ],
+        )
+
+    asyncio.run(run())
+    assert order == ["soon", "late", "later"]
+
+
+def test_only_the_guilty_request_fails(device: DeviceWorker) -> None:
+    model = Model()
+
+    async def run() -> None:
+        results = await behind_another(
+            device,
+            model,
+            lambda tasks: [tasks.create_task(expect(model, each)) for each in (2, "bad", 3)],
+        )
+        assert results == [4, TypeError, 9]
+
+    async def expect(model: Model, content: Any) -> Any:
+        try:
+            return (await model.ask(device, content)).value
+        except TypeError as error:
+            return type(error)
+
+    asyncio.run(run())
+    assert model.batches[1:] == [[2, "bad", 3], [2], ["bad"], [3]]
+
+
+def test_who_leaves_while_waiting_is_not_inferred(device: DeviceWorker) -> None:
+    model = Model()
+
+    async def run() -> None:
+        def queue(tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
+            queued = [tasks.create_task(model.ask(device, n)) for n in (1, 2, 3)]
+            asyncio.get_running_loop().call_soon(queued[1].cancel)
+            return queued
+
+        results = await behind_another(device, model, queue)
+        assert [outcome(each) for each in results] == [1, asyncio.CancelledError, 9]
+
+    asyncio.run(run())
+    assert model.batches[1:] == [[1, 3]]
+
+
+def test_who_leaves_while_running_keeps_nobody_from_a_result(device: DeviceWorker) -> None:
+    entered, open_ = threading.Event(), threading.Event()
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        entered.set()
+        assert open_.wait(10)
+        return list(contents)
+
+    lane = Lane(
+        "default/m@1", "default/m", infer, ModelPolicy(max_batch_size=2, max_batch_wait_s=5)
+    )
+
+    async def run() -> None:
+        one, two = (asyncio.ensure_future(device.infer(lane, Payload(n, kind="n"))) for n in (1, 2))
+        assert await asyncio.to_thread(entered.wait, 10)
+        one.cancel()
+        open_.set()
+        assert (await two).value == 2
+        with pytest.raises(asyncio.CancelledError):
+            await one
+
+    asyncio.run(run())
+
+
+def test_a_batch_waits_for_company_if_told_to(device: DeviceWorker) -> None:
+    model = Model(max_batch_size=2, max_batch_wait_s=30.0)
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(model.ask(device, 1))
+            await asyncio.sleep(0.01)
+            tasks.create_task(model.ask(device, 2))
+
+    asyncio.run(run())
+    assert model.batches == [[1, 2]]
+
+
+def test_a_batch_that_waits_lets_other_models_by(device: DeviceWorker) -> None:
+    patient, other = Model(max_batch_wait_s=30.0), Model()
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(patient.ask(device, 1))
+        assert (await other.ask(device, 3)).value == 9
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    asyncio.run(run())
+    assert patient.batches == []
+
+
+def test_a_hang_breaks_its_model_alone(device: DeviceWorker) -> None:
+    hanging, other = Model(max_infer_s=0.2), Model()
+    heard: list[tuple[str, str]] = []
+    device.on_hung = lambda key, reason: heard.append((key, reason))
+
+    async def run() -> None:
+        with pytest.raises(InferenceHung, match=r"did not end within 0\.2 s"):
+            await hanging.ask(device, "wait")
+        assert device.stuck_threads == 1
+        with pytest.raises(ModelBroken):
+            await hanging.ask(device, 2)
+        assert (await other.ask(device, 3)).value == 9
+
+    asyncio.run(run())
+    assert heard == [(hanging.lane.key, hanging.lane.broken)]
+    assert hanging.batches == [["wait"]]
+    hanging.open.set()
+    deadline_s = time.monotonic() + 10
+    while device.stuck_threads and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    assert device.stuck_threads == 0
+
+
+def test_who_waits_behind_a_hang_is_told_so(device: DeviceWorker) -> None:
+    model, other = Model(max_infer_s=0.5), Model()
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(_expect(model.ask(device, "wait"), InferenceHung))
+            assert await asyncio.to_thread(model.entered.wait, 10)
+            second = tasks.create_task(_expect(model.ask(device, 2), ModelBroken))
+            third = tasks.create_task(other.ask(device, 3))
+        assert first.result()
+        assert second.result()
+        assert third.result().value == 9
+
+    asyncio.run(run())
+    model.open.set()
+
+
+async def _expect(request: Coroutine[Any, Any, Any], error: type[Exception]) -> bool:
+    with pytest.raises(error):
+        await request
+    return True
+
+
+def test_the_pods_time_limit_counts_where_the_model_has_none() -> None:
+    worker = DeviceWorker(threads=1, most_waiting=8, time_limit_s=0.05)
+    worker.start()
+    model = Model()
+
+    async def run() -> None:
+        with pytest.raises(InferenceHung, match=r"0\.05 s"):
+            await model.ask(worker, "wait")
+
+    asyncio.run(run())
+    model.open.set()
+    worker.close()
+
+
+def test_a_batch_that_does_not_fit_makes_the_next_ones_smaller(device: DeviceWorker) -> None:
+    sizes: list[int] = []
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        sizes.append(len(contents))
+        if len(contents) > 3:
+            raise MemoryError("no room for so many")
+        return list(contents)
+
+    lane = Lane("default/m@1", "default/m", infer)
+    model = Model()
+
+    async def run() -> None:
+        for _ in range(2):
+            model.entered.clear()
+            model.open.clear()
+            results = await behind_another(
+                device,
+                model,
+                lambda tasks: [
+                    tasks.create_task(device.infer(lane, Payload(n, kind="n"))) for n in range(6)
+                ],
+            )
+            assert [each.value for each in results] == list(range(6))
+
+    asyncio.run(run())
+    assert sizes == [6, 1, 1, 1, 1, 1, 1, 3, 3]

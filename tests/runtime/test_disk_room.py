@@ -1,0 +1,325 @@
+"""The node's disk cache: its budget, who leaves it, and files that were spoiled behind its back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.model import ModelName, ModelSpec
+from runtime.cache_locks import CacheLocks
+from runtime.disk_cache import DiskCache
+from runtime.disk_room import DiskRoom
+from runtime.errors import DiskFull, ModelInvalid, StorageFailed
+from runtime.generation_folder import crc32_of
+from runtime.link import LinkRate
+from runtime.storage import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
+from runtime.storages import StorageOptions, Storages
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WEIGHTS = "model.safetensors"
+SIZE = 1_000_000
+
+
+def make_model(folder: Path, size: int = SIZE) -> ModelSpec:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / WEIGHTS).write_bytes(os.urandom(size))
+    return ModelSpec(ModelName("default", folder.name), folder.as_uri())
+
+
+def make_cache(folder: Path, budget_bytes: int = 0) -> DiskCache:
+    return DiskCache(folder, Storages(), LinkRate(None), budget_bytes=budget_bytes)
+
+
+def fetch(cache: DiskCache, spec: ModelSpec) -> Path:
+    cache.fetch_assets(spec)
+    (path,) = cache.fetch_weights(spec)
+    return path
+
+
+def read_bytes_of_process() -> int:
+    """Bytes that this process has read from files, by the kernel's account."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+# The budget
+
+
+def test_least_recently_used_model_leaves_and_no_more(tmp_path: Path) -> None:
+    specs = [make_model(tmp_path / "source" / name) for name in ("a", "b", "c", "d")]
+    cache = make_cache(tmp_path / "cache", budget_bytes=int(3.5 * SIZE))
+    for spec in specs[:3]:
+        fetch(cache, spec)
+    fetch(cache, specs[0])  # used again, so `b` is the oldest
+    fetch(cache, specs[3])
+    assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True, True]
+
+
+def test_small_model_is_spared_where_a_later_one_makes_room_alone(tmp_path: Path) -> None:
+    small, large = make_model(tmp_path / "s" / "small", 1000), make_model(tmp_path / "s" / "large")
+    new = make_model(tmp_path / "s" / "new")
+    cache = make_cache(tmp_path / "cache", budget_bytes=int(1.2 * SIZE))
+    for spec in (small, large, new):
+        fetch(cache, spec)
+    assert [cache.has_weights(spec.key) for spec in (small, large, new)] == [True, False, True]
+
+
+def test_model_in_use_never_leaves_whichever_process_uses_it(tmp_path: Path) -> None:
+    specs = [make_model(tmp_path / "source" / name) for name in ("a", "b", "c")]
+    cache = make_cache(tmp_path / "cache", budget_bytes=int(2.5 * SIZE))
+    first = fetch(cache, specs[0])
+    fetch(cache, specs[1])
+    code = (
+        "import sys; from pathlib import Path; from runtime.cache_locks import CacheLocks;"
+        "held = CacheLocks(Path(sys.argv[1])).use(sys.argv[2]);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    user = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "cache"), first.parent.name],
+        cwd=servers.REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert user.stdout is not None
+    assert user.stdout.readline() == b"held\n"
+    fetch(cache, specs[2])
+    assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True]
+    held = cache.hold(specs[2].key)
+    with pytest.raises(DiskFull, match="all but 0 are of models in use"):
+        fetch(cache, specs[1])
+    assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True]
+    servers.end_process(user)  # which ends its lock
+    fetch(cache, specs[1])
+    assert [cache.has_weights(spec.key) for spec in specs] == [False, True, True]
+    held.release()
+
+
+def test_model_larger_than_the_budget_is_refused_and_others_stay(tmp_path: Path) -> None:
+    small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
+    cache = make_cache(tmp_path / "cache", budget_bytes=SIZE // 2)
+    fetch(cache, small)
+    with pytest.raises(DiskFull, match=rf"needs {SIZE} bytes on disk, .* budget is {SIZE // 2}"):
+        fetch(cache, large)
+    assert cache.has_weights(small.key)
+    assert not list(cache.folder_of(large.key).rglob("*.part*"))
+
+
+def test_full_disk_fails_the_load_and_leaves_the_others(tmp_path: Path) -> None:
+    small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE // 2}", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here; RLIMIT_FSIZE stands in elsewhere")
+    try:
+        cache = make_cache(disk / "cache", budget_bytes=10 * SIZE)
+        path = fetch(cache, small)
+        with pytest.raises(DiskFull, match=r"needs 1000000 bytes on disk, .* free .*No space left"):
+            fetch(cache, large)
+        assert path.read_bytes() == (tmp_path / "s" / "a" / WEIGHTS).read_bytes()
+        assert not list(disk.rglob("*.part*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_default_budget_leaves_room_on_the_disk(tmp_path: Path) -> None:
+    room = DiskRoom(tmp_path, CacheLocks(tmp_path), 0)
+    assert 0 < room.budget_bytes < 0.9 * shutil.disk_usage(tmp_path).free
+
+
+# Spoiled files
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as target:
+        target.seek(SIZE // 2)
+        byte = target.read(1)
+        target.seek(SIZE // 2)
+        target.write(bytes([byte[0] ^ 1]))
+
+
+def flip_and_hide(path: Path) -> None:
+    """Write, and set the time of the last change back."""
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(flip, id="flipped-bit"),
+        pytest.param(flip_and_hide, id="flipped-bit-with-old-time"),
+        pytest.param(lambda path: os.truncate(path, SIZE // 2), id="truncated"),
+        pytest.param(lambda path: path.unlink(), id="file-deleted"),
+        pytest.param(lambda path: (path.parent / ".listing.json").unlink(), id="listing-deleted"),
+        pytest.param(lambda path: (path.parent / f".{WEIGHTS}.sum").unlink(), id="sum-deleted"),
+        pytest.param(
+            lambda path: (path.parent / f".{WEIGHTS}.sum").write_text("[1"), id="sum-spoiled"
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_spoiled_cache_is_mended(
+    tmp_path: Path, spoil: Callable[[Path], object], is_restarted: bool
+) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    cache = make_cache(tmp_path / "cache")
+    path = fetch(cache, spec)
+    spoil(path)
+    cache = make_cache(tmp_path / "cache") if is_restarted else cache
+    assert fetch(cache, spec).read_bytes() == (tmp_path / "source" / "a" / WEIGHTS).read_bytes()
+
+
+def test_spoiled_small_file_is_mended(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    cache = make_cache(tmp_path / "cache")
+    path = fetch(cache, spec)
+    (path.parent / "config.json").write_text("[]")
+    cache.fetch_assets(spec)
+    assert (path.parent / "config.json").read_text() == "{}"
+
+
+def test_untouched_files_are_adopted_without_being_read(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    fetch(make_cache(tmp_path / "cache"), spec)
+    before = read_bytes_of_process()
+    fetch(make_cache(tmp_path / "cache"), spec)
+    assert read_bytes_of_process() - before < SIZE // 2
+
+
+def test_files_of_an_earlier_boot_are_read_once(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    path = fetch(make_cache(tmp_path / "cache"), spec)
+    record = path.parent / f".{WEIGHTS}.sum"
+    record.write_text(
+        record.read_text().replace(
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "another-boot"
+        )
+    )
+    before = read_bytes_of_process()
+    fetch(make_cache(tmp_path / "cache"), spec)
+    middle = read_bytes_of_process()
+    fetch(make_cache(tmp_path / "cache"), spec)
+    assert middle - before > SIZE
+    assert read_bytes_of_process() - middle < SIZE // 2
+
+
+def test_partial_file_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    cache = make_cache(tmp_path / "cache")
+    path = fetch(cache, spec)
+    (path.parent / f"{WEIGHTS}.part").write_bytes(bytes(SIZE))
+    journal = path.parent / f"{WEIGHTS}.part.spans"
+    version = str((tmp_path / "source" / "a" / WEIGHTS).stat().st_mtime_ns)
+    journal.write_text(f'[{SIZE}, "{version}", 8388608, "another-boot"]\n[0, {SIZE}, 0]\n')
+    path.unlink()
+    assert crc32_of(fetch(cache, spec)) == crc32_of(tmp_path / "source" / "a" / WEIGHTS)
+
+
+# What other pods of the node do
+
+
+def test_what_another_pod_fetched_or_deleted_is_seen(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    ours, others = make_cache(tmp_path / "cache"), make_cache(tmp_path / "cache")
+    fetch(others, spec)
+    assert ours.refresh() == {spec.key}
+    assert ours.bytes_on_disk(spec.key) == SIZE
+    others.discard(spec.key)
+    assert ours.refresh() == {spec.key}
+    assert ours.keys() == set()
+    assert ours.refresh() == set()
+
+
+def test_model_that_another_pod_uses_is_not_deleted(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    ours, others = make_cache(tmp_path / "cache"), make_cache(tmp_path / "cache")
+    fetch(ours, spec)
+    with others.hold(spec.key):
+        ours.discard(spec.key)
+        assert others.has_weights(spec.key)
+    ours.discard(spec.key)
+    assert not others.has_weights(spec.key)
+
+
+def test_cache_folder_deleted_behind_our_back_is_made_again(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    cache = make_cache(tmp_path / "cache")
+    fetch(cache, spec)
+    subprocess.run(["rm", "-r", str(tmp_path / "cache")], check=True)
+    assert cache.refresh() == {spec.key}
+    assert fetch(cache, spec).stat().st_size == SIZE
+
+
+# Absurd models
+
+
+def test_folder_with_too_many_files_is_refused(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    for number in range(MOST_LISTED):
+        (tmp_path / "source" / "a" / f"{number}").touch()
+    with pytest.raises(ModelInvalid, match=f"more than {MOST_LISTED} files"):
+        make_cache(tmp_path / "cache").fetch_assets(spec)
+
+
+def test_weights_beyond_all_bounds_are_refused() -> None:
+    files = [RemoteFile(WEIGHTS, MOST_WEIGHT_BYTES + 1)]
+    with pytest.raises(ModelInvalid, match=f"at most .* {MOST_WEIGHT_BYTES} bytes"):
+        weights_of(files, "s3://b/m", None)
+
+
+# Claims
+
+
+def claims(tmp_path: Path) -> DiskCache:
+    options = StorageOptions(claim_mounts=tmp_path / "pvc")
+    return DiskCache(tmp_path / "cache", Storages(options), LinkRate(None))
+
+
+def claim_spec(path: str) -> ModelSpec:
+    return ModelSpec(ModelName("default", "m"), f"pvc://{path}")
+
+
+def test_model_on_a_claim_is_fetched(tmp_path: Path) -> None:
+    make_model(tmp_path / "pvc" / "claim" / "models" / "a")
+    path = fetch(claims(tmp_path), claim_spec("claim/models/a"))
+    source = tmp_path / "pvc" / "claim" / "models" / "a" / WEIGHTS
+    assert path.read_bytes() == source.read_bytes()
+
+
+def test_claim_that_is_not_mounted_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="'claim' is not mounted at"):
+        fetch(claims(tmp_path), claim_spec("claim/models/a"))
+
+
+@pytest.mark.parametrize("path", ["claim/../other/a", "claim/%2e%2e/other/a", "claim/link"])
+def test_claim_is_not_left(tmp_path: Path, path: str) -> None:
+    make_model(tmp_path / "pvc" / "other" / "a")
+    (tmp_path / "pvc" / "claim").mkdir()
+    (tmp_path / "pvc" / "claim" / "link").symlink_to(tmp_path / "pvc" / "other" / "a")
+    with pytest.raises(ModelInvalid, match="leads out of its volume"):
+        fetch(claims(tmp_path), claim_spec(path))
+
+
+def test_link_to_a_file_out_of_the_claim_is_not_followed(tmp_path: Path) -> None:
+    make_model(tmp_path / "pvc" / "claim" / "a")
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    (tmp_path / "pvc" / "claim" / "a" / "x.json").symlink_to(secret)
+    with pytest.raises(ModelInvalid, match="leads out of its volume"):
+        fetch(claims(tmp_path), claim_spec("claim/a"))

@@ -1,0 +1,497 @@
+"""Text generation over OpenAI's protocol at a pod: answers, streams, batching, faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import orjson
+import pytest
+
+from tests import servers
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from _pytest.mark import ParameterSet
+
+LONG = {"model": "chat", "prompt": "zuzu", "max_tokens": 900, "n": 16, "seed": 1}
+"""An answer that takes seconds."""
+LONG_TOKENS = 900 * 16
+
+
+@pytest.fixture(scope="module")
+def generating(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[servers.Pod]:
+    """A pod with a generating model and one that embeds."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("generation")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        cluster.declare("chat", models / "tiny-gpt2")
+        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+        cluster.declare("broken", models / "nowhere")
+        yield cluster.pod("pod-g", slots=8, max_body_bytes=400_000, generation_max_tokens=1000)
+
+
+def complete(pod: servers.Pod, prompt: Any = "babe dida", **fields: Any) -> dict[str, Any]:
+    body = {"model": "chat", "prompt": prompt, "temperature": 0, **fields}
+    answer = post(f"{pod.url}/openai/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def text_of(document: dict[str, Any]) -> str:
+    text: str = document["choices"][0]["text"]
+    return text
+
+
+def events(pod: servers.Pod, call: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All events of a stream but the last, which must be `[DONE]`."""
+    url = f"{pod.url}/openai/v1/{call}"
+    with httpx.stream("POST", url, json={**body, "stream": True}, trust_env=False, timeout=60) as s:
+        lines = [line.removeprefix("data: ") for line in s.iter_lines() if line]
+        assert s.status_code == 200, lines
+        assert s.headers["content-type"].startswith("text/event-stream")
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+# Answers
+
+
+def test_completes_with_usage_and_finish_reason(generating: servers.Pod) -> None:
+    document = complete(generating, max_tokens=5)
+    assert document["object"] == "text_completion"
+    assert document["model"] == "chat"
+    assert text_of(document)
+    assert document["choices"][0]["finish_reason"] == "length"
+    usage = document["usage"]
+    assert usage["completion_tokens"] == 5
+    assert usage["prompt_tokens"] > 0
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 5
+
+
+def test_default_length_is_openais(generating: servers.Pod) -> None:
+    assert complete(generating)["usage"]["completion_tokens"] == 16
+
+
+def test_answers_a_conversation(generating: servers.Pod) -> None:
+    parts = [{"type": "text", "text": "ba"}, {"type": "text", "text": "be"}]
+    messages = [{"role": "system", "content": "dida"}, {"role": "user", "content": parts}]
+    body = {"model": "chat", "messages": messages, "max_completion_tokens": 4}
+    document = post(f"{generating.url}/openai/v1/chat/completions", body).json()
+    assert document["object"] == "chat.completion"
+    choice = document["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == "length"
+    assert document["usage"]["completion_tokens"] == 4
+
+
+def test_streamed_and_whole_answers_agree(generating: servers.Pod) -> None:
+    body = {"model": "chat", "prompt": "babe dida", "temperature": 0, "max_tokens": 20}
+    chunks = events(generating, "completions", body)
+    streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert streamed == text_of(complete(generating, max_tokens=20))
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    assert len(chunks) > 5
+
+
+def test_a_streamed_conversation_begins_with_its_role_and_ends_with_usage(
+    generating: servers.Pod,
+) -> None:
+    body = {
+        "model": "chat",
+        "messages": [{"role": "user", "content": "babe"}],
+        "max_tokens": 6,
+        "stream_options": {"include_usage": True},
+    }
+    first, *middle, last = events(generating, "chat/completions", body)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(chunk["usage"] is None for chunk in (first, *middle))
+    assert middle[-1]["choices"][0]["finish_reason"] == "length"
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 6
+
+
+def test_prompt_tokens_may_be_sent_themselves(generating: servers.Pod, models: Path) -> None:
+    vocabulary = orjson.loads((models / "tiny-gpt2" / "tokenizer.json").read_bytes())
+    ids = [vocabulary["model"]["vocab"][piece] for piece in ("ba", "be")]
+    assert text_of(complete(generating, ids)) == text_of(complete(generating, "babe"))
+
+
+def test_a_stop_string_ends_the_answer_before_it(generating: servers.Pod) -> None:
+    whole = text_of(complete(generating, max_tokens=30))
+    stop = whole[10:13]
+    document = complete(generating, max_tokens=30, stop=[stop])
+    assert text_of(document) == whole[: whole.index(stop)]
+    assert document["choices"][0]["finish_reason"] == "stop"
+    assert document["usage"]["completion_tokens"] < 30
+
+
+def test_seeds_repeat_and_differ(generating: servers.Pod) -> None:
+    def draw(seed: int) -> str:
+        return text_of(complete(generating, temperature=1, seed=seed, max_tokens=12))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_choices_differ_and_are_counted(generating: servers.Pod) -> None:
+    document = complete(generating, n=3, temperature=1, seed=4, max_tokens=8)
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
+    assert len({choice["text"] for choice in document["choices"]}) == 3
+    alone = complete(generating, temperature=1, seed=4, max_tokens=8)
+    assert text_of(alone) == text_of(document)
+    total = sum(
+        complete(generating, temperature=1, seed=4 + index, max_tokens=8)["usage"][
+            "completion_tokens"
+        ]
+        for index in range(3)
+    )
+    assert document["usage"]["completion_tokens"] == total
+
+
+def test_a_penalty_keeps_tokens_from_coming_again(generating: servers.Pod) -> None:
+    plain = complete(generating, max_tokens=60)
+    spread = complete(generating, max_tokens=60, frequency_penalty=2, presence_penalty=2)
+    assert len(set(text_of(spread).split())) >= len(set(text_of(plain).split()))
+    assert text_of(spread) != text_of(plain)
+
+
+def test_the_models_own_end_token_ends_the_answer(
+    cluster: Cluster, models: Path, tmp_path: Path, generating: servers.Pod
+) -> None:
+    folder = servers.copy_model(models / "tiny-gpt2", tmp_path / "ending")
+    made = complete(generating, max_tokens=12)
+    vocabulary = orjson.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
+    ids = [token for piece, token in vocabulary.items() if piece[1:] and piece[1:] in text_of(made)]
+    settings = orjson.loads((folder / "generation_config.json").read_bytes())
+    settings["eos_token_id"] = ids
+    (folder / "generation_config.json").write_bytes(orjson.dumps(settings))
+    cluster.declare("chat", folder)
+    document = complete(cluster.pod(), max_tokens=12)
+    assert document["choices"][0]["finish_reason"] == "stop"
+    assert document["usage"]["completion_tokens"] < 12
+
+
+# Several at once
+
+
+def test_company_changes_no_answer(generating: servers.Pod) -> None:
+    prompts = ["babe dida", "zu", "wowo wuwu " * 30, "ba", "dodo dada", "nini"]
+    alone = [text_of(complete(generating, prompt, max_tokens=40)) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        together = list(
+            threads.map(
+                lambda prompt: text_of(complete(generating, prompt, max_tokens=40)), prompts
+            )
+        )
+    assert together == alone
+
+
+def test_a_short_request_ends_while_a_long_one_goes_on(generating: servers.Pod) -> None:
+    body = {**LONG, "stream": True}
+    url = f"{generating.url}/openai/v1/completions"
+    with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        complete(generating, max_tokens=3)
+        assert metric(generating.url, "pilotlight_generations") == 1
+        assert next(line for line in lines if line) != "data: [DONE]"
+    wait_idle(generating)
+
+
+def wait_idle(pod: servers.Pod) -> None:
+    servers.wait_until(
+        lambda: metric(pod.url, "pilotlight_pod_slots_used") == 0, timeout_s=20, what="idle"
+    )
+
+
+def test_a_client_that_leaves_ends_its_generation_and_frees_its_slot(
+    generating: servers.Pod,
+) -> None:
+    made_before = metric(generating.url, "pilotlight_generated_tokens_total")
+    body = {**LONG, "stream": True}
+    url = f"{generating.url}/openai/v1/completions"
+    with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
+        next(stream.iter_lines())
+    wait_idle(generating)
+    made = metric(generating.url, "pilotlight_generated_tokens_total")
+    assert made - made_before < LONG_TOKENS / 2
+    complete(generating, max_tokens=2)  # the engine goes on with others
+    assert metric(generating.url, "pilotlight_generated_tokens_total") == made + 2
+    assert metric(generating.url, "pilotlight_generations") == 0
+
+
+def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
+    cluster.declare("chat", models / "tiny-gpt2")
+    pod = cluster.pod(slots=1)
+    complete(pod, max_tokens=1)
+    url = f"{pod.url}/openai/v1/completions"
+    with (
+        httpx.Client(trust_env=False, timeout=60) as client,
+        client.stream("POST", url, json={**LONG, "stream": True}) as stream,
+    ):
+        lines = stream.iter_lines()  # kept: the connection closes when nobody reads on
+        next(lines)
+        refused = client.post(url, json=LONG)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["x-pilotlight-not-executed"] == "slots"
+
+
+def test_a_cache_too_small_for_all_serves_all_in_turn(cluster: Cluster, models: Path) -> None:
+    """Requests that find no room are put aside and go on where they were."""
+    cluster.declare("chat", models / "tiny-gpt2")
+    pages = 8 * 2 * 2 * 32 * 4 * 32  # eight pages of 32 tokens
+    pod = cluster.pod(slots=8, generation_cache_bytes=pages)
+    prompts = ["babe dida", "zu zu", "ba be bi", "dodo"]
+    alone = [text_of(complete(pod, prompt, max_tokens=120)) for prompt in prompts]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(
+            threads.map(lambda prompt: text_of(complete(pod, prompt, max_tokens=120)), prompts)
+        )
+    assert together == alone
+    too_long = post(
+        f"{pod.url}/openai/v1/completions",
+        {"model": "chat", "prompt": "babe", "max_tokens": 300},
+    )
+    assert too_long.status_code == 400
+    assert too_long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_cache_counts_against_the_pods_memory(cluster: Cluster, models: Path) -> None:
+    folder = models / "tiny-gpt2"
+    weight_bytes = (folder / "model.safetensors").stat().st_size
+    cluster.declare("chat", folder)
+    pod = cluster.pod(memory_bytes=weight_bytes + (1 << 20), generation_cache_bytes=1 << 20)
+    complete(pod, max_tokens=1)
+    held = metric(pod.url, "pilotlight_tier_bytes", tier="device")
+    assert weight_bytes + 900_000 < held <= weight_bytes + (1 << 20)
+    small = cluster.pod("pod-b", memory_bytes=weight_bytes, generation_cache_bytes=1 << 20)
+    body = {"model": "chat", "prompt": "babe"}
+    refused = post(f"{small.url}/openai/v1/completions", body)
+    assert refused.status_code == 507, refused.text
+    assert "memory budget" in refused.json()["error"]["message"]
+
+
+def test_a_request_ends_at_its_deadline(generating: servers.Pod) -> None:
+    complete(generating, max_tokens=1)
+    url = f"{generating.url}/openai/v1/completions"
+    late = post(url, LONG, x_pilotlight_deadline_ms="150")
+    assert late.status_code == 504, late.text
+    assert late.json()["error"]["type"] == "timeout_error"
+    wait_idle(generating)
+
+
+def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None:
+    body = {**LONG, "stream": True}
+    url = f"{generating.url}/openai/v1/completions"
+    headers = {"x-pilotlight-deadline-ms": "400"}
+    with httpx.stream("POST", url, json=body, headers=headers, trust_env=False, timeout=60) as s:
+        lines = [line.removeprefix("data: ") for line in s.iter_lines() if line]
+    assert json.loads(lines[-1])["error"]["type"] == "timeout_error"
+    wait_idle(generating)
+
+
+# Embeddings and models
+
+
+def test_embeds_as_over_v1(generating: servers.Pod) -> None:
+    body = {"model": "embedder", "input": ["one", "quite another text"]}
+    document = post(f"{generating.url}/openai/v1/embeddings", body).json()
+    expected = predict(generating.url, "embedder", *body["input"]).json()["predictions"]
+    for entry, vector in zip(document["data"], expected, strict=True):
+        assert entry["embedding"] == pytest.approx(vector, abs=1e-6)
+    assert [entry["index"] for entry in document["data"]] == [0, 1]
+    assert document["usage"]["prompt_tokens"] == document["usage"]["total_tokens"] > 4
+
+
+def test_lists_models_declared_at_any_time(cluster: Cluster, models: Path) -> None:
+    pod = cluster.pod()
+
+    def names() -> list[str]:
+        return [card["id"] for card in get(f"{pod.url}/openai/v1/models").json()["data"]]
+
+    assert names() == []
+    cluster.declare("later", models / "tiny-gpt2")
+    servers.wait_until(lambda: names() == ["later"], timeout_s=10, what="listed")
+    assert get(f"{pod.url}/openai/v1/models/later").json()["id"] == "later"
+    missing = get(f"{pod.url}/openai/v1/models/nobody")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_generates_over_v1_and_v2_too(generating: servers.Pod) -> None:
+    (v1,) = predict(generating.url, "chat", "babe dida").json()["predictions"]
+    v2 = infer_texts(generating.url, "chat", "babe dida").json()["outputs"][0]["data"]
+    assert v2 == [v1]
+    assert v1 == text_of(complete(generating, max_tokens=8))
+
+
+def test_padding_changes_no_v1_answer(generating: servers.Pod) -> None:
+    (alone,) = predict(generating.url, "chat", "ba").json()["predictions"]
+    both = predict(generating.url, "chat", "ba", "dodo dada " * 9).json()["predictions"]
+    assert both[0] == alone
+
+
+# Bad input
+
+USER = [{"role": "user", "content": "x"}]
+USUAL: dict[str, dict[str, Any]] = {
+    "completions": {"model": "chat", "prompt": "x"},
+    "chat/completions": {"model": "chat", "messages": USER},
+    "embeddings": {"model": "embedder", "input": "x"},
+}
+
+
+def bad(name: str, call: str, change: object, message: str, status: int = 400) -> ParameterSet:
+    """A body that is refused: raw, or the usual one with fields changed (None: left out)."""
+    body = change
+    if isinstance(change, dict):
+        fields = {**USUAL[call], **change}
+        body = orjson.dumps({field: value for field, value in fields.items() if value is not None})
+    return pytest.param(call, body, status, message, id=name)
+
+
+TEXT, CHAT, EMBED = USUAL
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "status", "message"),
+    [
+        bad("malformed", TEXT, b"{", "not valid JSON"),
+        bad("a-list", TEXT, b"[]", "JSON object"),
+        bad("empty", TEXT, b"", "empty"),
+        bad("too-large", TEXT, b"x" * 400_001, "400000 bytes", 413),
+        bad("no-model", TEXT, {"model": None}, "model"),
+        bad("unknown-model", TEXT, {"model": "nobody"}, "nobody", 404),
+        bad("not-a-generator", TEXT, {"model": "embedder"}, "does not generate"),
+        bad("cannot-be-loaded", TEXT, {"model": "broken"}, "nowhere", 503),
+        bad("no-prompt", TEXT, {"prompt": None}, "prompt"),
+        bad("no-tokens", TEXT, {"prompt": ""}, "no tokens"),
+        bad("empty-list", TEXT, {"prompt": []}, "prompt"),
+        bad("two-prompts", TEXT, {"prompt": ["a", "b"]}, "prompt"),
+        bad("no-such-token", TEXT, {"prompt": [10**6]}, "from 0 to"),
+        bad("negative-token", TEXT, {"prompt": [-1]}, "from 0 to"),
+        bad("no-length", TEXT, {"max_tokens": 0}, "max_tokens"),
+        bad("length-a-string", TEXT, {"max_tokens": "5"}, "max_tokens"),
+        bad("too-many-tokens", TEXT, {"max_tokens": 2000}, "1000 tokens"),
+        bad("too-long", TEXT, {"prompt": "zu " * 600, "max_tokens": 900}, "maximum context"),
+        bad("endless", TEXT, {"prompt": "x" * 300_000}, "300000 characters"),
+        bad("too-hot", TEXT, {"temperature": 2.1}, "temperature"),
+        bad("top-p", TEXT, {"top_p": 0}, "top_p"),
+        bad("too-many-choices", TEXT, {"n": 17}, "n:"),
+        bad("seed", TEXT, b'{"model": "chat", "prompt": "x", "seed": %d}' % 2**70, "seed"),
+        bad("empty-stop", TEXT, {"stop": [""]}, "stop"),
+        bad("stream", TEXT, {"stream": "yes"}, "stream"),
+        bad("penalty", TEXT, {"frequency_penalty": 3}, "frequency_penalty"),
+        bad("logprobs", TEXT, {"logprobs": 5}, "'logprobs' is not offered"),
+        bad("no-messages", CHAT, {"messages": []}, "messages"),
+        bad("no-content", CHAT, {"messages": [{"role": "user"}]}, "content"),
+        bad("role", CHAT, {"messages": [{"role": "king", "content": "x"}]}, "role"),
+        bad("image", CHAT, {"messages": IMAGE}, "content"),
+        bad("tools", CHAT, {"tools": [{}]}, "'tools' is not offered"),
+        bad("json", CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        bad("not-an-embedder", EMBED, {"model": "chat"}, "does not embed"),
+        bad("no-input", EMBED, {"input": []}, "input"),
+        bad("too-many-inputs", EMBED, {"input": ["a"] * 1025}, "input"),
+        bad("input-a-number", EMBED, {"input": [1]}, "input"),
+        bad("encoding", EMBED, {"encoding_format": "hex"}, "encoding_format"),
+        bad("dimensions", EMBED, {"dimensions": 4}, "dimensions"),
+        bad("unknown-embedder", EMBED, {"model": "nobody"}, "nobody", 404),
+    ],
+)
+def test_bad_input_is_refused_in_openais_shape(
+    generating: servers.Pod, call: str, body: bytes, status: int, message: str
+) -> None:
+    answer = post_bytes(f"{generating.url}/openai/v1/{call}", body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_conversation_needs_a_chat_template(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(models / "tiny-gpt2", folder, ignore=shutil.ignore_patterns("*.jinja"))
+    cluster.declare("plain", folder)
+    pod = cluster.pod()
+    body = {"model": "plain", "messages": USER}
+    answer = post(f"{pod.url}/openai/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert "no chat template" in answer.json()["error"]["message"]
+
+
+def test_a_template_that_refuses_is_bad_input(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    folder = servers.copy_model(models / "tiny-gpt2", tmp_path / "strict")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    cluster.declare("strict", folder)
+    body = {"model": "strict", "messages": USER}
+    answer = post(f"{cluster.pod().url}/openai/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert "roles must alternate" in answer.json()["error"]["message"]
+
+
+def test_path_and_body_must_name_the_same_model(generating: servers.Pod) -> None:
+    url = f"{generating.url}/serving/default~chat/openai/v1/completions"
+    for name, status in (("chat", 200), ("default/chat", 200), ("embedder", 404)):
+        answer = post(url, {"model": name, "prompt": "x", "max_tokens": 1})
+        assert answer.status_code == status, answer.text
+
+
+# Another pod
+
+
+def test_generates_at_the_predict_pod(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("chat", models / "tiny-gpt2")
+    entry, predict_pod = cluster.pod("pod-a"), cluster.pod("pod-b")
+    servers.wait_until(
+        lambda: post(
+            f"{entry.url}/openai/v1/completions",
+            {"model": "chat", "prompt": "babe", "max_tokens": 2},
+            x_pilotlight_predict=predict_pod.address,
+        ).status_code == 200,
+        timeout_s=30,
+        what="the entry pod knows the predict pod",
+    )  # fmt: skip
+    body = {"model": "chat", "prompt": "babe", "max_tokens": 12, "temperature": 0, "stream": True}
+    url = f"{entry.url}/openai/v1/completions"
+    headers = {"x-pilotlight-predict": predict_pod.address}
+    with httpx.stream("POST", url, json=body, headers=headers, trust_env=False, timeout=60) as s:
+        lines = [line for line in s.iter_lines() if line]
+        assert s.headers["x-pilotlight-pod"] == "pod-a"
+        assert s.headers["x-pilotlight-predict-pod"] == "pod-b"
+        assert s.headers["x-pilotlight-start"] == "warm"
+    assert lines[-1] == "data: [DONE]"
+    assert cluster.tiers(spec)["pod-b"] == "device"
+    assert cluster.tiers(spec).get("pod-a") != "device"
+    wait_idle(entry)
+    wide = {**LONG, "stream": True}
+    with httpx.stream("POST", url, json=wide, headers=headers, trust_env=False, timeout=60) as s:
+        lines_left = s.iter_lines()
+        next(lines_left)
+        assert metric(predict_pod.url, "pilotlight_generations") == 1
+    wait_idle(entry)
+    servers.wait_until(
+        lambda: metric(predict_pod.url, "pilotlight_generations") == 0, timeout_s=20, what="ended"
+    )
+    assert metric(predict_pod.url, "pilotlight_generated_tokens_total") < LONG_TOKENS / 2

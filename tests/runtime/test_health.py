@@ -1,0 +1,148 @@
+"""Liveness, readiness and the end of a pod, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import httpx
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from runtime.device import DeviceWorker
+from runtime.pod import LAST_S
+from tests import servers
+from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import get, metric, predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.client import Registry
+
+
+def pods_of(cluster: Cluster) -> list[str]:
+    async def look(registry: Registry) -> list[str]:
+        return sorted((await registry.cluster()).pods)
+
+    return cast("list[str]", cluster.do(look))
+
+
+def test_pod_is_live_but_not_ready_before_it_is_registered(
+    zygote: servers.Zygote, tmp_path: Path
+) -> None:
+    redis = servers.RedisServer(tmp_path / "redis")
+    port, grpc_port = servers.free_port(), servers.free_port()
+    with ExitStack() as stack:
+        stack.callback(redis.stop)
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        with ThreadPoolExecutor(1) as starter:
+            starting = starter.submit(cluster.pod, port=port, grpc_port=grpc_port)
+            url = f"http://127.0.0.1:{port}"
+            servers.wait_until(lambda: get(f"{url}/v2/health/live").json() == {"live": True})
+            ready = get(f"{url}/v2/health/ready")
+            assert (ready.status_code, ready.json()) == (503, {"ready": False})
+            assert rpc.call(grpc_port, "ServerLive", messages.ServerLiveRequest()).live
+            assert not rpc.call(grpc_port, "ServerReady", messages.ServerReadyRequest()).ready
+            redis.start()
+            assert starting.result().is_ready()
+            assert rpc.call(grpc_port, "ServerReady", messages.ServerReadyRequest()).ready
+
+
+def test_device_without_its_thread_is_not_alive() -> None:
+    device = DeviceWorker(threads=1, most_waiting=1)
+    assert not device.is_alive
+    device.start()
+    assert device.is_alive
+    device.close()
+    assert not device.is_alive
+
+
+def test_pod_that_ends_unloads_and_leaves(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    with cluster.pod_context("pod-a") as pod:
+        predict(pod.url, "m", "x")
+        os.kill(pod.pid, signal.SIGTERM)
+        event = zygote.wait_event(exited="pod-a")
+        assert event["status"] == 0
+        zygote.events.append(event)  # the context looks for it too
+        assert "reason=shutdown" in pod.log
+        assert pods_of(cluster) == []
+        assert pod.log.count(" registered ") == 1
+
+
+def test_request_that_does_not_end_does_not_keep_the_pod(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    with cluster.pod_context("pod-a", drain_timeout=0.5, allow_simulated_work=True) as pod:
+        predict(pod.url, "m", "x")
+        with ThreadPoolExecutor(1) as clients:
+            running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=600")
+            servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
+            os.kill(pod.pid, signal.SIGTERM)
+            began_s = time.monotonic()
+            event = zygote.wait_event(exited="pod-a")
+            assert time.monotonic() - began_s < 0.5 + LAST_S + 2
+            zygote.events.append(event)
+            answer = running.result()
+            assert (answer.status_code, "x-pilotlight-not-executed" in answer.headers) == (
+                503,
+                False,
+            )
+            assert "pod-a ended" in answer.json()["error"]
+        assert pods_of(cluster) == []
+
+
+def test_load_under_way_does_not_keep_the_pod(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("m", models / "tiny-t5")
+    slow = {"link_rate": 1000, "drain_timeout": 0.3}
+    with cluster.pod_context("pod-a", **slow) as pod, ThreadPoolExecutor(1) as clients:
+        running = clients.submit(predict, pod.url, "m", "x")
+        servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
+        os.kill(pod.pid, signal.SIGTERM)
+        began_s = time.monotonic()
+        event = zygote.wait_event(exited="pod-a")
+        assert event["status"] == 0
+        assert time.monotonic() - began_s < 0.3 + LAST_S
+        zygote.events.append(event)
+        assert status_of(running) == 503
+    assert pods_of(cluster) == []
+
+
+def status_of(running: Future[httpx.Response]) -> int | None:
+    """The status of an answer; None where the connection ended without one."""
+    try:
+        return running.result().status_code
+    except httpx.TransportError:
+        return None
+
+
+def test_busy_device_does_not_keep_the_pod(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    """Nothing can cancel a forward: the process ends under it when its time is over."""
+    cluster.declare("m", models / "tiny-t5")
+    with cluster.pod_context("pod-a", slots=8, drain_timeout=0.2) as pod:
+        predict(pod.url, "m", "x")
+        with ThreadPoolExecutor(8) as clients:
+            running = [
+                clients.submit(predict, pod.url, "m", *["many long words " * 40] * 1024)
+                for _ in range(8)
+            ]
+            servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 8)
+            os.kill(pod.pid, signal.SIGTERM)
+            began_s = time.monotonic()
+            event = zygote.wait_event(exited="pod-a")
+            assert time.monotonic() - began_s < 0.2 + LAST_S + 3
+            zygote.events.append(event)
+            assert 503 in {status_of(each) for each in running} <= {200, 503, None}
+        assert pods_of(cluster) == []

@@ -1,0 +1,150 @@
+"""Joining requests' tensors: what is refused, padding, and taking outputs apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from runtime.errors import InvalidRequest
+from runtime.joining import (
+    Joining,
+    TensorRule,
+    checked,
+    example,
+    join,
+    kind_of,
+    length_of,
+    split,
+)
+from runtime.tensors import Tensor, bytes_tensor, numeric_tensor
+
+TEXT = Joining(
+    {
+        "input_ids": TensorRule("INT64", padding=9, high=10),
+        "attention_mask": TensorRule("INT64", high=2),
+    },
+    needed=("input_ids", "attention_mask"),
+    most_tokens=8,
+)
+IMAGE = Joining({"pixel_values": TensorRule("FP32", trailing=(3, 2, 2))}, ("pixel_values",))
+
+
+def ids(*rows: list[int]) -> Tensor:
+    return numeric_tensor("input_ids", np.array(rows, dtype=np.int64))
+
+
+def mask(*rows: list[int]) -> Tensor:
+    return numeric_tensor("attention_mask", np.array(rows, dtype=np.int64))
+
+
+def pixels(value: float = 0.0, *, rows: int = 1, dtype: type = np.float32) -> Tensor:
+    return numeric_tensor("pixel_values", np.full((rows, 3, 2, 2), value, dtype=dtype))
+
+
+def test_the_mask_and_the_order_are_filled_in() -> None:
+    inputs = checked(TEXT, [ids([1, 2])])
+    assert [tensor.name for tensor in inputs] == ["input_ids", "attention_mask"]
+    assert inputs[1].data.tolist() == [[1, 1]]
+    assert checked(TEXT, [mask([1, 1]), ids([1, 2])])[0].name == "input_ids"
+
+
+@pytest.mark.parametrize(
+    ("joining", "inputs", "message"),
+    [
+        pytest.param(IMAGE, [pixels(np.nan)], "finite numbers, held NaN", id="nan"),
+        pytest.param(IMAGE, [pixels(np.inf)], "finite numbers", id="infinity"),
+        pytest.param(IMAGE, [pixels(dtype=np.float64)], "must be FP32, was FP64", id="float64"),
+        pytest.param(
+            IMAGE,
+            [numeric_tensor("pixel_values", np.zeros((1, 3, 2), np.float32))],
+            "rows, 3, 2, 2], was [1, 3, 2]",
+            id="image-shape",
+        ),
+        pytest.param(IMAGE, [pixels(rows=0)], "must have shape", id="no-rows"),
+        pytest.param(TEXT, [], "inference needs", id="nothing"),
+        pytest.param(TEXT, [bytes_tensor("text", [b"x"])], "inference needs", id="bytes"),
+        pytest.param(TEXT, [mask([1])], "needs a tensor 'input_ids'", id="mask-alone"),
+        pytest.param(TEXT, [ids([1]), ids([1])], "there twice", id="twice"),
+        pytest.param(TEXT, [ids([1]), pixels()], "got 'pixel_values'", id="unknown"),
+        pytest.param(TEXT, [ids([10])], "must hold 0 to 9, held 10 to 10", id="too-high"),
+        pytest.param(TEXT, [ids([-1, 3])], "held -1 to 3", id="negative"),
+        pytest.param(TEXT, [ids([1] * 9)], "1 to 8 tokens], was [1, 9]", id="too-long"),
+        pytest.param(TEXT, [ids([])], "must have shape", id="no-tokens"),
+        pytest.param(TEXT, [ids([1, 2]), mask([1])], "must have one shape", id="two-shapes"),
+        pytest.param(TEXT, [ids([1]), mask([2])], "must hold 0 to 1", id="mask-values"),
+        pytest.param(
+            TEXT,
+            [numeric_tensor("input_ids", np.ones((1, 1), np.int32))],
+            "must be INT64, was INT32",
+            id="int32",
+        ),
+    ],
+)
+def test_what_could_never_run_is_refused(
+    joining: Joining, inputs: list[Tensor], message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        checked(joining, inputs)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("pads_left", [False, True])
+def test_shorter_requests_are_padded(pads_left: bool) -> None:
+    joining = dataclasses.replace(TEXT, pads_left=pads_left)
+    one, two = checked(joining, [ids([1, 2, 3])]), checked(joining, [ids([4], [5])])
+    tokens, attention = join(joining, [one, two])
+    padded = [[9, 9, 4], [9, 9, 5]] if pads_left else [[4, 9, 9], [5, 9, 9]]
+    assert tokens.data.tolist() == [[1, 2, 3], *padded]
+    marks = [0, 0, 1] if pads_left else [1, 0, 0]
+    assert attention.data.tolist() == [[1, 1, 1], marks, marks]
+    assert tokens.data.dtype == np.int64
+
+
+def test_pictures_are_stacked() -> None:
+    (joined,) = join(IMAGE, [(pixels(1.0),), (pixels(2.0, rows=2),)])
+    assert joined.shape == (3, 3, 2, 2)
+    assert joined.data[:, 0, 0, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+def test_length_counts_for_texts_only() -> None:
+    assert length_of(TEXT, (ids([1, 2, 3]),)) == 3
+    assert length_of(IMAGE, (pixels(),)) == 1
+    assert kind_of((ids([1]), mask([1]))) != kind_of((ids([1]),))
+
+
+def test_outputs_are_taken_apart_by_rows() -> None:
+    output = numeric_tensor("pooled", np.arange(6, dtype=np.float32).reshape(3, 2))
+    first, second = split(TEXT, [output], [1, 2])
+    assert first[0].data.tolist() == [[0, 1]]
+    assert second[0].data.tolist() == [[2, 3], [4, 5]]
+
+
+def test_another_number_of_rows_is_an_error() -> None:
+    output = numeric_tensor("pooled", np.zeros((3, 2), np.float32))
+    with pytest.raises(ValueError, match="for 2 rows"):
+        split(TEXT, [output], [1, 1])
+
+
+def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
+    joining = dataclasses.replace(TEXT, end_ids=frozenset({1}))
+    tokens = np.array(
+        [[0, 5, 1, 0, 0], [0, 6, 7, 1, 0], [0, 5, 6, 7, 8], [1, 5, 1, 0, 0]], dtype=np.int64
+    )
+    parts = split(joining, [numeric_tensor("output_ids", tokens)], [1, 1, 1, 1])
+    assert [part[0].data.tolist() for part in parts] == [
+        [[0, 5, 1]],
+        [[0, 6, 7, 1]],
+        [[0, 5, 6, 7, 8]],
+        [[1, 5, 1]],
+    ]
+    two = split(joining, [numeric_tensor("output_ids", tokens[:2])], [2])
+    assert two[0][0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("joining", [TEXT, IMAGE])
+def test_examples_are_what_the_network_takes(joining: Joining) -> None:
+    inputs = example(joining, 3, 5)
+    assert [tensor.name for tensor in checked(joining, inputs)] == list(joining.rules)
+    assert all(len(tensor.data) == 3 for tensor in inputs)

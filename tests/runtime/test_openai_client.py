@@ -1,0 +1,159 @@
+"""The `openai` package from PyPI, which nobody here wrote, at a pod and through the gateway."""
+
+from __future__ import annotations
+
+import base64
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests import servers
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+openai = pytest.importorskip("openai")
+
+LONG: dict[str, Any] = {"model": "chat", "max_tokens": 900, "n": 16, "seed": 1, "stream": True}
+"""A streamed answer that takes seconds."""
+LONG_TOKENS = 900 * 16
+USER: list[Any] = [{"role": "user", "content": "babe dida"}]
+
+
+@pytest.fixture(scope="module")
+def pod(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[servers.Pod, Cluster]]:
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("openai")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        cluster.declare("chat", models / "tiny-gpt2")
+        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+        yield cluster.pod("pod-o", slots=4), cluster
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    pod: tuple[servers.Pod, Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Gateway]:
+    cluster = pod[1]
+    with servers.gateway(
+        tmp_path_factory.mktemp("gateway"), redis_url=cluster.redis_url, pool=cluster.pool
+    ) as started:
+        yield started
+
+
+@pytest.fixture(params=["pod", "gateway", "gateway-prefix"])
+def base_url(
+    request: pytest.FixtureRequest, pod: tuple[servers.Pod, Cluster], gateway: servers.Gateway
+) -> str:
+    """Where the client is told the API is; by prefix for the generating model alone."""
+    return {
+        "pod": f"{pod[0].url}/openai/v1",
+        "gateway": f"{gateway.url}/openai/v1",
+        "gateway-prefix": f"{gateway.url}/serving/default/chat/openai/v1",
+    }[request.param]
+
+
+@pytest.fixture
+def client(base_url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_completions(client: Any) -> None:
+    answer = client.completions.create(model="chat", prompt="babe dida", max_tokens=5)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 5
+
+
+def test_chat_whole_and_streamed_agree(client: Any) -> None:
+    wish = {"model": "chat", "messages": USER, "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**wish)
+    stream = client.chat.completions.create(
+        **wish, stream=True, stream_options={"include_usage": True}
+    )
+    text = ""
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+    assert text == whole.choices[0].message.content
+    assert usage == whole.usage
+
+
+def test_models(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["chat", "embedder"]
+    assert client.models.retrieve("chat").id == "chat"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+
+
+@pytest.mark.parametrize("kind", ["float", "base64"])
+def test_embeddings(pod: tuple[servers.Pod, Cluster], gateway: servers.Gateway, kind: str) -> None:
+    vectors = []
+    for url in (pod[0].url, gateway.url):
+        with openai.OpenAI(base_url=f"{url}/openai/v1", api_key="none", max_retries=0) as client:
+            answer = client.embeddings.create(
+                model="embedder", input=["one", "two"], encoding_format=kind
+            )
+            assert answer.usage.prompt_tokens > 0
+            vectors.append([list(_floats(each.embedding)) for each in answer.data])
+            default = client.embeddings.create(model="embedder", input=["one", "two"])
+            assert default.data[0].embedding == pytest.approx(vectors[-1][0], abs=1e-6)
+    for at_pod, at_gateway in zip(*vectors, strict=True):
+        assert at_pod == pytest.approx(at_gateway, abs=1e-6)
+
+
+def _floats(embedding: Any) -> list[float]:
+    if isinstance(embedding, str):
+        return [float(each) for each in np.frombuffer(base64.b64decode(embedding), "<f4")]
+    return list(embedding)
+
+
+def test_errors_are_the_clients_own(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="nobody", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="chat", prompt="x", temperature=9)
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="chat", prompt="zu " * 900, max_tokens=900)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_the_first_token_arrives_before_the_last_is_made(
+    client: Any, pod: tuple[servers.Pod, Cluster]
+) -> None:
+    made_before = metric(pod[0].url, "pilotlight_generated_tokens_total")
+    stream = client.completions.create(prompt="zuzu", **LONG)
+    next(iter(stream))
+    made = metric(pod[0].url, "pilotlight_generated_tokens_total") - made_before
+    assert made < LONG_TOKENS
+    assert metric(pod[0].url, "pilotlight_generations") == 1
+    stream.close()
+
+
+def test_a_client_that_breaks_off_frees_its_slot(
+    client: Any, pod: tuple[servers.Pod, Cluster]
+) -> None:
+    made_before = metric(pod[0].url, "pilotlight_generated_tokens_total")
+    stream = client.chat.completions.create(messages=USER, **LONG)
+    next(iter(stream))
+    stream.close()
+    began_s = time.monotonic()
+    servers.wait_until(
+        lambda: metric(pod[0].url, "pilotlight_pod_slots_used") == 0, timeout_s=20, what="slot free"
+    )
+    made = metric(pod[0].url, "pilotlight_generated_tokens_total") - made_before
+    assert made < LONG_TOKENS / 2, f"{made} tokens in {time.monotonic() - began_s:.1f} s"

@@ -1,0 +1,123 @@
+"""Profiles: taken by a pod on demand, refined in service, kept by the registry, used by batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.profile import Profile, ProfilePoint
+from runtime.peak_memory import PeakMemory, available_bytes
+from tests.pilotlight.conftest import run_cli
+from tests.runtime.http import post, predict
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.client import Registry
+    from registry.model import ModelSpec
+    from tests import servers
+    from tests.runtime.conftest import Cluster
+
+
+def stored(cluster: Cluster, spec: ModelSpec) -> Profile | None:
+    async def look(registry: Registry) -> Profile | None:
+        return (await registry.cluster()).profile(spec.key)
+
+    found = cluster.do(look)
+    assert found is None or isinstance(found, Profile)
+    return found
+
+
+def profile_url(pod: servers.Pod, model: str) -> str:
+    return f"{pod.url}/v2/models/default~{model}/profile"
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5", "tiny-vit"])
+def test_a_pod_profiles_a_model_and_keeps_it(cluster: Cluster, models: Path, name: str) -> None:
+    spec = cluster.declare("m", models / name)
+    pod = cluster.pod()
+    answer = post(profile_url(pod, "m"), {"most_rows": 4, "tokens": 8, "repeats": 2})
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    assert [point["rows"] for point in document["points"]] == [1, 2, 4]
+    assert all(point["latency_s"] > 0 for point in document["points"])
+    assert document["limited_by"] in {"size", "throughput"}
+    profile = stored(cluster, spec)
+    assert profile is not None
+    assert [point.rows for point in profile.points] == [1, 2, 4]
+    assert profile.best_rows == document["best_rows"]
+    assert profile.device == "cpu"
+
+
+def test_live_batches_refine_the_profile(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(profile_interval=0.1)
+    for _ in range(3):
+        assert predict(pod.url, "m", "x", "y").status_code == 200
+    wait_until(lambda: stored(cluster, spec), what="the live profile is stored")
+    profile = stored(cluster, spec)
+    assert profile is not None
+    assert [point.rows for point in profile.points] == [2]
+
+
+def test_a_withdrawn_model_has_no_profile(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    profile = Profile(spec.key, "cpu", (ProfilePoint(1, 0.1),))
+    assert cluster.do(lambda registry: registry.put_profile(profile))
+    assert stored(cluster, spec) == profile
+    cluster.withdraw("m")
+    assert stored(cluster, spec) is None
+    assert not cluster.do(lambda registry: registry.put_profile(profile))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param({"rows": 1}, "held 'rows'", id="unknown"),
+        pytest.param({"most_rows": 0}, "1 to 1024, was 0", id="zero"),
+        pytest.param({"tokens": "8"}, "was '8'", id="a-string"),
+        pytest.param([1], "must be a JSON object", id="not-an-object"),
+    ],
+)
+def test_a_wrong_plan_is_refused(
+    cluster: Cluster, models: Path, body: object, message: str
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    answer = post(profile_url(cluster.pod(), "m"), body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+def test_an_unknown_model_cannot_be_profiled(cluster: Cluster) -> None:
+    assert post(profile_url(cluster.pod(), "nobody"), {}).status_code == 404
+
+
+@pytest.mark.slow
+def test_the_command_line_shows_a_profile(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    cluster.pod()
+    where = ("--redis-url", cluster.redis_url, "--pool", cluster.pool)
+    plan = ("--max-batch-size", "2", "--tokens", "4", "--repeats", "1")
+    table = run_cli("profile", "m", *plan, *where)
+    assert table.status == 0, table.err
+    assert [line.split()[0] for line in table.out.splitlines()[:3]] == ["BATCH", "1", "2"]
+    document = run_cli("profile", "m", "--json", *plan, *where).document
+    assert (document["pod"], document["key"]) == ("pod-a", spec.key)
+    assert [point["rows"] for point in document["points"]] == [1, 2]
+    absent = run_cli("profile", "nobody", *where)
+    assert absent.status == 1
+    assert "there are: default/m" in absent.err
+
+
+def test_memory_of_a_while_is_seen() -> None:
+    peak = PeakMemory("cpu")
+    block = bytearray(64 * 1024**2)
+    block[::4096] = b"x" * len(block[::4096])
+    del block
+    taken = peak.taken_bytes()
+    if taken is None:
+        pytest.skip("this system does not let a process reset its peak memory")
+    assert 48 * 1024**2 < taken < 512 * 1024**2
+    assert available_bytes("cpu") > 0

@@ -1,0 +1,130 @@
+"""KServe's conventions for S3: the secret storage-config and a service account's environment."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime.errors import StorageFailed
+from runtime.s3_options import S3Options, options_for
+from runtime.storage_s3 import open_s3
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SECRET = {
+    "type": "s3",
+    "access_key_id": "key",
+    "secret_access_key": "word",
+    "endpoint_url": "http://minio:9000",
+    "region": "eu-west-1",
+}
+OF_SECRET = S3Options(
+    endpoint_url="http://minio:9000",
+    access_key_id="key",
+    secret_access_key="word",
+    region="eu-west-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        pytest.param({}, S3Options(), id="boto3-alone"),
+        pytest.param(
+            {"AWS_ENDPOINT_URL": "http://x:1", "S3_ENDPOINT": "y"},
+            S3Options(endpoint_url="http://x:1"),
+            id="endpoint-url",
+        ),
+        pytest.param(
+            {"S3_ENDPOINT": "minio:9000", "S3_USE_HTTPS": "0"},
+            S3Options(endpoint_url="http://minio:9000"),
+            id="plain-http",
+        ),
+        pytest.param(
+            {"S3_ENDPOINT": "minio:9000"},
+            S3Options(endpoint_url="https://minio:9000"),
+            id="https",
+        ),
+        pytest.param({"S3_VERIFY_SSL": "0"}, S3Options(verify=False), id="any-certificate"),
+        pytest.param({"S3_VERIFY_SSL": "false"}, S3Options(verify=False), id="verify-false"),
+        pytest.param({"S3_VERIFY_SSL": "1"}, S3Options(), id="verify"),
+        pytest.param(
+            {"awsAnonymousCredential": "true"}, S3Options(is_anonymous=True), id="anonymous"
+        ),
+        pytest.param(
+            {"S3_USER_VIRTUAL_BUCKET": "true"}, S3Options(is_virtual_hosted=True), id="virtual"
+        ),
+        pytest.param(
+            {"S3_USE_ACCELERATE": "true"}, S3Options(is_accelerated=True), id="accelerated"
+        ),
+        pytest.param(
+            {"AWS_ENDPOINT_URL": "https://s3.amazonaws.com", "AWS_DEFAULT_REGION": "eu-west-1"},
+            S3Options(
+                endpoint_url="https://s3.amazonaws.com",
+                region="eu-west-1",
+                is_virtual_hosted=True,
+            ),
+            id="global-endpoint-of-another-region",
+        ),
+        pytest.param({"STORAGE_CONFIG": json.dumps(SECRET)}, OF_SECRET, id="storage-config"),
+        pytest.param(
+            {
+                "STORAGE_CONFIG": json.dumps(SECRET | {"endpoint_url": "http://old"}),
+                "STORAGE_OVERRIDE_CONFIG": '{"endpoint_url": "http://minio:9000"}',
+                "AWS_SESSION_TOKEN": "of another account",
+            },
+            OF_SECRET,
+            id="override",
+        ),
+        pytest.param(
+            {"STORAGE_CONFIG": '{"type": "s3", "verify_ssl": false, "anonymous": "True"}'},
+            S3Options(verify=False, is_anonymous=True),
+            id="words-and-values",
+        ),
+        pytest.param({"STORAGE_CONFIG": '{"type": "hdfs"}'}, S3Options(), id="not-of-s3"),
+    ],
+)
+def test_environment_of_kserve(environment: Mapping[str, str], expected: S3Options) -> None:
+    assert options_for("models", environment, "") == expected
+
+
+def test_mounted_secret_is_chosen_by_bucket_then_by_default_key(tmp_path: Path) -> None:
+    other = SECRET | {"bucket": "special", "access_key_id": "special-key"}
+    (tmp_path / "default_s3").write_text(json.dumps(SECRET))
+    (tmp_path / "team-b").write_text(json.dumps(other))
+    (tmp_path / "..data").mkdir()
+    assert options_for("models", {}, str(tmp_path)) == OF_SECRET
+    assert options_for("special", {}, str(tmp_path)).access_key_id == "special-key"
+
+
+def test_certificates_of_an_authority_must_be_there(tmp_path: Path) -> None:
+    bundle = tmp_path / "cabundle.crt"
+    environment = {
+        "CA_BUNDLE_CONFIGMAP_NAME": "bundle",
+        "CA_BUNDLE_VOLUME_MOUNT_POINT": str(tmp_path),
+    }
+    with pytest.raises(StorageFailed, match=r"no file .*cabundle\.crt"):
+        options_for("models", environment, "")
+    bundle.write_text("")
+    assert options_for("models", environment, "").verify == str(bundle)
+    assert options_for("models", environment | {"S3_VERIFY_SSL": "0"}, "").verify is False
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"s3"'])
+def test_config_that_is_no_object_is_told(text: str) -> None:
+    with pytest.raises(StorageFailed, match="STORAGE_CONFIG must be a JSON object"):
+        options_for("models", {"STORAGE_CONFIG": text}, "")
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "word" not in repr(OF_SECRET)
+
+
+def test_anonymous_access_signs_nothing() -> None:
+    access = open_s3(S3Options(endpoint_url="http://minio:9000", is_anonymous=True))
+    url = access.client.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
+    assert url == "http://minio:9000/b/k"

@@ -1,0 +1,180 @@
+"""Staged device memory: the same tests for CUDA and for the fake engine that stands in for it."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.cuda import CudaEngine
+from runtime.errors import DeviceFull, ModelInvalid
+from runtime.staged_memory import StagedMemory
+from runtime.weight_source import DiskWeights
+from tests.runtime.fake_engine import FakeEngine
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from runtime.staged_memory import CopyEngine
+
+SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2}
+"""A ring that every test's model goes round several times."""
+
+
+def engine_of(kind: str) -> CopyEngine:
+    if kind == "fake":
+        return FakeEngine()
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return CudaEngine()
+
+
+def allocated(engine: CopyEngine) -> int:
+    gc.collect()
+    if isinstance(engine, FakeEngine):
+        return engine.allocated_bytes
+    return int(torch.cuda.memory_allocated(engine.device))
+
+
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest) -> CopyEngine:
+    return engine_of(request.param)
+
+
+@pytest.fixture
+def memory(engine: CopyEngine) -> Iterator[StagedMemory]:
+    staged = StagedMemory(engine, **SMALL)
+    yield staged
+    staged.close()
+
+
+def weights_file(folder: Path, seed: int = 0) -> Path:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "wide": torch.randn(70, 130, generator=generator),
+        "half": torch.randn(333, generator=generator).to(torch.float16),
+        "brain": torch.randn(33, 5, generator=generator).to(torch.bfloat16),
+        "whole": torch.randint(-9, 9, (77,), generator=generator),
+        "flags": torch.randint(0, 2, (13,), generator=generator).bool(),
+        "one": torch.tensor(3.5, dtype=torch.float64),
+        "none": torch.empty(0, 4),
+    }
+    path = folder / f"weights-{seed}.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def assert_same(found: dict[str, torch.Tensor], path: Path) -> None:
+    source = DiskWeights([path])
+    expected = source.map_tensors()
+    source.close()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        torch.testing.assert_close(found[name].cpu(), tensor, rtol=0, atol=0)
+
+
+def test_every_tensor_arrives_as_it_is_on_disk(
+    memory: StagedMemory, engine: CopyEngine, tmp_path: Path
+) -> None:
+    path = weights_file(tmp_path)
+    weights = memory.put(DiskWeights([path]))
+    assert all(tensor.device == engine.device for tensor in weights.tensors.values())
+    assert_same(weights.tensors, path)
+
+
+def test_all_tensors_lie_in_one_slab(memory: StagedMemory, tmp_path: Path) -> None:
+    weights = memory.put(DiskWeights([weights_file(tmp_path)]))
+    storages = {tensor.untyped_storage().data_ptr() for tensor in weights.tensors.values()}
+    assert len(storages) == 1
+
+
+@pytest.mark.slow
+def test_dropping_the_tensors_returns_every_byte(
+    memory: StagedMemory, engine: CopyEngine, tmp_path: Path
+) -> None:
+    before = allocated(engine)
+    path = weights_file(tmp_path)
+    for _ in range(50):
+        weights = memory.put(DiskWeights([path]))
+        assert allocated(engine) >= before + weights.size_bytes
+        weights.release()
+        del weights
+        assert allocated(engine) == before
+
+
+def test_loads_side_by_side_do_not_mix(memory: StagedMemory, tmp_path: Path) -> None:
+    paths = [weights_file(tmp_path, seed) for seed in range(6)]
+    with ThreadPoolExecutor(len(paths)) as threads:
+        loaded = list(threads.map(lambda path: memory.put(DiskWeights([path])), paths))
+    for path, weights in zip(paths, loaded, strict=True):
+        assert_same(weights.tensors, path)
+
+
+def test_file_cut_short_while_it_is_read_returns_every_byte(
+    memory: StagedMemory, engine: CopyEngine, tmp_path: Path
+) -> None:
+    before = allocated(engine)
+    path = weights_file(tmp_path)
+    source = DiskWeights([path])
+    with path.open("r+b") as file:
+        file.truncate(20_000)
+    with pytest.raises(ModelInvalid, match="cut short"):
+        memory.put(source)
+    assert allocated(engine) == before
+    whole = weights_file(tmp_path, seed=1)
+    assert_same(memory.put(DiskWeights([whole])).tensors, whole)  # the ring is whole, too
+
+
+def test_full_device_refuses_and_keeps_nothing(tmp_path: Path) -> None:
+    engine = FakeEngine(memory_bytes=50_000)
+    memory = StagedMemory(engine, **SMALL)
+    path = weights_file(tmp_path)
+    first = memory.put(DiskWeights([path]))
+    with pytest.raises(DeviceFull, match="bytes free"):
+        memory.put(DiskWeights([path]))
+    assert engine.allocated_bytes == first.size_bytes
+    memory.close()
+
+
+def test_no_buffer_is_filled_before_its_copy_is_over(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    memory = StagedMemory(engine, **SMALL)
+    path = weights_file(tmp_path)
+    engine.may_copy.clear()
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(memory.put, DiskWeights([path]))
+        wait_until(lambda: engine._asked == SMALL["buffers"], what="the ring is in flight")
+        assert not loading.done()
+        engine.may_copy.set()
+        assert_same(loading.result().tensors, path)
+    assert engine.spoiled == []
+    assert engine.done_order == sorted(engine.done_order)
+    memory.close()
+
+
+def test_fake_engine_notices_a_buffer_that_is_reused_too_early() -> None:
+    engine = FakeEngine()
+    slab, buffer = engine.allocate(8), engine.pinned(8)
+    engine.may_copy.clear()
+    copy = engine.copy(slab, buffer)
+    buffer.fill_(1)
+    engine.may_copy.set()
+    copy.wait()
+    assert engine.spoiled == [0]
+
+
+def test_ring_is_made_once(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    memory = StagedMemory(engine, **SMALL)
+    path = weights_file(tmp_path)
+    for _ in range(3):
+        memory.put(DiskWeights([path]))
+    assert engine.pinned_bytes == SMALL["buffers"] * SMALL["buffer_bytes"]
+    memory.close()

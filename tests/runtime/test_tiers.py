@@ -1,0 +1,193 @@
+"""One model through all tiers in a real pod, told by its answers and to the registry."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from runtime.host_tier import enter_host_tier
+from tests import servers
+from tests.runtime.http import metric, post, predict
+from tests.runtime.test_loading_pod import TINY_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.client import Registry
+    from registry.model import ModelSpec
+    from tests.runtime.conftest import Cluster
+
+
+def start_of(pod: servers.Pod, model: str) -> str:
+    answer = predict(pod.url, model, "x")
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-pilotlight-start"]
+
+
+def wait_tier(cluster: Cluster, spec: ModelSpec, tier: str | None, pod: str = "pod-a") -> None:
+    servers.wait_until(
+        lambda: cluster.tiers(spec).get(pod) == tier, timeout_s=10, what=f"{spec.key} in {tier}"
+    )
+
+
+def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
+    async def look(registry: Registry) -> dict[str, int]:
+        state = await registry.cluster()
+        return dict(state.pods[pod].used_bytes)
+
+    used = cluster.do(look)
+    assert isinstance(used, dict)
+    return used
+
+
+def image_of(folder: Path, spec: ModelSpec) -> Path:
+    (path,) = (folder / "host").glob(f"{spec.key.replace('/', '~')}.*.slab")
+    return path
+
+
+def test_one_model_walks_through_all_tiers(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("walker", models / "tiny-bert")
+    others = [cluster.declare(name, models / "tiny-bert") for name in ("x", "y")]
+    pod = cluster.pod(memory_bytes=TINY_BYTES, host_bytes=TINY_BYTES + 8192)
+    assert start_of(pod, "walker") == "remote"
+    wait_tier(cluster, spec, "device")
+    assert start_of(pod, "walker") == "warm"
+
+    assert start_of(pod, "x") == "remote"  # the walker makes room
+    wait_tier(cluster, spec, "host")
+    assert start_of(pod, "walker") == "host"
+    wait_tier(cluster, others[0], "disk")  # the host tier has room for one, and that is mapped
+
+    assert start_of(pod, "y") == "remote"
+    wait_tier(cluster, spec, "host")
+    assert start_of(pod, "x") == "disk"
+    wait_tier(cluster, others[1], "host")  # and the walker, whom nobody has mapped, left it
+    wait_tier(cluster, spec, "disk")
+    assert start_of(pod, "walker") == "disk"
+
+    cluster.withdraw("walker")
+    wait_tier(cluster, spec, None)
+    cluster.declare("walker", models / "tiny-bert")
+    servers.wait_until(lambda: predict(pod.url, "walker", "x").status_code == 200, timeout_s=10)
+    assert metric(pod.url, "pilotlight_loads_total", tier="host", outcome="ok") == 1
+    assert metric(pod.url, "pilotlight_loads_total", tier="remote", outcome="ok") == 4
+
+
+def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("a", models / "tiny-bert")
+    cluster.declare("b", models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=TINY_BYTES)
+    for name in ("a", "b"):
+        start_of(pod, name)
+    wait_tier(cluster, spec, "host")
+    size = image_of(pod.folder, spec).stat().st_size
+    servers.wait_until(lambda: used_bytes(cluster).get("host") == size, timeout_s=5)
+    used = used_bytes(cluster)
+    assert 0 < used["device"] <= TINY_BYTES
+    assert used["disk"] > used["device"]
+    assert metric(pod.url, "pilotlight_tier_bytes", tier="host") == size
+    assert start_of(pod, "a") == "host"
+
+    async def measured(registry: Registry) -> bool:
+        state = await registry.cluster()
+        return state.measured(spec.key).get("load:host") is not None
+
+    servers.wait_until(lambda: cluster.do(measured), timeout_s=5)
+
+
+def test_eviction_is_explained(cluster: Cluster, models: Path) -> None:
+    specs = [cluster.declare(name, models / "tiny-bert") for name in ("a", "b")]
+    pod = cluster.pod(memory_bytes=TINY_BYTES)
+    for name in ("a", "b"):
+        start_of(pod, name)
+    wait_tier(cluster, specs[0], "host")
+    (line,) = [line for line in pod.log.splitlines() if "model left the device" in line]
+    assert f"key={specs[0].key}" in line
+    assert f"wanted_by={specs[1].key}" in line
+    assert "reason=memory" in line
+    assert "freed_bytes=" in line
+    assert "reload_s=" in line
+    for labels, count in (({"tier": "device", "reason": "memory"}, 1), ({"tier": "host"}, 0)):
+        assert metric(pod.url, "pilotlight_evictions_total", **labels) == count
+    assert metric(pod.url, "pilotlight_demotions_total", outcome="done") == 1
+
+
+def test_model_that_is_unloaded_on_purpose_is_not_kept_in_memory(
+    cluster: Cluster, models: Path
+) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    start_of(pod, "m")
+    post(f"{pod.url}/v2/repository/models/default~m/unload")
+    wait_tier(cluster, spec, "disk")
+    assert metric(pod.url, "pilotlight_evictions_total", reason="memory") == 0
+
+
+def test_pods_of_a_node_share_one_image(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    spec = cluster.declare("a", models / "tiny-bert")
+    cluster.declare("b", models / "tiny-bert")
+    shared = {"node": "node-1", "host_dir": str(tmp_path / "host"), "memory_bytes": TINY_BYTES}
+    first, second = cluster.pod("pod-a", **shared), cluster.pod("pod-b", **shared)
+    for name in ("a", "b"):
+        start_of(first, name)
+    wait_tier(cluster, spec, "host", "pod-a")
+    wait_tier(cluster, spec, "host", "pod-b")  # it never had the model
+    assert start_of(second, "a") == "host"
+    assert start_of(first, "a") == "host"
+    inode = f" {image_of(tmp_path, spec).stat().st_ino} "
+    for pod in (first, second):
+        with open(f"/proc/{pod.pid}/maps") as maps:
+            assert inode in maps.read()
+
+
+def test_spoiled_image_costs_a_load_from_disk_and_no_request(
+    cluster: Cluster, models: Path
+) -> None:
+    spec = cluster.declare("a", models / "tiny-bert")
+    cluster.declare("b", models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=TINY_BYTES)
+    for name in ("a", "b"):
+        start_of(pod, name)
+    wait_tier(cluster, spec, "host")
+    path = image_of(pod.folder, spec)
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size // 2)
+    assert start_of(pod, "a") == "disk"
+    assert "host image spoiled" in pod.log
+
+
+def test_image_is_used_by_the_next_process_after_a_crash(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    spec = cluster.declare("a", models / "tiny-bert")
+    cluster.declare("b", models / "tiny-bert")
+    settings = {"host_dir": str(tmp_path / "host"), "memory_bytes": TINY_BYTES}
+    holder = enter_host_tier(tmp_path / "host", 1 << 20)  # another pod of the node
+    with cluster.pod_context("pod-a", **settings) as pod:
+        for name in ("a", "b"):
+            start_of(pod, name)
+        wait_tier(cluster, spec, "host")
+    with cluster.pod_context("pod-a", **settings) as pod:
+        wait_tier(cluster, spec, "host")
+        assert start_of(pod, "a") == "host"
+    holder.close()
+
+
+def test_greedy_dual_keeps_the_model_that_is_used_most(cluster: Cluster, models: Path) -> None:
+    for name in ("often", "seldom", "new"):
+        cluster.declare(name, models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=2 * TINY_BYTES, eviction="greedy-dual")
+    for name in ("often", "often", "often", "often", "seldom", "new"):
+        start_of(pod, name)
+    assert start_of(pod, "often") == "warm"
+
+
+def test_tier_that_is_off_leaves_models_on_disk(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("a", models / "tiny-bert")
+    cluster.declare("b", models / "tiny-bert")
+    pod = cluster.pod(memory_bytes=TINY_BYTES, host_bytes=1 << 60)
+    assert "tier host is off" in pod.log
+    for name in ("a", "b"):
+        start_of(pod, name)
+    wait_tier(cluster, spec, "disk")
+    assert start_of(pod, "a") == "disk"

@@ -1,0 +1,129 @@
+"""Reading weights: types, shards, gaps, unaligned bytes; mapped and read in the slab's order."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.errors import ModelInvalid
+from runtime.slab import ALIGNMENT_BYTES, view_of
+from runtime.weight_source import DiskWeights
+from runtime.weights import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def write_file(path: Path, header: Mapping[str, object], content: bytes, pad: int = 0) -> Path:
+    text = json.dumps(header).encode() + b" " * pad
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+    return path
+
+
+def slab_of(source: DiskWeights, step: int) -> torch.Tensor:
+    """The slab, read in parts of `step` bytes."""
+    slab = bytearray(source.layout.size_bytes)
+    for first in range(0, len(slab), step):
+        source.read_into(first, memoryview(slab)[first : first + step])
+    return torch.frombuffer(slab, dtype=torch.uint8)
+
+
+def some_tensor(name: str, count: int) -> torch.Tensor:
+    """Every bit pattern matters, so it is drawn as bytes; a bool is 0 or 1."""
+    dtype = DTYPES[name]
+    generator = torch.Generator().manual_seed(count)
+    raw = torch.randint(0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return (raw % 2).bool() if dtype == torch.bool else raw.view(dtype)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("step", [1 << 20, 4096, 7])
+def test_every_type_is_the_same_mapped_and_read(tmp_path: Path, step: int) -> None:
+    tensors = {name: some_tensor(name, index + 3) for index, name in enumerate(DTYPES)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    source = DiskWeights([tmp_path / "m.safetensors"])
+    slab, mapped = slab_of(source, step), source.map_tensors()
+    for stored in source.layout.tensors:
+        expected = tensors[stored.name]
+        for found in (mapped[stored.name], view_of(slab, stored)):
+            assert found.dtype == expected.dtype
+            assert raw(found) == raw(expected)
+    source.close()
+
+
+def test_tensors_of_the_slab_are_aligned_and_do_not_overlap(tmp_path: Path) -> None:
+    save_file({str(n): torch.ones(n) for n in range(1, 40)}, tmp_path / "m.safetensors")
+    source = DiskWeights([tmp_path / "m.safetensors"])
+    end = 0
+    for tensor in source.layout.tensors:
+        assert tensor.offset % ALIGNMENT_BYTES == 0
+        assert tensor.offset >= end
+        end = tensor.offset + tensor.size_bytes
+    assert source.layout.size_bytes >= end
+    source.close()
+
+
+def test_bytes_at_odd_offsets_are_read_right(tmp_path: Path) -> None:
+    values = torch.tensor([1.5, -2.5, 3.5])
+    header = {
+        "flag": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "values": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]},
+    }
+    for pad in range(4):
+        path = write_file(tmp_path / f"{pad}.safetensors", header, b"\7" + raw(values), pad)
+        source = DiskWeights([path])
+        found = source.map_tensors()["values"]
+        assert found.data_ptr() % 4 == 0
+        assert found.tolist() == values.tolist()
+        placed = {tensor.name: tensor for tensor in source.layout.tensors}["values"]
+        assert view_of(slab_of(source, 5), placed).tolist() == values.tolist()
+        source.close()
+
+
+def test_gaps_between_tensors_are_skipped(tmp_path: Path) -> None:
+    header = {
+        "a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+        "b": {"dtype": "U8", "shape": [2], "data_offsets": [6, 8]},
+    }
+    source = DiskWeights([write_file(tmp_path / "m.safetensors", header, bytes(range(8)))])
+    assert source.map_tensors()["b"].tolist() == [6, 7]
+    assert source.layout.size_bytes == 2 * ALIGNMENT_BYTES
+    source.close()
+
+
+def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+    entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    path = write_file(tmp_path / "m.safetensors", {"a": entry, "b": entry}, bytes(4))
+    with pytest.raises(ModelInvalid, match="overlaps"):
+        DiskWeights([path])
+
+
+def test_a_tensor_in_two_shards_is_the_last_ones(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "1.safetensors")
+    save_file({"a": torch.ones(5)}, tmp_path / "2.safetensors")
+    source = DiskWeights([tmp_path / "1.safetensors", tmp_path / "2.safetensors"])
+    assert source.map_tensors()["a"].tolist() == [1] * 5
+    placed = {tensor.name: tensor for tensor in source.layout.tensors}
+    assert view_of(slab_of(source, 64), placed["a"]).tolist() == [1] * 5
+    assert view_of(slab_of(source, 64), placed["b"]).tolist() == [0] * 2
+    source.close()
+
+
+def test_writing_to_a_mapped_tensor_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.ones(8)}, path)
+    before = path.read_bytes()
+    source = DiskWeights([path])
+    tensor = source.map_tensors()["a"]
+    tensor.fill_(7)
+    assert path.read_bytes() == before
+    source.close()
