@@ -7,6 +7,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
+
 from runtime.storage import ASSET_SUFFIXES
 from tests import servers
 from tests.runtime.http import metric, predict
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.runtime.conftest import Cluster
+
+pytestmark = pytest.mark.slow
 
 
 def bytes_of(model: Path) -> int:

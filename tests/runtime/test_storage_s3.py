@@ -174,6 +174,7 @@ def test_refusal_mid_way_is_told_and_not_tried_again(
     assert visible(cache, spec) == {"config.json"}
 
 
+@pytest.mark.slow
 def test_server_that_always_fails_is_given_up(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec
 ) -> None:
@@ -245,6 +246,7 @@ def test_bytes_that_do_not_match_s3s_checksum_are_refused(
     assert not list(cache.folder_of(spec.key).rglob("*.part*"))
 
 
+@pytest.mark.slow
 def test_slow_server_is_asked_for_more_at_once(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
