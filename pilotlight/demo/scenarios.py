@@ -39,7 +39,7 @@ LIU_SIMPLE: Mapping[str, SimpleFigures] = {
 LIU_REDUCTION_RATIO = 1 - LIU_SIMPLE["colocation"].total_s / LIU_SIMPLE["random"].total_s
 
 
-TWO_LOADS_RATIO = 1.7
+TWO_LOADS_RATIO = 1.25
 """What two loads at once cost on two cores, against one alone (measured by this demo)."""
 MOST_ATTEMPTS = 3
 """How often a workload is run before the demo says that it did not show its promise."""
