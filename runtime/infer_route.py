@@ -5,7 +5,6 @@ A client that goes away takes its request with it, as far as it has not reached 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError, status_of
+from runtime.client import ClientGone, read_whole, too_large, while_connected
+from runtime.errors import InvalidRequest, RuntimePackageError, status_of
 from runtime.metrics import REQUESTS
 from runtime.peer import PeerRefused
 from runtime.request import read_head
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
-
-
-class ClientGone(Exception):
-    """The client closed its connection; nobody reads an answer."""
 
 
 class InferRoute:
@@ -92,18 +88,7 @@ class InferRoute:
         self._service.check_open(head)
         _check_encoding(headers)
         body = await self._read(headers, receive)
-        work = asyncio.ensure_future(self._service.answer(head, self._protocol, body))
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientGone
-            return await work
-        finally:
-            for task in (gone, work):
-                if not task.done():
-                    task.cancel()
-            await asyncio.gather(gone, work, return_exceptions=True)
+        return await while_connected(receive, self._service.answer(head, self._protocol, body))
 
     async def _head(self, named: Mapping[str, str], headers: Mapping[str, str]) -> RequestHead:
         """The head of a request for what its path names."""
@@ -118,25 +103,8 @@ class InferRoute:
         """The whole body; raises BodyTooLarge before more than the limit is held."""
         declared = headers.get("content-length")
         if declared is not None and int(declared) > self._most_body_bytes:
-            raise self._too_large(f"{declared} bytes")
-        chunks, total = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunk = message.get("body", b"")
-            total += len(chunk)
-            if total > self._most_body_bytes:
-                raise self._too_large(f"{total} bytes and more")
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-        if not total:
-            raise InvalidRequest("the body is empty")
-        return b"".join(chunks)
-
-    def _too_large(self, seen: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the body may have {self._most_body_bytes} bytes, has {seen}")
+            raise too_large(self._most_body_bytes, f"{declared} bytes")
+        return await read_whole(receive, self._most_body_bytes)
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
@@ -146,11 +114,6 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
             f"header content-encoding must be absent or identity, was {encoding[:40]!r}:"
             " send the body as it is"
         )
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def facts(answer: Answer) -> Headers:

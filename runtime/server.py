@@ -86,11 +86,6 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
         """Serve until `close`."""
         await self._server.serve(sockets=[listener])
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether it accepts connections."""
-        return bool(self._server.started)
-
     def close(self) -> None:
         """Stop accepting and let `serve` return."""
         self._server.should_exit = True

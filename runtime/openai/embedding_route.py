@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.bodies import Protocol
+from runtime.client import read_whole, while_connected
 from runtime.errors import InvalidRequest
 from runtime.openai.answers import embeddings
-from runtime.openai.exchange import Reply, answer_or_fail, read_whole, while_connected
+from runtime.openai.exchange import Reply, answer_or_fail
 from runtime.openai.generation_route import JSON, common_headers
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import EmbeddingBody, read_openai_body

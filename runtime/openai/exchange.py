@@ -1,16 +1,15 @@
-"""One HTTP exchange on ASGI: the body in, an answer out whole or piece by piece, a client's end."""
+"""The answer to one request on ASGI: out whole or piece by piece, errors in OpenAI's shape."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import orjson
 
-from runtime.errors import BodyTooLarge, InferenceFailed, InvalidRequest, RuntimePackageError
-from runtime.infer_route import ClientGone
+from runtime.client import ClientGone
+from runtime.errors import InferenceFailed, RuntimePackageError
 from runtime.metrics import REQUESTS
 from runtime.openai.answers import event
 from runtime.openai.errors import error_answer, error_document
@@ -19,51 +18,11 @@ from runtime.peer import PeerRefused
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
 
-    from starlette.types import Receive, Send
+    from starlette.types import Send
 
 logger = logging.getLogger(__name__)
 
 Headers = list[tuple[str, str]]
-
-
-async def read_whole(receive: Receive, most_bytes: int) -> bytes:
-    """The body; raises BodyTooLarge, InvalidRequest, ClientGone."""
-    pieces: list[bytes] = []
-    total = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        pieces.append(message.get("body", b""))
-        total += len(pieces[-1])
-        if total > most_bytes:
-            raise BodyTooLarge(f"the body may have {most_bytes} bytes, has {total} or more")
-        more = message.get("more_body", False)
-    if not total:
-        raise InvalidRequest("the body is empty")
-    return b"".join(pieces)
-
-
-async def while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
-    """Do the work; raises ClientGone, the work cancelled and over, when the client leaves."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        await task
-    finally:
-        for each in (gone, task):
-            if not each.done():
-                each.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class Reply:

@@ -6,11 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from runtime.client import read_whole, while_connected
 from runtime.errors import PeerUnreachable
 from runtime.generation.engine import Finish
 from runtime.generation.service import Wish
 from runtime.openai.answers import DONE, AnswerForm, Usage
-from runtime.openai.exchange import Reply, answer_or_fail, read_whole, while_connected
+from runtime.openai.exchange import Reply, answer_or_fail
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import ChatBody, CompletionBody, read_openai_body
 
