@@ -241,12 +241,14 @@ def test_restarted_pod_adopts_what_is_on_disk(
 
 def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
-    pod = cluster.pod(link_rate=200_000)
+    pod = cluster.pod(link_rate=100_000)
     epoch = epoch_of(cluster, pod.name)
     with ThreadPoolExecutor(1) as clients:
         waiting = clients.submit(predict, pod.url, "m", "x")
-        servers.wait_until(  # the load has begun, so the pod cannot claim it again
-            lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 20_000, timeout_s=5
+        # The tokenizer is here and the 163 KB of weights, which count when they are, are not:
+        # the load has begun, so the pod cannot claim it again.
+        servers.wait_until(
+            lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 10_000, timeout_s=5
         )
         cluster.do(lambda r: r.set_tier(pod.name, epoch, spec.key, Tier.REMOTE, 0))
     assert waiting.result().status_code == 503
