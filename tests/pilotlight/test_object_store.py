@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -24,19 +25,22 @@ BODY = bytes(range(256)) * 300
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Client]:
-    root = tmp_path_factory.mktemp("objects")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("o") / "someone's objects, :s"
     (root / "models" / "a").mkdir(parents=True)
     (root / "models" / "a" / "weights").write_bytes(BODY)
     (root / "models" / "a" / ".hidden").write_bytes(b"secret")
     (root.parent / "outside").write_bytes(b"outside")
-    yield from _serving(root)
+    return root
 
 
-def _serving(root: Path) -> Iterator[S3Client]:
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[S3Client]:
     port = servers.free_port()
     process = subprocess.Popen(
-        object_store_command(port, root), stderr=subprocess.DEVNULL, env=dict(os.environ)
+        object_store_command(port, root, root.parent / "sums"),
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ),
     )
     s3 = boto3.session.Session().client(
         "s3",
@@ -83,6 +87,23 @@ def test_lists_what_is_no_hidden_file(client: S3Client) -> None:
 def test_has_nothing_else(client: S3Client, key: str) -> None:
     with pytest.raises(ClientError):
         _read(client, key)
+
+
+def test_etag_is_the_md5_of_what_is_there_now(client: S3Client, root: Path) -> None:
+    replaced = root / "models" / "a" / "replaced"
+    for body in (b"first", b"second and longer", b"third, and longer"):
+        replaced.write_bytes(body)
+        etag = f'"{hashlib.md5(body).hexdigest()}"'
+        servers.wait_until(
+            lambda etag=etag: _etag(client, "a/replaced") == etag, what="the new ETag"
+        )
+
+
+def _etag(client: S3Client, key: str) -> str:
+    try:
+        return client.head_object(Bucket="models", Key=key)["ETag"]
+    except ClientError:  # listings are kept for a second
+        return ""
 
 
 def test_takes_nothing(client: S3Client) -> None:

@@ -287,7 +287,7 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
     (folder / "config.json").write_text("{}")
     (folder / WEIGHTS).write_bytes(weights)
     port = servers.free_port()
-    command = object_store_command(port, tmp_path / "objects")
+    command = object_store_command(port, tmp_path / "objects", tmp_path / "sums")
     store = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     storages = Storages(
         StorageOptions(environment=servers.S3Server(f"http://127.0.0.1:{port}").environment)
