@@ -1,0 +1,70 @@
+"""Virtual time: events in a heap, and arrivals that are merged in without being pushed.
+
+Events are tuples `(time, number, function, argument)`; equal times run in the order in which they
+were set. Times in seconds since the start of the run.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Kernel:
+    """The clock of a run and what is to happen in it."""
+
+    __slots__ = ("_events", "_number", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._number = 0
+
+    def now(self) -> float:
+        """The time, for those who take a clock."""
+        return self.now_s
+
+    def at(self, when_s: float, do: Callable[[Any], None], argument: Any = None) -> None:
+        """Call `do(argument)` at a time, not before now."""
+        self._number = number = self._number + 1
+        heappush(self._events, (when_s, number, do, argument))
+
+    def after(self, delay_s: float, do: Callable[[Any], None], argument: Any = None) -> None:
+        """Call `do(argument)` in so many seconds."""
+        self._number = number = self._number + 1
+        heappush(self._events, (self.now_s + delay_s, number, do, argument))
+
+    def run(
+        self,
+        arrivals: Iterator[tuple[float, Any]],
+        arrive: Callable[[Any], None],
+        *,
+        is_over: Callable[[], bool],
+    ) -> Iterator[None]:
+        """Let time pass until all arrivals are through and `is_over`; yields after each arrival.
+
+        An event goes before an arrival of the same time. Raises ValueError where arrivals are not
+        in the order of their times.
+        """
+        events, pop = self._events, heappop
+        for arrival_s, arrival in arrivals:
+            while events and events[0][0] <= arrival_s:
+                self.now_s, _, do, argument = pop(events)
+                do(argument)
+            if arrival_s < self.now_s:
+                raise ValueError(f"the trace goes back from {self.now_s} s to {arrival_s} s")
+            self.now_s = arrival_s
+            arrive(arrival)
+            yield
+        while events and not is_over():
+            self.now_s, _, do, argument = pop(events)
+            do(argument)
+
+    @property
+    def next_s(self) -> float:
+        """When the next event is; infinity where there is none."""
+        return self._events[0][0] if self._events else inf
