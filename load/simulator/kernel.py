@@ -7,11 +7,12 @@ were set. Times in seconds since the start of the run.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import inf
 from typing import TYPE_CHECKING, Any
 
+from load.errors import InvalidTrace
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
 
 class Kernel:
@@ -38,17 +39,12 @@ class Kernel:
         self._number = number = self._number + 1
         heappush(self._events, (self.now_s + delay_s, number, do, argument))
 
-    def run(
-        self,
-        arrivals: Iterator[tuple[float, Any]],
-        arrive: Callable[[Any], None],
-        *,
-        is_over: Callable[[], bool],
-    ) -> Iterator[None]:
-        """Let time pass until all arrivals are through and `is_over`; yields after each arrival.
+    def run_through(
+        self, arrivals: Iterable[tuple[float, Any]], arrive: Callable[[Any], None]
+    ) -> None:
+        """Let time pass until all of these arrivals have come; events of the same time go first.
 
-        An event goes before an arrival of the same time. Raises ValueError where arrivals are not
-        in the order of their times.
+        Raises InvalidTrace where arrivals are not in the order of their times.
         """
         events, pop = self._events, heappop
         for arrival_s, arrival in arrivals:
@@ -56,15 +52,16 @@ class Kernel:
                 self.now_s, _, do, argument = pop(events)
                 do(argument)
             if arrival_s < self.now_s:
-                raise ValueError(f"the trace goes back from {self.now_s} s to {arrival_s} s")
+                raise InvalidTrace(f"the trace goes back from {self.now_s} s to {arrival_s} s")
             self.now_s = arrival_s
             arrive(arrival)
-            yield
-        while events and not is_over():
+
+    def run_some(self, most: int, *, until: Callable[[], bool]) -> bool:
+        """Run events, `most` of them at most; False: none is left, or `until` holds."""
+        events, pop = self._events, heappop
+        for _ in range(most):
+            if not events or until():
+                return False
             self.now_s, _, do, argument = pop(events)
             do(argument)
-
-    @property
-    def next_s(self) -> float:
-        """When the next event is; infinity where there is none."""
-        return self._events[0][0] if self._events else inf
+        return True
