@@ -63,7 +63,7 @@ class ModelPlan:
     preprocess_s: float = 0.001
     postprocess_s: float = 0.001
     assets_s: float = 0.1
-    """Time an entry pod takes to get the tokenizer, the first time."""
+    """Time an entry pod takes to get the tokenizer, the first time; 0: there is none."""
     load_fixed_s: float = 0.05
     """What a load costs beside moving bytes."""
     load_s: Mapping[Tier, float] = field(default_factory=dict)

@@ -182,7 +182,7 @@ class SimulatedPod:
 
     def _assets_s(self, plan: ModelPlan, from_s: float) -> float:
         key = plan.spec.key
-        if key in self._residents:
+        if key in self._residents or plan.assets_s == 0:
             return 0.0
         ready_s = self._assets_ready_s.get(key)
         if ready_s is None:
@@ -214,7 +214,7 @@ class SimulatedPod:
         flight.resident = resident
         flight.start = start
         flight.load_s += self._kernel.now_s - flight.held_since_s
-        if flight.entry is self:
+        if flight.entry is self and flight.preprocess_s:
             self._kernel.after(flight.preprocess_s, self.device.infer, flight)
         else:
             self.device.infer(flight)
