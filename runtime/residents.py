@@ -84,6 +84,8 @@ class Residents(Generic[R]):
 
     def victims(self, needed_bytes: int) -> tuple[str, ...] | None:
         """The idle models to let go for so many bytes; None where all of them are too few."""
+        if needed_bytes <= 0:
+            return ()
         idle = [
             Candidate(
                 resident.key,
