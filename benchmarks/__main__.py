@@ -17,7 +17,7 @@ from benchmarks.storage import compare as storage
 if TYPE_CHECKING:
     from benchmarks.machine import Machine
 
-BENCHMARKS = ("decision", "proxy", "storage", "eviction", "tiers", "batching")
+BENCHMARKS = ("decision", "proxy", "storage", "eviction", "tiers", "batching", "simulator")
 
 
 def main() -> None:
@@ -39,6 +39,8 @@ def main() -> None:
         _tiers(arguments, machine)
     if "batching" in arguments.what:
         _batching(arguments, machine)
+    if "simulator" in arguments.what:
+        _simulator(arguments, machine)
 
 
 def _arguments() -> argparse.Namespace:
@@ -147,6 +149,17 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     print(batching.summary(samples))
     settings = asdict(plan) | {"generator": generator_name(), "text": batching.TEXT}
     _save("batching", machine, settings, [asdict(sample) for sample in samples])
+
+
+def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks import simulator  # pyarrow is an extra
+
+    repeats = arguments.repeats or (1 if arguments.quick else 3)
+    print(f"## The simulator, one core, CPU time ({repeats} repeats, seed {arguments.seed})\n")
+    results = simulator.measure(seed=arguments.seed, repeats=repeats, is_quick=arguments.quick)
+    print(simulator.summary(results))
+    settings = {"seed": arguments.seed, "repeats": repeats}
+    _save("simulator", machine, settings, [asdict(each) for each in results])
 
 
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from load.errors import InvalidCluster
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.errors import InvalidCluster
 from registry.annotations import PREFIX, parse_annotations
 from registry.durations import parse_duration_s
 from registry.model import ModelName, ModelSpec, Tier
@@ -137,13 +137,17 @@ class _Cluster(_Section):
 
 def read_cluster(path: Path) -> ClusterPlan:
     """The cluster in a YAML file. Raises InvalidCluster with every mistake in it."""
+    return cluster_of(read_document(path), source=str(path))
+
+
+def read_document(path: Path) -> Any:
+    """What a YAML file holds. Raises InvalidCluster where it cannot be read."""
     try:
-        document = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidCluster([f"{path}: cannot be read: {error.strerror}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidCluster([f"{path}: is no YAML: {error}"]) from error
-    return cluster_of(document, source=str(path))
 
 
 def cluster_of(document: Any, *, source: str) -> ClusterPlan:

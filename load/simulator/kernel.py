@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from load.errors import InvalidTrace
+from load.simulator.errors import WrongTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ class Kernel:
     ) -> None:
         """Let time pass until all of these arrivals have come; events of the same time go first.
 
-        Raises InvalidTrace where arrivals are not in the order of their times.
+        Raises WrongTrace where arrivals are not in the order of their times.
         """
         events, pop = self._events, heappop
         for arrival_s, arrival in arrivals:
@@ -52,7 +52,7 @@ class Kernel:
                 self.now_s, _, do, argument = pop(events)
                 do(argument)
             if arrival_s < self.now_s:
-                raise InvalidTrace(f"the trace goes back from {self.now_s} s to {arrival_s} s")
+                raise WrongTrace(f"the trace goes back from {self.now_s} s to {arrival_s} s")
             self.now_s = arrival_s
             arrive(arrival)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, Protocol
 
-from load.errors import InvalidTrace
 from load.schema import TRACE_SCHEMA
+from load.simulator.errors import WrongTrace
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
 from load.simulator.memory_registry import MemoryRegistry
@@ -60,7 +60,7 @@ class Simulation:
     ) -> None:
         """A run that has not begun; `policy` None: the models' own.
 
-        Raises InvalidTrace while it runs: the trace has other columns, or goes back in time.
+        Raises WrongTrace while it runs: the trace has other columns, or goes back in time.
         """
         self.summary = Summary()
         self.kernel = Kernel()
@@ -79,7 +79,7 @@ class Simulation:
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
             if not batch.schema.equals(TRACE_SCHEMA):
-                raise InvalidTrace(
+                raise WrongTrace(
                     f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
                 )
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):

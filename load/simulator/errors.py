@@ -1,4 +1,4 @@
-"""What can go wrong when load is described, made or simulated."""
+"""What can go wrong when a cluster is described or simulated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class LoadError(Exception):
-    """Root of this package's errors; the text tells the user what to do."""
+class SimulatorError(Exception):
+    """Root of the simulator's errors; the text tells the user what to do."""
 
 
-class InvalidCluster(LoadError):
+class InvalidCluster(SimulatorError):
     """A cluster file has mistakes; `problems` holds all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -20,5 +20,5 @@ class InvalidCluster(LoadError):
         self.problems = tuple(problems)
 
 
-class InvalidTrace(LoadError):
-    """A trace cannot be read, is out of order, or names what is not there."""
+class WrongTrace(SimulatorError):
+    """A trace cannot be read, has other columns, or goes back in time."""
