@@ -7,6 +7,8 @@ time is the process' own CPU time, of the run alone (the trace is made before it
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _INFER_S: Final = 0.005
 _USED_SHARE: Final = 0.5
 _SKEW: Final = 0.9
+_SPARE: Final = 1.5
+"""Copies at the start, over what the popularity of a model asks for."""
 _ROWS: Final = 16_384
 
 
@@ -89,28 +93,37 @@ def _time(
 
 
 def cluster(size: Size) -> ClusterPlan:
-    """Pods with room for some forty models each."""
-    document = {
-        "nodes": [{"name": "n", "count": size.pods, "pods": [{"slots": 4, "memory": "8GB"}]}],
-        "models": [
+    """Pods with room for some forty models each, warm for what they will be asked for."""
+    width = len(str(size.pods - 1))
+    pods = itertools.cycle(f"n-{number:0{width}d}" for number in range(size.pods))
+    models = []
+    for number, share in enumerate(popularity(size)):
+        copies = min(size.pods, max(2, math.ceil(_SPARE * share * size.pods)))
+        models.append(
             {
-                "name": "t/m",
-                "count": size.models,
+                "name": f"t/m{number}",
                 "size": "200MB",
+                "assets": "0s",
                 "infer": {1: f"{_INFER_S}s", 8: f"{3 * _INFER_S}s"},
+                "at": dict.fromkeys(itertools.islice(pods, copies), "device"),
             }
-        ],
-    }
-    return cluster_of(document, source="benchmark")
+        )
+    nodes = [{"name": "n", "count": size.pods, "pods": [{"slots": 4, "memory": "8GB"}]}]
+    return cluster_of({"nodes": nodes, "models": models}, source="benchmark")
+
+
+def popularity(size: Size) -> list[float]:
+    """Each model's share of the requests."""
+    weights = 1.0 / np.arange(1, size.models + 1) ** _SKEW
+    return [float(share) for share in weights / weights.sum()]
 
 
 def trace(size: Size, count: int, seed: int) -> list[pa.RecordBatch]:
     """Arrivals at half of what the devices can do."""
     rng = np.random.default_rng(seed)
-    names = [plan.spec.name.name for plan in cluster(size).models]
-    weights = 1.0 / np.arange(1, size.models + 1) ** _SKEW
+    names = [f"m{number}" for number in range(size.models)]
     at_s = np.cumsum(rng.exponential(_INFER_S / _USED_SHARE / size.pods, count))
-    chosen = rng.choice(size.models, count, p=weights / weights.sum()).astype(np.int32)
+    chosen = rng.choice(size.models, count, p=popularity(size)).astype(np.int32)
     columns = [
         pa.array(at_s),
         pa.array(["t"] * count, pa.string()).dictionary_encode(),

@@ -87,7 +87,7 @@ class Dispatcher:
         for _ in range(_DIRECT_TRIES):
             if self._changed.is_set():  # who waits goes first, so that tenants take turns
                 self._changed.clear()
-                self._pump()
+                self._pump(only_if_free=True)
             decided = self._line.decide(arrival)
             if isinstance(decided.decision, Wait):
                 break
@@ -101,15 +101,19 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Serve the waiting room until cancelled."""
+        loop = asyncio.get_running_loop()
+        look_again_s = loop.time() + LOOK_AGAIN_S
         while True:
+            is_quiet = False
             try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
+                async with asyncio.timeout_at(look_again_s):
                     await self._changed.wait()
             except TimeoutError:
-                pass
+                is_quiet = True
+                look_again_s = loop.time() + LOOK_AGAIN_S
             self._changed.clear()
             if self._line:
-                self._pump()
+                self._pump(only_if_free=not is_quiet)
 
     # One request's view
 
@@ -163,9 +167,11 @@ class Dispatcher:
 
     # The waiting room
 
-    def _pump(self) -> None:
+    def _pump(self, *, only_if_free: bool) -> None:
         """Give those a turn whose place is free now."""
-        self._line.pump(is_leaving=_is_leaving, send=self._send, refuse=_refuse)
+        self._line.pump(
+            is_leaving=_is_leaving, send=self._send, refuse=_refuse, only_if_free=only_if_free
+        )
 
     def _send(self, waiter: _Waiter, decided: Decided, decision: SendTo) -> None:
         outcome = self._reservations.take(decision, spec_of(decided).key)

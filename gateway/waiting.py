@@ -147,11 +147,14 @@ class WaitingLine(Generic[W]):
         is_leaving: Callable[[W], bool],
         send: Callable[[W, Decided, SendTo], None],
         refuse: Callable[[W, Reject], None],
+        only_if_free: bool = False,
     ) -> None:
         """Try the head of every queue in fair order, again while anybody was placed.
 
         `send` and `refuse` are called for those that have been taken out; one that `is_leaving`
-        is taken out and no more.
+        is taken out and no more. With `only_if_free` nobody is tried while no pod has a free slot,
+        since nobody could be sent: with thousands waiting, each slot that comes free would cost
+        thousands of decisions in vain. Who is to be refused then hears it from a pump without.
         """
 
         def tries(waiter: W) -> bool:
@@ -173,8 +176,12 @@ class WaitingLine(Generic[W]):
                     send(waiter, decided, decision)
                     return True
 
-        while any(tries(self._waiters[place]) for place in list(self._room.heads())):
-            pass
+        while not (only_if_free and self._is_full()):
+            if not any(tries(self._waiters[place]) for place in list(self._room.heads())):
+                break
+
+    def _is_full(self) -> bool:
+        return not any(pod.has_free_slot for pod in self._state.pods.values())
 
     def _waits(self, waiter: W, decided: Decided, reason: Reason) -> None:
         """Remember what a request waits for: a load under way makes it a cold start."""

@@ -222,11 +222,13 @@ class SimulatedGateway:
         self._is_looking = False
         if self._line:
             self._look_again()
-            self._pump()
+            self._pump(only_if_free=False)
 
-    def _pump(self) -> None:
+    def _pump(self, *, only_if_free: bool = True) -> None:
         self._is_changed = False
-        self._line.pump(is_leaving=_never, send=self._send, refuse=self._refuse)
+        self._line.pump(
+            is_leaving=_never, send=self._send, refuse=self._refuse, only_if_free=only_if_free
+        )
 
     def _send(self, waiter: _InLine, decided: Decided, decision: SendTo) -> None:
         waiter.flight.waited_from = waiter.waited_from
