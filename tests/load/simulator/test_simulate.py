@@ -47,7 +47,7 @@ def took_s(row: dict[str, Any]) -> float:
 
 def test_a_cold_start_takes_the_load_and_the_stages() -> None:
     [cold, warm] = run(cluster({"pods": [{"device_rate": "200MB/s"}]}), [(0.0, "m"), (5.0, "m")])
-    assert cold["start"], warm["start"] == ("remote", "warm")
+    assert (cold["start"], warm["start"]) == ("remote", "warm")
     assert took_s(cold) == pytest.approx(1.0 + 0.5 + 0.05 + 0.01 + 0.1 + 0.02)
     assert took_s(warm) == pytest.approx(0.13)
     assert cold["load_ms"] == pytest.approx(1550)
@@ -160,7 +160,7 @@ def test_one_seed_gives_one_result_and_every_request_one_row(policy: RoutingPoli
 
 def test_records_have_the_schema_and_come_in_pieces() -> None:
     plan = cluster({}, {"infer": {1: "1us"}})
-    rows = [(0.01 * n, "m") for n in range(40_000)]
+    rows = [(0.01 * n, "m") for n in range(20_000)]
     batches = list(simulate(plan, trace(rows), COLOCATION))
     assert all(batch.schema.equals(RECORD_SCHEMA) for batch in batches)
     assert sum(batch.num_rows for batch in batches) == len(rows)
