@@ -60,6 +60,7 @@ class PartialFile:
         self._data = target.with_name(target.name + PART)
         self._journal = target.with_name(target.name + JOURNAL)
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._sums = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -85,10 +86,15 @@ class PartialFile:
         return [span for span in spans_of(self.file.size_bytes) if span not in self._sums]
 
     def write(self, data: memoryview, at: int) -> None:
-        """Write all of `data` at byte `at`; raises OSError."""
-        while data:
-            written = os.pwrite(self._descriptor, data, at)
-            data, at = data[written:], at + written
+        """Write all of `data` at byte `at`; raises OSError.
+
+        One thread at a time, since the kernel lets no two write to one file: the second would not
+        sleep but spin for the whole of the first's write, on a core that the others need.
+        """
+        with self._writing:
+            while data:
+                written = os.pwrite(self._descriptor, data, at)
+                data, at = data[written:], at + written
 
     def note(self, span: Span, crc32: int) -> None:
         """Remember that a span is written, and its sum."""
