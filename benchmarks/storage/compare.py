@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.fresh_memory import touch_free_memory
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.peers import has_peer
@@ -76,10 +75,9 @@ def _fetch(way: str, what: str, source: Path, folder: Path, url: str) -> Sample:
     size = source.stat().st_size
     target = folder / "target"
     target.mkdir()
-    touch_free_memory(2 * size, folder)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.storage.ways", way, str(target)],
+            [sys.executable, "-m", "benchmarks.storage.ways", way, str(target), str(size)],
             cwd=REPOSITORY,
             env=environment_of(url),
             check=True,

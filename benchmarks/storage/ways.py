@@ -1,7 +1,8 @@
-"""The ways compared, each in a process of its own: `python -m benchmarks.storage.ways WAY FOLDER`.
+"""The ways compared, each in a process of its own: `… -m benchmarks.storage.ways WAY FOLDER BYTES`.
 
-Fetches `s3://bench/m` into FOLDER, with the endpoint and credentials of the environment, and prints
-the seconds from the first request to the file in its place, and the most memory it used.
+Fetches `s3://bench/m` of so many bytes into FOLDER, with the endpoint and credentials of the
+environment, and prints the seconds from the first request to the file in its place, and the most
+memory it used.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.fresh_memory import touch_free_memory
 from benchmarks.peers import has_peer
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ def transfer_manager_crt(folder: Path) -> Callable[[], Path]:
     manager = crt.CRTTransferManager(client, serializer)
 
     def fetch() -> Path:
-        manager.download(BUCKET, KEY, str(target)).result()
+        manager.download(BUCKET, KEY, str(target))
+        manager.shutdown()  # a result is there a little before the file has its name
         return target
 
     return fetch
@@ -138,7 +141,9 @@ WAYS: Final = {
 
 def main() -> None:
     """Fetch once and say how long it took."""
-    fetch = WAYS[sys.argv[1]](Path(sys.argv[2]))
+    folder, size = Path(sys.argv[2]), int(sys.argv[3])
+    fetch = WAYS[sys.argv[1]](folder)
+    touch_free_memory(2 * size, folder.parent)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     path = fetch()
     seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
