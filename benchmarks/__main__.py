@@ -165,17 +165,25 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
-    from benchmarks import gpu  # imports torch
+    from benchmarks.gpu import measure  # imports torch
+    from benchmarks.gpu.subject import cuda_subject
+    from benchmarks.tiers.models import folder_of
 
-    engine = gpu.open_engine()
-    if engine is None:
+    subject = cuda_subject()
+    if subject is None:
         print("## On a GPU: skipped, no CUDA device is to be seen")
         return
-    repeats = arguments.repeats or (1 if arguments.quick else 5)
-    print(f"## On a GPU: {gpu.device_name(engine)} ({repeats} repeats)\n")
-    measured = gpu.measure(engine, repeats=repeats, is_quick=arguments.quick)
-    print(gpu.summary(measured))
-    _save("gpu", machine, {"repeats": repeats}, asdict(measured))
+    plan = measure.Plan(
+        served=folder_of("t5-small"),
+        loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
+        repeats=arguments.repeats or (1 if arguments.quick else 5),
+    )
+    print(f"## On one {subject.name} ({plan.repeats} repeats)\n")
+    measured = measure.measure(subject, plan)
+    print(measure.summary(measured))
+    print(f"\n{mark_lines(measure.marks(measured))}")
+    settings = {"device": subject.name} | asdict(plan)
+    _save("gpu", machine, {name: str(value) for name, value in settings.items()}, asdict(measured))
 
 
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:

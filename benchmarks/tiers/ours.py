@@ -20,6 +20,7 @@ from runtime.weight_source import DiskWeights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from runtime.device_memory import DeviceMemory
     from runtime.weight_source import WeightSource
 
 _KEY = "benchmark/t5@1"
@@ -29,21 +30,30 @@ _KEY = "benchmark/t5@1"
 def our_ways(folder: Path) -> Iterator[list[Contestant]]:
     """From disk, and from host where that tier has room."""
     path = folder / WEIGHTS
-    files = (RemoteFile(WEIGHTS, path.stat().st_size, "1"),)
-    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    tier = enter_host_tier(place / f"pilotlight-benchmark-{os.getpid()}", 2 * files[0].size_bytes)
-    try:
+    with host_image(folder) as opened:
         ways = [
             _way("Pilotlight", folder, lambda: DiskWeights([path]), DISK, is_kept=False),
             _way("Pilotlight, again", folder, lambda: DiskWeights([path]), DISK, is_kept=True),
         ]
-        if _put(tier, files, path):
+        if opened is not None:
             host = (Start.HOST,)
             ways += [
-                _way("Pilotlight", folder, lambda: _image(tier, files), host, is_kept=False),
-                _way("Pilotlight, again", folder, lambda: _image(tier, files), host, is_kept=True),
+                _way("Pilotlight", folder, opened, host, is_kept=False),
+                _way("Pilotlight, again", folder, opened, host, is_kept=True),
             ]
         yield ways
+
+
+@contextmanager
+def host_image(folder: Path) -> Iterator[Callable[[], WeightSource] | None]:
+    """Opens the model's image in tier `host`; None where that has no room for it."""
+    path = folder / WEIGHTS
+    files = (RemoteFile(WEIGHTS, path.stat().st_size, "1"),)
+    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    name = f"pilotlight-benchmark-{os.getpid()}-{folder.name}"
+    tier = enter_host_tier(place / name, 2 * files[0].size_bytes)
+    try:
+        yield (lambda: _image(tier, files)) if _put(tier, files, path) else None
     finally:
         tier.close()
 
@@ -73,17 +83,21 @@ def _way(
     return Contestant(name, load, starts, end, is_ours=True)
 
 
-def filled_skeleton(folder: Path, source: WeightSource, skeletons: Skeletons) -> Skeleton:
-    """What a pod does once the bytes are here; closes the source."""
+def filled_skeleton(
+    folder: Path, source: WeightSource, skeletons: Skeletons, memory: DeviceMemory | None = None
+) -> Skeleton:
+    """What a pod does once the bytes are here, on the CPU by default; closes the source."""
+    memory = memory or CpuMemory()
     try:
-        weights = CpuMemory().put(source)
+        weights = memory.put(source)
     finally:
         source.close()
     tensors = source.layout.tensors
     signature = signature_of(folder, None, tensors)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     skeleton = skeletons.take(
-        signature, lambda: build_skeleton(folder, None, shapes, signature=signature)
+        signature,
+        lambda: build_skeleton(folder, None, shapes, signature=signature, device=memory.device),
     )
     skeleton.put_in(weights.tensors)
     return skeleton
