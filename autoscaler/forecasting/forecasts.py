@@ -1,0 +1,147 @@
+"""Our forecasts: one function per type of model, and `typed`, which takes each model's own.
+
+All have the same shape: (history, fit, question) to forecast. `typed` is the one to use.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from autoscaler.forecasting import negative_binomial
+from autoscaler.forecasting.behaviour import Kind
+from autoscaler.forecasting.fitting import Fit
+from autoscaler.forecasting.gaps import p_arrival_by_gaps
+from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
+from autoscaler.forecasting.levels import level_means, level_sizes
+from autoscaler.forecasting.seasonal import seasonal
+
+_CHANGE: Final = 10.8
+"""Likelihood ratio beyond which the last minutes are another level: p = 0.001 of chi-squared, 1."""
+_CHANGE_MIN: Final = 5
+_NEW_LEVEL_SHARE: Final = 0.8
+"""How much the shortest average counts after a change, in windows up to `_NEW_LEVEL_MIN`."""
+_NEW_LEVEL_MIN: Final = 10.0
+_FEW: Final = 4.0
+"""Means below it get their noise from P(arrival) where that is known better."""
+_GAPS_SHARE: Final = 0.5
+"""Weight of gaps against levels in the log-odds of P(arrival) of a sparse model."""
+
+
+def sparse(history: History, fit: Fit, question: Question) -> Forecast:
+    """P(arrival) by the gaps between arrivals, counts from the levels."""
+    windows = question.windows_min
+    mean, _ = level_means(history, fit.profiles, fit.levels, windows)
+    mean = _within(mean, question)
+    by_gaps = p_arrival_by_gaps(history, fit.shared.profile, fit.shared.gaps, windows)
+    by_level = negative_binomial.p_some(mean, level_sizes(fit.levels, windows))
+    p_arrival = _pool(by_gaps, by_level, _GAPS_SHARE)
+    # One that comes surely cannot be expected less than once.
+    mean = np.maximum(mean, -np.log1p(-np.minimum(p_arrival, 0.999)))
+    return _answer(mean, negative_binomial.size_of_zeros(mean, p_arrival), question)
+
+
+def steady(history: History, fit: Fit, question: Question) -> Forecast:
+    """Exponential averages, weighed by how well they did, with the noise they had."""
+    windows = question.windows_min
+    mean, _ = level_means(history, fit.profiles, fit.levels, windows)
+    return _answer(mean, level_sizes(fit.levels, windows), question)
+
+
+def bursty(history: History, fit: Fit, question: Question) -> Forecast:
+    """As `steady`; but once the level of the last minutes is another, it counts at once."""
+    windows = question.windows_min
+    mean, each = level_means(history, fit.profiles, fit.levels, windows)
+    share = _NEW_LEVEL_SHARE * np.minimum(1.0, _NEW_LEVEL_MIN / windows)
+    share = share * has_changed(history)[:, None]
+    mean = (1 - share) * mean + share * each[..., 0]
+    return _answer(mean, level_sizes(fit.levels, windows), question)
+
+
+def periodic(history: History, fit: Fit, question: Question) -> Forecast:
+    """What came at the same phase of earlier cycles; without whole cycles as `steady`."""
+    windows = question.windows_min
+    fallback = steady(history, fit, question)
+    found = seasonal(history, fit.behaviour.period_min, windows)
+    mean = _within(found.mean, question)
+    by_zeros = negative_binomial.size_of_zeros(mean, np.minimum(found.p_arrival, 0.999))
+    size = np.where(mean < _FEW, by_zeros, found.size)
+    answer = _answer(mean, size, question)
+    is_known = found.is_known & (fit.behaviour.period_min > 0)[:, None]
+    return Forecast(
+        mean=np.where(is_known, answer.mean, fallback.mean),
+        quantiles=np.where(is_known[..., None], answer.quantiles, fallback.quantiles),
+        p_arrival=np.maximum.accumulate(
+            np.where(is_known, answer.p_arrival, fallback.p_arrival), axis=1
+        ),
+    )
+
+
+def typed(history: History, fit: Fit, question: Question) -> Forecast:
+    """Each model by the forecast of its type."""
+    shape = (history.models, len(question.windows_s))
+    mean, p_arrival = np.zeros(shape), np.zeros(shape)
+    quantiles = np.zeros((*shape, len(question.probabilities)))
+    for kind, method in _OF_KIND.items():
+        rows = np.flatnonzero(fit.behaviour.kind == kind)
+        if not rows.size:
+            continue
+        part = method(history.take(rows), fit.take(rows), question)
+        mean[rows], p_arrival[rows] = part.mean, part.p_arrival
+        quantiles[rows] = part.quantiles
+    return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)
+
+
+_OF_KIND: Final = {
+    Kind.DEAD: sparse,
+    Kind.SPARSE: sparse,
+    Kind.PERIODIC: periodic,
+    Kind.STEADY: steady,
+    Kind.BURSTY: bursty,
+}
+
+
+def has_changed(history: History) -> Booleans:
+    """(models,): do the last five minutes differ from the three hours before beyond chance?
+
+    Poisson likelihood ratio, divided by the variance over the mean of five-minute counts in those
+    hours (quasi-likelihood): a stream that is always uneven must change more to be called changed.
+    """
+    spans = min(36, history.minutes.shape[1] // _CHANGE_MIN - 1)
+    if spans < 2:
+        return np.zeros(history.models, dtype=bool)
+    recent = history.minutes[:, -(spans + 1) * _CHANGE_MIN :].astype(np.float64)
+    sums = recent.reshape(history.models, spans + 1, _CHANGE_MIN).sum(axis=2)
+    now, before = sums[:, -1], sums[:, :-1]
+    expected = np.maximum(before.mean(axis=1), 0.05)
+    spread = np.maximum(before.var(axis=1) / expected, 1.0)
+    ratio = 2 * (now * np.log(np.maximum(now, 1e-9) / expected) - (now - expected)) / spread
+    result: Booleans = ratio > _CHANGE
+    return result
+
+
+def _pool(one: Floats, other: Floats, share: float) -> Floats:
+    """Two probabilities by the weighted mean of their log-odds (Satopaa et al. 2014)."""
+    odds = share * _log_odds(one) + (1 - share) * _log_odds(other)
+    result: Floats = 1 / (1 + np.exp(-odds))
+    return np.maximum.accumulate(result, axis=1)
+
+
+def _log_odds(p: Floats) -> Floats:
+    bounded = np.clip(p, 1e-6, 1 - 1e-6)
+    result: Floats = np.log(bounded / (1 - bounded))
+    return result
+
+
+def _within(mean: Floats, question: Question) -> Floats:
+    """Means that are possible: at least a very rare arrival, at most what the question allows."""
+    most = question.most_per_s * np.asarray(question.windows_s)
+    return np.clip(mean, 1e-9, most)
+
+
+def _answer(mean: Floats, size: Floats, question: Question) -> Forecast:
+    mean = np.maximum.accumulate(_within(mean, question), axis=1)
+    quantiles = negative_binomial.quantiles(mean, size, question.probabilities)
+    p_arrival = np.maximum.accumulate(negative_binomial.p_some(mean, size), axis=1)
+    return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)
