@@ -6,7 +6,7 @@ keep a type that a model already has.
 - dead: no arrival for a day and for 8 (6) times its longest recent gap, or for 7 days.
 - periodic: the autocorrelation of its counts has a peak of at least 0.5 (0.35) at a lag of 5 minutes to
   12 hours, or the gaps between its active minutes vary by less than 0.25 (0.35) of their mean.
-- sparse: arrivals in less than 10 % (13 %) of minutes.
+- sparse: arrivals in less than 25 % (30 %) of minutes.
 - bursty: the variance of arrivals per ten minutes is at least 3 (2) times their mean (Fano factor).
 - steady: all others.
 
@@ -126,7 +126,7 @@ def _rules(features: Features, kept: Integers | None) -> Integers:
         & (features.mean_gap_min >= _SHORTEST_PERIOD_MIN)
         & (age < 2 * features.mean_gap_min)
     )
-    is_sparse = features.active_share < limit(Kind.SPARSE, 0.10, 0.13)
+    is_sparse = features.active_share < limit(Kind.SPARSE, 0.25, 0.30)
     is_bursty = features.fano >= limit(Kind.BURSTY, 3.0, 2.0)
     return np.select(
         [is_dead, is_periodic, is_sparse, is_bursty],

@@ -58,11 +58,12 @@ def fit(history: History, previous: Behaviour | None = None, shared: Shared | No
     """Learn of all models of a history; `previous` types hold until they are clearly others."""
     shared = shared or share(history)
     profiles = own_profiles(history, shared.profile)
+    behaviour = classify(history, previous)
     return Fit(
         shared=shared,
-        behaviour=classify(history, previous),
+        behaviour=behaviour,
         profiles=profiles,
-        levels=fit_levels(history, profiles),
+        levels=fit_levels(history, profiles, behaviour.period_min),
     )
 
 

@@ -17,10 +17,9 @@ from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, 
 from autoscaler.forecasting.levels import level_means, level_sizes
 from autoscaler.forecasting.seasonal import seasonal
 
-_CHANGE: Final = 10.8
-"""Likelihood ratio beyond which the last minutes are another level: p = 0.001 of chi-squared, 1."""
+_CHANGE_P: Final = 0.999
 _CHANGE_MIN: Final = 5
-_NEW_LEVEL_SHARE: Final = 0.8
+_NEW_LEVEL_SHARE: Final = 0.3
 """How much the shortest average counts after a change, in windows up to `_NEW_LEVEL_MIN`."""
 _NEW_LEVEL_MIN: Final = 10.0
 _FEW: Final = 4.0
@@ -32,7 +31,7 @@ _GAPS_SHARE: Final = 0.5
 def sparse(history: History, fit: Fit, question: Question) -> Forecast:
     """P(arrival) by the gaps between arrivals, counts from the levels."""
     windows = question.windows_min
-    mean, _ = level_means(history, fit.profiles, fit.levels, windows)
+    mean, _ = _levels(history, fit, windows)
     mean = _within(mean, question)
     by_gaps = p_arrival_by_gaps(history, fit.shared.profile, fit.shared.gaps, windows)
     by_level = negative_binomial.p_some(mean, level_sizes(fit.levels, windows))
@@ -45,16 +44,16 @@ def sparse(history: History, fit: Fit, question: Question) -> Forecast:
 def steady(history: History, fit: Fit, question: Question) -> Forecast:
     """Exponential averages, weighed by how well they did, with the noise they had."""
     windows = question.windows_min
-    mean, _ = level_means(history, fit.profiles, fit.levels, windows)
+    mean, _ = _levels(history, fit, windows)
     return _answer(mean, level_sizes(fit.levels, windows), question)
 
 
 def bursty(history: History, fit: Fit, question: Question) -> Forecast:
     """As `steady`; but once the level of the last minutes is another, it counts at once."""
     windows = question.windows_min
-    mean, each = level_means(history, fit.profiles, fit.levels, windows)
+    mean, each = _levels(history, fit, windows)
     share = _NEW_LEVEL_SHARE * np.minimum(1.0, _NEW_LEVEL_MIN / windows)
-    share = share * has_changed(history)[:, None]
+    share = share * has_changed(history, fit)[:, None]
     mean = (1 - share) * mean + share * each[..., 0]
     return _answer(mean, level_sizes(fit.levels, windows), question)
 
@@ -64,9 +63,10 @@ def periodic(history: History, fit: Fit, question: Question) -> Forecast:
     windows = question.windows_min
     fallback = steady(history, fit, question)
     found = seasonal(history, fit.behaviour.period_min, windows)
-    mean = _within(found.mean, question)
+    mean = np.where(found.mean < _FEW, found.mean, fallback.mean)
+    mean = _within(mean, question)
     by_zeros = negative_binomial.size_of_zeros(mean, np.minimum(found.p_arrival, 0.999))
-    size = np.where(mean < _FEW, by_zeros, found.size)
+    size = np.where(found.mean < _FEW, by_zeros, level_sizes(fit.levels, windows))
     answer = _answer(mean, size, question)
     is_known = found.is_known & (fit.behaviour.period_min > 0)[:, None]
     return Forecast(
@@ -102,23 +102,27 @@ _OF_KIND: Final = {
 }
 
 
-def has_changed(history: History) -> Booleans:
-    """(models,): do the last five minutes differ from the three hours before beyond chance?
+def has_changed(history: History, fit: Fit) -> Booleans:
+    """(models,): came in the last minutes more than was to be expected just before them?
 
-    Poisson likelihood ratio, divided by the variance over the mean of five-minute counts in those
-    hours (quasi-likelihood): a stream that is always uneven must change more to be called changed.
+    More than the `_CHANGE_P` quantile of what would have been forecast then: a stream that is always
+    uneven, or peaks at this time anyway, must change more to be called changed.
     """
-    spans = min(36, history.minutes.shape[1] // _CHANGE_MIN - 1)
-    if spans < 2:
+    span = np.array([float(_CHANGE_MIN)])
+    if history.minutes.shape[1] <= _CHANGE_MIN:
         return np.zeros(history.models, dtype=bool)
-    recent = history.minutes[:, -(spans + 1) * _CHANGE_MIN :].astype(np.float64)
-    sums = recent.reshape(history.models, spans + 1, _CHANGE_MIN).sum(axis=2)
-    now, before = sums[:, -1], sums[:, :-1]
-    expected = np.maximum(before.mean(axis=1), 0.05)
-    spread = np.maximum(before.var(axis=1) / expected, 1.0)
-    ratio = 2 * (now * np.log(np.maximum(now, 1e-9) / expected) - (now - expected)) / spread
-    result: Booleans = ratio > _CHANGE
+    expected, _ = level_means(
+        history, fit.profiles, fit.behaviour.period_min, fit.levels, span, lag_min=_CHANGE_MIN
+    )
+    size = level_sizes(fit.levels, span)
+    most = negative_binomial.quantiles(np.maximum(expected, 1e-9), size, (_CHANGE_P,))
+    came = history.minutes[:, -_CHANGE_MIN:].sum(axis=1)
+    result: Booleans = came > most[:, 0, 0]
     return result
+
+
+def _levels(history: History, fit: Fit, windows_min: Floats) -> tuple[Floats, Floats]:
+    return level_means(history, fit.profiles, fit.behaviour.period_min, fit.levels, windows_min)
 
 
 def _pool(one: Floats, other: Floats, share: float) -> Floats:

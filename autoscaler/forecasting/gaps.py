@@ -35,18 +35,24 @@ class PooledGaps:
 
 
 def pool_gaps(history: History, shared: Floats) -> PooledGaps:
-    """Survival of the gaps of all models of a class: those with gaps about as long."""
-    gaps = _gaps(history, shared)
-    classes = _class_of(gaps, _age(history, shared))
+    """Survival of the gaps of all models of a class: those with gaps about as long.
+
+    By product limit (Kaplan and Meier 1958): gaps that last still are at risk up to their age.
+    """
+    gaps, age = _gaps(history, shared), _age(history, shared)
+    classes = _class_of(gaps, age)
     survival = np.empty((_CLASSES, _GRID.size))
     for each in range(_CLASSES):
-        own = gaps[classes == each]
-        own = np.sort(own[np.isfinite(own)])
-        longer = own.size - np.searchsorted(own, _GRID, side="right")
-        typical = 2.0 ** ((each + 0.5) * _CLASS_WIDTH)
-        prior = _PRIOR_GAPS / (1 + _GRID / typical)
-        survival[each] = (longer + prior) / (own.size + _PRIOR_GAPS)
-    return PooledGaps(survival=np.minimum.accumulate(survival, axis=1))
+        rows = classes == each
+        over = gaps[rows]
+        over = np.sort(over[np.isfinite(over)])
+        longer = over.size - np.searchsorted(over, _GRID, side="right")
+        at_risk = longer + (age[rows, None] > _GRID).sum(axis=0)
+        prior = _PRIOR_GAPS / (1 + _GRID / 2.0 ** ((each + 0.5) * _CLASS_WIDTH))
+        ended = (longer[:-1] - longer[1:]) + (prior[:-1] - prior[1:])
+        hazard = ended / (at_risk[:-1] + prior[:-1])
+        survival[each] = np.concatenate([[1.0], np.cumprod(1 - hazard)])
+    return PooledGaps(survival=survival)
 
 
 def p_arrival_by_gaps(

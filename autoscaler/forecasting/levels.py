@@ -16,15 +16,21 @@ import numpy as np
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.day_profile import decay_weights, span_weights
 from autoscaler.forecasting.history import Floats, History
+from autoscaler.forecasting.seasonal import recurring_means
 
 HALF_LIVES_MIN: Final = (3.0, 15.0, 90.0, 720.0)
 NOISE_WINDOWS_MIN: Final = (1, 10, 60)
-_LAGS_MIN: Final = (*range(60, 1441, 60),)
-_SCALES: Final = len(HALF_LIVES_MIN) + 1
+_LAGS_MIN: Final = (*range(67, 1408, 67),)
+"""Past origins. Prime to an hour, so that all phases of hours are met; a day later than the counts
+begin, so that the day before is known at each."""
 _TEMPERATURE: Final = 2.0
 """Sums of losses are divided by this before they weigh: past windows are not independent."""
 _SHARED_ERRORS: Final = 6.0
 """A model's own noise weighs as much as the noise all share at so many past windows."""
+import os
+_OPTIMISM: Final = np.array([1.0, 1.3, 2.0])
+_TEMPERATURE = float(os.environ.get('TEMP','2'))
+_SHARED_ERRORS = float(os.environ.get('SHE','6'))
 _LEAST_BACK: Final = 0.1
 
 
@@ -33,18 +39,20 @@ class LevelFit:
     """What past errors say, per model and noise window."""
 
     weights: Floats
-    """(models, noise windows, scales), summing to 1 over scales."""
+    """(models, noise windows, experts), summing to 1 over experts."""
     size: Floats
     """(models, noise windows): size of the negative binomial."""
 
 
-def fit_levels(history: History, profiles: Floats) -> LevelFit:
+def fit_levels(history: History, profiles: Floats, period_min: Floats) -> LevelFit:
     """Weigh the averages by their loss at past origins, and measure the noise around the mixture."""
     lags = [lag for lag in _LAGS_MIN if lag <= history.minutes.shape[1] // 2] or [60]
-    means = _means(history, profiles, lags, np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64))
+    windows = np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64)
+    means = _means(history, profiles, period_min, lags, windows)
     seen = _outcomes(history, lags)
     is_known = (history.known_minutes[:, None] >= np.asarray(lags) + 60).astype(np.float64)
-    loss = (_loss(means, seen[..., None]) * is_known[..., None, None]).sum(axis=1)
+    size = _size(means.mean(axis=-1), seen, is_known[..., None])[:, None, :, None]
+    loss = (_loss(means, seen[..., None], size) * is_known[..., None, None]).sum(axis=1)
     weights = np.exp(-(loss - loss.min(axis=-1, keepdims=True)) / _TEMPERATURE)
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = (means * weights[:, None]).sum(axis=-1)
@@ -52,10 +60,18 @@ def fit_levels(history: History, profiles: Floats) -> LevelFit:
 
 
 def level_means(
-    history: History, profiles: Floats, fit: LevelFit, windows_min: Floats
+    history: History,
+    profiles: Floats,
+    period_min: Floats,
+    fit: LevelFit,
+    windows_min: Floats,
+    lag_min: int = 0,
 ) -> tuple[Floats, Floats]:
-    """(models, windows) means of the mixture, and (models, windows, scales) of each average."""
-    means = _means(history, profiles, [0], windows_min)[:, 0]
+    """(models, windows) means of the mixture, and (models, windows, experts) of each.
+
+    With `lag_min`: as they were so many minutes before the origin.
+    """
+    means = _means(history, profiles, period_min, [lag_min], windows_min)[:, 0]
     weights = _between(fit.weights, windows_min)
     return (means * weights).sum(axis=-1), means
 
@@ -65,8 +81,22 @@ def level_sizes(fit: LevelFit, windows_min: Floats) -> Floats:
     return np.exp(_between(np.log(fit.size), windows_min))
 
 
-def _means(history: History, profiles: Floats, lags: list[int], windows_min: Floats) -> Floats:
-    """(models, lags, windows, scales): expected arrivals, as seen `lag` minutes before the origin."""
+def _means(
+    history: History, profiles: Floats, period_min: Floats, lags: list[int], windows_min: Floats
+) -> Floats:
+    """(models, lags, windows, experts): expected arrivals, seen `lag` minutes before the origin.
+
+    Experts: an average per half-life, the mean of all that is kept, the own period, the day before.
+    Who knows nothing says what the mean of all says.
+    """
+    averages = _averages(history, profiles, lags, windows_min)
+    recurring = recurring_means(history, period_min, lags, windows_min)
+    recurring = np.where(np.isfinite(recurring), recurring, averages[..., -1:])
+    return np.concatenate([averages, recurring], axis=-1)
+
+
+def _averages(history: History, profiles: Floats, lags: list[int], windows_min: Floats) -> Floats:
+    """(models, lags, windows, scales): averages per minute, carried to the window's time of day."""
     levels = _levels(history, lags)
     now = history.origin_s / 60
     spans = np.stack(
@@ -122,10 +152,10 @@ def _outcomes(history: History, lags: list[int]) -> Floats:
     return result
 
 
-def _loss(mean: Floats, seen: Floats) -> Floats:
-    """Log loss of a negative binomial of size 1, up to what the mean does not change."""
+def _loss(mean: Floats, seen: Floats, size: Floats) -> Floats:
+    """Log loss of a negative binomial, up to what the mean does not change."""
     mean = np.maximum(mean, 1e-4)
-    return (seen + 1) * np.log1p(mean) - seen * np.log(mean)
+    return (seen + size) * np.log1p(mean / size) - seen * np.log(mean)
 
 
 def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
@@ -136,7 +166,7 @@ def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
     relative = np.maximum(squared - total, 0.0) / np.maximum(weight, 1e-9)
     shared = np.median(np.clip(relative, 1e-3, 50.0), axis=0) if mean.shape[0] else 1.0
     added = _SHARED_ERRORS * weight / lags
-    excess = np.maximum(squared - total, 0.0) + added * shared
+    excess = _OPTIMISM * np.maximum(squared - total, 0.0) + added * shared
     return np.clip(
         (weight + added + 1e-12) / np.maximum(excess, 1e-12),
         negative_binomial.SIZE_MIN,

@@ -6,13 +6,14 @@ cycles; noise from how cycles differ; P(arrival) from the share of cycles with o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.history import Booleans, Floats, History
+from autoscaler.forecasting.history import MINUTES_OF_DAY, Booleans, Floats, History
 
 _MOST_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
@@ -69,6 +70,40 @@ def _at(total: Floats, places: Floats) -> Floats:
     right = np.minimum(left + 1, total.shape[1] - 1)
     low = np.take_along_axis(total, left, axis=1)
     return low + (np.take_along_axis(total, right, axis=1) - low) * (places - left)
+
+
+def recurring_means(
+    history: History, period_min: Floats, lags: Sequence[int], windows_min: Floats
+) -> Floats:
+    """(models, lags, windows, 2): means by the own period and by the day before; NaN where unknown.
+
+    As seen `lag` minutes before the last whole minute ended; nothing later is looked at.
+    """
+    total = np.pad(np.cumsum(history.minutes, axis=1, dtype=np.float64), ((0, 0), (1, 0)))
+    first = history.minutes.shape[1] - history.known_minutes[:, None]
+    result = np.full((history.models, len(lags), windows_min.size, 2), np.nan)
+    day = np.full(history.models, float(MINUTES_OF_DAY))
+    own = np.flatnonzero(period_min > 0)
+    for at, lag in enumerate(lags):
+        past = total[:, : total.shape[1] - lag]
+        result[own, at, :, 0] = _cycle_means(past[own], first[own], period_min[own], windows_min)
+        result[:, at, :, 1] = _cycle_means(past, first, day, windows_min)
+    return result
+
+
+def _cycle_means(total: Floats, first: Floats, period_min: Floats, windows_min: Floats) -> Floats:
+    """(models, windows): mean over cycles times the level; NaN where no cycle is known."""
+    period = np.maximum(period_min, 1.0)[:, None]
+    most = max(1, min(_MOST_CYCLES, int(total.shape[1] / period.min(initial=total.shape[1]))))
+    starts = total.shape[1] - 1 - np.arange(1, most + 1) * period
+    level = _level(total, period, first)
+    means = np.empty((total.shape[0], windows_min.size))
+    for column, length in enumerate(windows_min):
+        seen, usable = _window(total, starts, first, length)
+        count = usable.sum(axis=1)
+        mean = (seen * usable).sum(axis=1) / np.maximum(count, 1)
+        means[:, column] = np.where(count > 0, mean * level, np.nan)
+    return means
 
 
 def _level(total: Floats, period: Floats, first: Floats) -> Floats:
