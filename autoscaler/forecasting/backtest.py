@@ -7,8 +7,8 @@ Windows are whole minutes, since traces are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +16,12 @@ from autoscaler.forecasting.behaviour import Behaviour, Kind
 from autoscaler.forecasting.errors import BadQuestion
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.history import NEVER, Floats, History, Integers, Question
-from autoscaler.forecasting.methods import Method
 from autoscaler.forecasting.scores import Tally, tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from autoscaler.forecasting.methods import Method
 
 _MINUTES = 2880
 _TENS = 2016
@@ -69,7 +73,8 @@ def history_at(counts: Integers, minute: int) -> History:
     """What `Counts` would hold at the beginning of a minute: nothing of it nor of what follows."""
     past = counts[:, :minute]
     models = past.shape[0]
-    whole = past[:, : minute // 10 * 10].reshape(models, -1, 10).sum(axis=2)
+    spans = past.shape[1] // 10
+    whole = past[:, : spans * 10].reshape(models, spans, 10).sum(axis=2)
     active = np.full((models, _ACTIVE), NEVER, dtype=np.int64)
     since = np.full(models, minute, dtype=np.int64)
     for row in range(models):

@@ -4,8 +4,9 @@ Rules, in this order (typing first, one rule per type: SPES, Lee et al. 2024). V
 keep a type that a model already has.
 
 - dead: no arrival for a day and for 8 (6) times its longest recent gap, or for 7 days.
-- periodic: the autocorrelation of its counts has a peak of at least 0.5 (0.35) at a lag of 5 minutes to
-  12 hours, or the gaps between its active minutes vary by less than 0.25 (0.35) of their mean.
+- periodic: the autocorrelation of its counts has a peak of at least 0.5 (0.35) at a lag of 5
+  minutes to 12 hours, or the gaps between its active minutes vary by less than 0.25 (0.35) of
+  their mean.
 - sparse: arrivals in less than 25 % (30 %) of minutes.
 - bursty: the variance of arrivals per ten minutes is at least 3 (2) times their mean (Fano factor).
 - steady: all others.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from autoscaler.forecasting.history import (
     History,
     Integers,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _CONFIRMATIONS: Final = 3
 _SHORTEST_PERIOD_MIN: Final = 5
@@ -103,7 +107,7 @@ def describe(history: History) -> Features:
     longest, mean, variation = _gap_statistics(gaps)
     correlation, period = _periods(history)
     return Features(
-        age_min=history.age_minutes,
+        age_min=np.minimum(history.age_minutes, history.origin_minute - history.since_minute),
         longest_gap_min=longest,
         gap_variation=variation,
         mean_gap_min=mean,
@@ -160,11 +164,12 @@ def _fano(history: History) -> Floats:
     known = np.clip(history.known_minutes // MINUTES_OF_TEN, 1, bins)
     mean = recent.sum(axis=1) / known
     variance = np.maximum((recent**2).sum(axis=1) / known - mean**2, 0.0)
-    return variance / np.maximum(mean, 1e-9)
+    result: Floats = variance / np.maximum(mean, 1e-9)
+    return result
 
 
 def _periods(history: History) -> tuple[Floats, Floats]:
-    """(models,): highest autocorrelation at a peak, and its lag in minutes; 0 where there is none."""
+    """(models,): highest autocorrelation at a peak, and its lag in minutes; 0 without one."""
     longest = min(_LONGEST_PERIOD_MIN, history.minutes.shape[1] // _CYCLES)
     peaks, lags = np.zeros(history.models), np.zeros(history.models)
     rows = np.flatnonzero((history.minutes != 0).sum(axis=1) >= _GAPS)
@@ -177,8 +182,8 @@ def _periods(history: History) -> tuple[Floats, Floats]:
     return peaks, lags
 
 
-def _autocorrelation(counts: Floats | Integers, longest: int) -> Floats:
-    """(rows, longest + 1): by FFT; counts are smoothed over three minutes, so that jitter is allowed."""
+def _autocorrelation(counts: NDArray[np.generic], longest: int) -> Floats:
+    """(rows, longest + 1): by FFT; smoothed over three minutes, so that jitter is allowed."""
     values = counts.astype(np.float32)
     values -= values.mean(axis=1, keepdims=True)
     values[:, 1:-1] = (values[:, :-2] + 2 * values[:, 1:-1] + values[:, 2:]) / 4

@@ -8,7 +8,7 @@ limit of 10,000 models, reached by doubling. Beyond the limit the model that was
 forgotten.
 
 Proposed layout in Redis, for what gateways write and a new autoscaler reads back. Keys of one pool
-share its hash tag. Per gateway and second one pipeline of increments, only for models that had some:
+share its hash tag. Per gateway and second one pipeline of increments, for models that had some:
 
     HINCRBY pilotlight:{POOL}:arrivals:second:<second>  <model> <n>    EXPIRE 600
     HINCRBY pilotlight:{POOL}:arrivals:minute:<minute>  <model> <n>    EXPIRE 176400   (49 h)
@@ -22,15 +22,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting.errors import BadCounts
 from autoscaler.forecasting.history import NEVER, Booleans, Floats, History, Integers
 from autoscaler.forecasting.ring import Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FIRST_ROWS: Final = 16
 _MAX_COUNT: Final = 10**9
@@ -145,7 +147,7 @@ class Counts:
         self._clear(last)
 
     def add(self, models: Sequence[str], times_s: Sequence[float], counts: Sequence[int]) -> Added:
-        """Count arrivals; unknown models are declared. What cannot be counted is told, not raised."""
+        """Count arrivals; unknown models are declared. What cannot be counted is told."""
         if not len(models) == len(times_s) == len(counts):
             sizes = f"{len(models)}, {len(times_s)}, {len(counts)}"
             raise BadCounts(f"models, times_s and counts must be equally long, were {sizes}")
@@ -235,9 +237,9 @@ class Counts:
         chosen = np.flatnonzero(wanted)
         if not chosen.size:
             return
-        rows = np.array([self.declare(models[index]) for index in chosen], dtype=np.int64)
+        rows = np.array([self.declare(models[index]) for index in chosen.tolist()], dtype=np.int64)
         # More new models than there is room for: rows of those that had to go again mean others.
-        stays = np.array([self._rows.get(models[index], -1) for index in chosen]) == rows
+        stays = np.array([self._rows.get(models[index], -1) for index in chosen.tolist()]) == rows
         rows, chosen = rows[stays], chosen[stays]
         whole = numbers[chosen].astype(np.int64)
         for ring in self._rings:

@@ -14,14 +14,14 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Float
 
 BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
 _FLOOR: Final = 0.03
-"""No time of day is quieter than this share of the mean: a quiet week does not prove a quiet hour."""
+"""No time of day is quieter than this share of the mean: a quiet week proves no quiet hour."""
 _KERNEL: Final = np.array([1, 2, 3, 2, 1]) / 9
 _SHARED_ARRIVALS: Final = 20.0
-"""A model's own profile weighs as much as the shared one at so many arrivals per ten minutes of day."""
+"""A model's own profile weighs as much as the shared one at so many arrivals per time of day."""
 
 
 def shared_profile(history: History) -> Floats:
-    """(BINS,) with mean 1. Each model weighs by the root of its arrivals, so that none decides alone.
+    """(BINS,) with mean 1. Each model weighs by the root of its arrivals: none decides alone.
 
     Flat while less than a day is known; the more days, the further from flat.
     """
@@ -40,7 +40,7 @@ def shared_profile(history: History) -> Floats:
 
 
 def own_profiles(history: History, shared: Floats) -> Floats:
-    """(models, BINS), each with mean 1: own arrivals, plus `_SHARED_ARRIVALS` in the shared shape."""
+    """(models, BINS), each with mean 1: own arrivals, plus some in the shared shape."""
     by_day = _smooth(_by_time_of_day(history))
     each = np.maximum(by_day + _SHARED_ARRIVALS * shared, 1e-9)
     profiles = np.maximum(each / each.mean(axis=1, keepdims=True), _FLOOR)
@@ -70,7 +70,7 @@ def span_weights(start_min: float, length_min: float) -> Floats:
 
 
 def decay_weights(end_min: float, half_life_min: float) -> Floats:
-    """(BINS,) summing to 1: how much an exponential average that ends here sees of each time of day."""
+    """(BINS,) summing to 1: how much an average that ends here sees of each time of day."""
     steps = np.arange(4 * BINS)
     weights = np.exp2(-(steps + 0.5) * MINUTES_OF_TEN / half_life_min)
     at = ((end_min - (steps + 0.5) * MINUTES_OF_TEN) // MINUTES_OF_TEN).astype(np.int64) % BINS
@@ -101,4 +101,4 @@ def _known_days(history: History) -> float:
     if not history.models:
         return 0.0
     known = history.origin_minute - int(history.since_minute.min())
-    return min(known / MINUTES_OF_DAY, history.tens.shape[1] / BINS)
+    return float(min(known / MINUTES_OF_DAY, history.tens.shape[1] / BINS))

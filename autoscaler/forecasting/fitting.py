@@ -1,20 +1,22 @@
 """What is learnt from counts between forecasts: small, explicit, and found again from the counts.
 
-`fit` costs more than a forecast and is due every ten minutes or so, at once or a share of models at a
-time (`refit_rows`). Nothing is lost in a restart but the memory of types (`behaviour`), which then
-are taken as found.
+`fit` costs more than a forecast and is due every ten minutes or so, at once or a share of models
+at a time (`refit_rows`). Nothing is lost in a restart but the memory of types (`behaviour`), which
+then are taken as found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoscaler.forecasting.behaviour import Behaviour, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
 from autoscaler.forecasting.gaps import PooledGaps, pool_gaps
-from autoscaler.forecasting.history import Floats, History, Integers
 from autoscaler.forecasting.levels import LevelFit, fit_levels
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats, History, Integers
 
 _Rows = TypeVar("_Rows", Behaviour, LevelFit)
 
@@ -85,8 +87,8 @@ def _take(of: _Rows, rows: Integers) -> _Rows:
 
 
 def _put(whole: _Rows, part: _Rows, rows: Integers) -> _Rows:
-    def changed(name: str) -> Floats:
-        values: Floats = getattr(whole, name).copy()
+    def changed(name: str) -> Any:
+        values = getattr(whole, name).copy()
         values[rows] = getattr(part, name)
         return values
 

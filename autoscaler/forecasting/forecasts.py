@@ -5,17 +5,19 @@ All have the same shape: (history, fit, question) to forecast. `typed` is the on
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.behaviour import Kind
-from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.gaps import p_arrival_by_gaps
 from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
 from autoscaler.forecasting.levels import level_means, level_sizes
 from autoscaler.forecasting.seasonal import seasonal
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
 
 _CHANGE_P: Final = 0.999
 _CHANGE_MIN: Final = 5
@@ -105,8 +107,8 @@ _OF_KIND: Final = {
 def has_changed(history: History, fit: Fit) -> Booleans:
     """(models,): came in the last minutes more than was to be expected just before them?
 
-    More than the `_CHANGE_P` quantile of what would have been forecast then: a stream that is always
-    uneven, or peaks at this time anyway, must change more to be called changed.
+    More than the `_CHANGE_P` quantile of what would have been forecast then: a stream that is
+    always uneven, or peaks at this time anyway, must change more to be called changed.
     """
     span = np.array([float(_CHANGE_MIN)])
     if history.minutes.shape[1] <= _CHANGE_MIN:

@@ -1,8 +1,8 @@
 """P(arrival) from how long the gaps between a model's arrivals were, given how long this one lasts.
 
 The empirical hazard of its own gaps, leaning on those of all models with gaps about as long. Gaps
-are in operational minutes (`day_profile`). Sources: hybrid histogram's use of idle times (Shahrad et al. 2020,
-section 4.2), here conditioned on the time since the last arrival and pooled.
+are in operational minutes (`day_profile`). Source: the histogram of idle times of Shahrad et al.
+2020, section 4.2, here conditioned on the time since the last arrival and pooled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autoscaler.forecasting.day_profile import operational_minutes
 from autoscaler.forecasting.history import NEVER, Floats, History, Integers
 
 _GRID: Final = np.exp2(np.arange(-1, 15.5, 0.25))
-"""Ages at which the pooled survival is kept: half a minute to over two weeks, operational minutes."""
+"""Ages of the pooled survival: half a minute to over two weeks, operational minutes."""
 _CLASSES: Final = 8
 _CLASS_WIDTH: Final = 1.5
 _PRIOR_GAPS: Final = 4.0
@@ -99,7 +99,8 @@ def _class_of(gaps: Floats, age: Floats) -> Integers:
     is_gap = np.isfinite(gaps)
     mean = (np.where(is_gap, gaps, 0.0).sum(axis=1) + age) / (is_gap.sum(axis=1) + 1)
     level = np.log2(np.maximum(mean, 1.0)) / _CLASS_WIDTH
-    return np.clip(level, 0, _CLASSES - 1).astype(np.int64)
+    result: Integers = np.clip(level, 0, _CLASSES - 1).astype(np.int64)
+    return result
 
 
 def _pooled_p(pooled: PooledGaps, classes: Integers, age: Floats, lengths: Floats) -> Floats:
@@ -117,4 +118,5 @@ def _pooled_p(pooled: PooledGaps, classes: Integers, age: Floats, lengths: Float
 
 
 def _log2(minutes: Floats) -> Floats:
-    return np.log2(np.maximum(minutes, _GRID[0]))
+    result: Floats = np.log2(np.maximum(minutes, _GRID[0]))
+    return result

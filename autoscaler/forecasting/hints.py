@@ -1,6 +1,6 @@
 """Hints from outside the counts: "model m comes within the next minute with probability p".
 
-A workflow that has just finished a step knows what follows seconds ahead (DyOrc, Zhang et al. 2025).
+A workflow that has just finished a step knows what follows seconds ahead (Zhang et al. 2025).
 A hint is one more, independent way for a request to come: it never lowers a forecast, and a
 forecast without hints is the forecast. Combined: 1 - (1 - p)(1 - q), where q of a window is the
 hint's probability if it comes within the window, spread evenly over the hint's own span.
@@ -8,14 +8,17 @@ hint's probability if it comes within the window, spread evenly over the hint's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.errors import BadQuestion
 from autoscaler.forecasting.history import Floats, Forecast, Integers, Question
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What a forecast starts from (`History`), what is asked (`Question`) and the answer (`Forecast`).
 
-Rows are models, in the order of the store they came from. All times are in seconds or whole minutes
-since one epoch, which must be midnight of the time zone whose days matter. Nothing here keeps state.
+Rows are models, in the order of the store they came from. All times are in seconds or whole
+minutes since one epoch, which must be midnight of the time zone whose days matter. Nothing here
+keeps state.
 """
 
 from __future__ import annotations

@@ -9,14 +9,16 @@ count noise: Gardner 2006, section 3; weighing forecasts by past loss: Vovk 1990
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.day_profile import decay_weights, span_weights
-from autoscaler.forecasting.history import Floats, History
 from autoscaler.forecasting.seasonal import recurring_means
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats, History
 
 HALF_LIVES_MIN: Final = (3.0, 15.0, 90.0, 720.0)
 NOISE_WINDOWS_MIN: Final = (1, 10, 60)
@@ -27,10 +29,9 @@ _TEMPERATURE: Final = 2.0
 """Sums of losses are divided by this before they weigh: past windows are not independent."""
 _SHARED_ERRORS: Final = 6.0
 """A model's own noise weighs as much as the noise all share at so many past windows."""
-import os
 _OPTIMISM: Final = np.array([1.0, 1.3, 2.0])
-_TEMPERATURE = float(os.environ.get('TEMP','2'))
-_SHARED_ERRORS = float(os.environ.get('SHE','6'))
+"""Per noise window: how much larger squared errors are than those of the past that gave the
+weights. Found on the first part of two traces: docs/experiments/forecasting.md."""
 _LEAST_BACK: Final = 0.1
 
 
@@ -45,7 +46,7 @@ class LevelFit:
 
 
 def fit_levels(history: History, profiles: Floats, period_min: Floats) -> LevelFit:
-    """Weigh the averages by their loss at past origins, and measure the noise around the mixture."""
+    """Weigh the experts by their loss at past origins, and measure the noise around the mixture."""
     lags = [lag for lag in _LAGS_MIN if lag <= history.minutes.shape[1] // 2] or [60]
     windows = np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64)
     means = _means(history, profiles, period_min, lags, windows)
@@ -112,7 +113,7 @@ def _averages(history: History, profiles: Floats, lags: list[int], windows_min: 
 
 
 def _levels(history: History, lags: list[int]) -> Floats:
-    """(models, lags, scales): arrivals per minute; the last scale is the mean of all that is kept."""
+    """(models, lags, scales): arrivals per minute; the last scale is the mean of all kept."""
     bins = history.minutes.shape[1]
     age = np.arange(bins - 1, -1, -1.0)[:, None, None] - np.asarray(lags)[:, None]
     half = np.asarray(HALF_LIVES_MIN)
@@ -155,7 +156,8 @@ def _outcomes(history: History, lags: list[int]) -> Floats:
 def _loss(mean: Floats, seen: Floats, size: Floats) -> Floats:
     """Log loss of a negative binomial, up to what the mean does not change."""
     mean = np.maximum(mean, 1e-4)
-    return (seen + size) * np.log1p(mean / size) - seen * np.log(mean)
+    result: Floats = (seen + size) * np.log1p(mean / size) - seen * np.log(mean)
+    return result
 
 
 def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
@@ -167,11 +169,12 @@ def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
     shared = np.median(np.clip(relative, 1e-3, 50.0), axis=0) if mean.shape[0] else 1.0
     added = _SHARED_ERRORS * weight / lags
     excess = _OPTIMISM * np.maximum(squared - total, 0.0) + added * shared
-    return np.clip(
+    result: Floats = np.clip(
         (weight + added + 1e-12) / np.maximum(excess, 1e-12),
         negative_binomial.SIZE_MIN,
         negative_binomial.SIZE_MAX,
     )
+    return result
 
 
 def _between(values: Floats, windows_min: Floats) -> Floats:

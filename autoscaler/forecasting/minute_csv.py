@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting.errors import BadTrace
-from autoscaler.forecasting.history import Integers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from autoscaler.forecasting.history import Integers
 
 _MAX_CELLS: Final = 200_000_000
 
@@ -41,7 +44,9 @@ def read_minutes(path: Path) -> MinuteTrace:
     models = tuple(sorted({model for _, model, _ in rows}))
     minutes = max(minute for minute, _, _ in rows) + 1
     if len(models) * minutes > _MAX_CELLS:
-        raise BadTrace(f"{path}: {len(models)} models x {minutes} minutes are more than {_MAX_CELLS}")
+        raise BadTrace(
+            f"{path}: {len(models)} models x {minutes} minutes are more than {_MAX_CELLS}"
+        )
     places = {model: row for row, model in enumerate(models)}
     counts = np.zeros((len(models), minutes), dtype=np.uint32)
     at = np.array([(places[model], minute) for minute, model, _ in rows])
@@ -52,7 +57,9 @@ def read_minutes(path: Path) -> MinuteTrace:
 def _cells(lines: Iterator[list[str]], path: Path) -> Iterator[tuple[int, str, int]]:
     header = next(lines, [])
     if not header or header[0] != "minute" or len(header) < 2:
-        raise BadTrace(f"{path} must begin with minute,model,count or minute,NAME,..., was {header}")
+        raise BadTrace(
+            f"{path} must begin with minute,model,count or minute,NAME,..., was {header}"
+        )
     is_long = header == ["minute", "model", "count"]
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):

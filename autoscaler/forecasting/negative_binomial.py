@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.history import Floats
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats
 
 SIZE_MIN: Final = 0.01
 SIZE_MAX: Final = 1e6
@@ -38,7 +39,7 @@ def quantiles(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> F
 
 
 def size_of_moments(mean: Floats, squared_error: Floats, weight: Floats) -> Floats:
-    """Size from sums over past forecasts: of means^2 (`weight`) and of errors^2, with `mean` summed.
+    """Size from sums over past forecasts: of means, of errors^2 and of means^2 (`weight`).
 
     Method of moments for a common size with changing means (Cameron and Trivedi 2013, section 3.3).
     """
@@ -58,7 +59,8 @@ def size_of_zeros(mean: Floats, p_arrival: Floats) -> Floats:
         is_less = p_some(mean, np.exp(middle)) < p_arrival
         low = np.where(is_less, middle, low)
         high = np.where(is_less, high, middle)
-    return np.exp((low + high) / 2)
+    result: Floats = np.exp((low + high) / 2)
+    return result
 
 
 def _exact(mean: Floats, size: Floats, probabilities: Floats) -> Floats:

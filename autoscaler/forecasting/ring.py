@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from autoscaler.forecasting.history import Booleans, Floats, Integers
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Booleans, Floats, Integers
 
 
 class Ring:
@@ -58,7 +61,7 @@ class Ring:
         return is_kept
 
     def before(self, end: int, rows: int) -> Integers:
-        """(rows, bins): the bins up to but not including `end`, oldest first; unknown ones are 0."""
+        """(rows, bins): the bins before `end`, oldest first; unknown ones are 0."""
         shift = end % self.bins
         unrolled = np.concatenate(
             [self._counts[:rows, shift:], self._counts[:rows, :shift]], axis=1

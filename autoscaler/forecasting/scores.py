@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.history import Booleans, Floats, Forecast
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Booleans, Floats, Forecast
 
 
 @dataclass(frozen=True, slots=True)

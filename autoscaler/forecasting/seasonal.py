@@ -1,19 +1,21 @@
 """Arrivals of models with a period: what came at the same phase of the cycles before.
 
 The mean over cycles, raised or lowered by how the last hours compare with the same hours of those
-cycles; noise from how cycles differ; P(arrival) from the share of cycles with one, leaning on the noise.
+cycles; noise from how cycles differ; P(arrival) from the share of cycles with one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.history import MINUTES_OF_DAY, Booleans, Floats, History
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MOST_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
@@ -107,7 +109,7 @@ def _cycle_means(total: Floats, first: Floats, period_min: Floats, windows_min: 
 
 
 def _level(total: Floats, period: Floats, first: Floats) -> Floats:
-    """(models,): the last hours over the same hours of the cycles before; 1 where none are known."""
+    """(models,): the last hours over the same hours of the cycles before; 1 without any."""
     end = total.shape[1] - 1.0
     length = np.minimum(_LEVEL_CYCLES * period, _LEVEL_MAX_MIN)
     skip = np.ceil(length / period)

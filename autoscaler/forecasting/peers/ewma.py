@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.fitting import Fit
-from autoscaler.forecasting.history import Floats, Forecast, History, Question
 from autoscaler.forecasting.peers.measured_noise import forecast_by
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
+    from autoscaler.forecasting.history import Floats, Forecast, History, Question
 
 HALF_LIFE_MIN: Final = 30.0
 

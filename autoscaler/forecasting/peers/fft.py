@@ -5,13 +5,15 @@ Source: IceBreaker, Roy, Patel and Tiwari, ASPLOS 2022, section 4.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.fitting import Fit
-from autoscaler.forecasting.history import Floats, Forecast, History, Question
 from autoscaler.forecasting.peers.measured_noise import forecast_by
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
+    from autoscaler.forecasting.history import Floats, Forecast, History, Question
 
 _HARMONICS: Final = 10
 

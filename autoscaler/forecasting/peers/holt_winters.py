@@ -1,19 +1,21 @@
 """Holt-Winters with additive season of a day and damped trend, on counts per ten minutes.
 
-Source: Hyndman and Athanasopoulos 2021, sections 8.3 and 8.4. Smoothing constants are fixed: level 0.2, trend
-0.01, season 0.1, damping 0.98. Additive, since most counts of most models are zero.
+Source: Hyndman and Athanasopoulos 2021, sections 8.3 and 8.4. Smoothing constants are fixed:
+level 0.2, trend 0.01, season 0.1, damping 0.98. Additive, since most counts are zero.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting.day_profile import BINS
-from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.history import MINUTES_OF_TEN, Floats, Forecast, History, Question
 from autoscaler.forecasting.peers.measured_noise import forecast_by
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
 
 _LEVEL: Final = 0.2
 _TREND: Final = 0.01
@@ -47,9 +49,7 @@ def _means(history: History, lags: tuple[int, ...], windows_min: Floats) -> Floa
     return result
 
 
-def _ahead(
-    level: Floats, trend: Floats, season: Floats, step: int, windows_min: Floats
-) -> Floats:
+def _ahead(level: Floats, trend: Floats, season: Floats, step: int, windows_min: Floats) -> Floats:
     """(models, windows): never negative; the step itself is the first to come."""
     steps = int(np.ceil(windows_min.max() / MINUTES_OF_TEN))
     damped = np.cumsum(_DAMPING ** np.arange(1, steps + 1))[:, None]

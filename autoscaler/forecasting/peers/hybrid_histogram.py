@@ -1,25 +1,27 @@
 """Hybrid histogram: keep-alive by the histogram of idle times, with its fallbacks.
 
-Source: Shahrad et al., Serverless in the Wild, ATC 2020, section 4.2. One-minute bins over four hours,
-warm between the 5th percentile (less 10 %) and the 99th (plus 10 %) of idle times. Where the histogram says
-little (coefficient of variation of its bins below 2): warm for four hours. Where most idle times lie beyond
-it: a time-series forecast of the next one, plus and minus 15 %; the paper fits ARIMA, here an autoregression of
-order 1, since no library for it is a dependency.
+Source: Shahrad et al., Serverless in the Wild, ATC 2020, section 4.2. One-minute bins over four
+hours, warm between the 5th percentile (less 10 %) and the 99th (plus 10 %) of idle times. Where the
+histogram says little (coefficient of variation of its bins below 2): warm for four hours. Where
+most idle times lie beyond it: a time-series forecast of the next one, plus and minus 15 %; the
+paper fits ARIMA, here an autoregression of order 1, since no library for it is a dependency.
 
-The policy decides; it gives no probability. Read as one: while warm, the share of idle times that end in the
-window among those not over yet; while not warm, none. All arrivals of a window come from the mean rate.
+The policy decides; it gives no probability. Read as one: while warm, the share of idle times that
+end in the window among those not over yet; while not warm, none. Counts come from the mean rate.
 Idle times are those between the last 128 minutes with arrivals, which every method here is given.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.history import NEVER, Booleans, Floats, Forecast, History, Question
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
 
 _RANGE_MIN: Final = 240
 _HEAD: Final = 5.0
@@ -61,8 +63,8 @@ def _warm_span(idle: Floats) -> tuple[Floats, Floats]:
     """(models,): from which to which idle time a model is kept warm, minutes."""
     inside = np.where(idle <= _RANGE_MIN, idle, np.nan)
     count = np.isfinite(idle).sum(axis=1)
-    has_some = np.isfinite(inside).any(axis=1)
-    safe = np.where(has_some[:, None], inside, 0.0)
+    has_some: Booleans = np.asarray(np.isfinite(inside).any(axis=1))
+    safe: Floats = np.where(has_some[:, None], inside, 0.0)
     low = np.nanpercentile(safe, _HEAD, axis=1) * (1 - _MARGIN)
     high = np.nanpercentile(safe, _TAIL, axis=1) * (1 + _MARGIN)
     is_beyond = (idle > _RANGE_MIN).sum(axis=1) > _MOST_BEYOND * np.maximum(count, 1)
@@ -90,7 +92,8 @@ def _next_idle(idle: Floats) -> Floats:
     mean = np.where(is_known, idle, 0.0).sum(axis=1) / count
     off = np.where(is_known, idle - mean[:, None], 0.0)
     slope = (off[:, 1:] * off[:, :-1]).sum(axis=1) / np.maximum((off**2).sum(axis=1), 1e-9)
-    return np.maximum(mean + np.clip(slope, -0.99, 0.99) * off[:, -1], 0.0)
+    result: Floats = np.maximum(mean + np.clip(slope, -0.99, 0.99) * off[:, -1], 0.0)
+    return result
 
 
 def _share_ending(idle: Floats, age: Floats, length: float) -> Floats:

@@ -7,24 +7,24 @@ none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.history import Floats, Forecast, History, Question
 
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
+
 Means: TypeAlias = Callable[[History, tuple[int, ...], Floats], Floats]
-"""(history, lags, windows, both in minutes) to (models, lags, windows): the means that are, or would
-have been, forecast `lag` minutes before the origin; a lag of 0 is now."""
+"""(history, lags, windows, both in minutes) to (models, lags, windows): the means that are, or
+would have been, forecast `lag` minutes before the origin; a lag of 0 is now."""
 
 LAGS_MIN: Final = (60, 120, 180, 360, 540, 720, 1080, 1380)
 
 
-def forecast_by(
-    means: Means, history: History, _fit: Fit, question: Question
-) -> Forecast:
+def forecast_by(means: Means, history: History, _fit: Fit, question: Question) -> Forecast:
     """A forecast with these means."""
     windows = np.maximum(question.windows_min, 1.0)
     found = np.clip(means(history, (0, *LAGS_MIN), windows), 0.0, None)
@@ -42,7 +42,7 @@ def forecast_by(
 
 
 def arrivals(history: History, lags: tuple[int, ...], windows_min: Floats) -> Floats:
-    """(models, lags, windows): arrivals in windows that began `lag` minutes before the last minute's end.
+    """(models, lags, windows): arrivals in windows that began `lag` minutes before the last end.
 
     What lies before the counts, or after the origin, counts as none.
     """

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from autoscaler.forecasting.fitting import Fit
-from autoscaler.forecasting.history import Floats, Forecast, History, Question
 from autoscaler.forecasting.peers.measured_noise import arrivals, forecast_by
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
+    from autoscaler.forecasting.history import Floats, Forecast, History, Question
 
 
 def naive(history: History, fit: Fit, question: Question) -> Forecast:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from autoscaler.forecasting.fitting import Fit
+from typing import TYPE_CHECKING
+
 from autoscaler.forecasting.history import MINUTES_OF_DAY, Floats, Forecast, History, Question
 from autoscaler.forecasting.peers.measured_noise import arrivals, forecast_by
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.fitting import Fit
 
 
 def seasonal_naive(history: History, fit: Fit, question: Question) -> Forecast:
