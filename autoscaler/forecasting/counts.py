@@ -3,9 +3,9 @@
 No clock and no I/O: the owner says what time it is (`advance`) and hands over increments (`add`).
 
 Memory: per model 300 seconds of 2 bytes, 2,880 minutes (two days) of 4, 2,016 spans of ten minutes
-(two weeks) of 4 and the last 128 minutes with arrivals of 8: 21.2 KB, that is 212 MB at the default
-limit of 10,000 models, reached by doubling. Beyond the limit the model that was quiet longest is
-forgotten.
+(two weeks) of 4, each with the bin under way, and the last 128 minutes with arrivals of 8: 21.2 KB,
+that is 212 MB at the default limit of 10,000 models, reached by doubling. Beyond it the model
+that was quiet longest is forgotten.
 
 Proposed layout in Redis, for what gateways write and a new autoscaler reads back. Keys of one pool
 share its hash tag. Per gateway and second one pipeline of increments, for models that had some:
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -84,9 +85,9 @@ class Counts:
         self._rows: dict[str, int] = {}
         self._now_s = -1.0
         at = self.params
-        self._seconds = Ring.empty(rows, at.seconds, bin_s=1, kind=np.uint16)
-        self._minutes = Ring.empty(rows, at.minutes, bin_s=60, kind=np.uint32)
-        self._tens = Ring.empty(rows, at.tens, bin_s=600, kind=np.uint32)
+        self._seconds = Ring.empty(rows, at.seconds + 1, bin_s=1, kind=np.uint16)
+        self._minutes = Ring.empty(rows, at.minutes + 1, bin_s=60, kind=np.uint32)
+        self._tens = Ring.empty(rows, at.tens + 1, bin_s=600, kind=np.uint32)
         self._active = np.full((rows, at.active), NEVER, dtype=np.int64)
         self._since = np.zeros(rows, dtype=np.int64)
 
@@ -172,8 +173,8 @@ class Counts:
         minute, rows = int(at_s // 60), len(self.names)
         return History(
             origin_s=at_s,
-            minutes=self._minutes.before(minute, rows),
-            tens=self._tens.before(minute // 10, rows),
+            minutes=self._minutes.before(minute, rows, self.params.minutes),
+            tens=self._tens.before(minute // 10, rows, self.params.tens),
             active=self._active[:rows].copy(),
             since_minute=self._since[:rows].copy(),
             running=self._minutes.at(minute, rows).astype(np.float64),
@@ -181,7 +182,7 @@ class Counts:
 
     def recent_seconds(self) -> Integers:
         """(models, seconds): the last seconds, the one under way last."""
-        return self._seconds.before(self._seconds.head + 1, len(self.names))
+        return self._seconds.before(self._seconds.head + 1, len(self.names), self.params.seconds)
 
     def to_bytes(self) -> bytes:
         """Everything, compressed; `from_bytes` reads it."""
@@ -216,7 +217,15 @@ class Counts:
                 counts._restore(header["names"], header["now_s"], dict(read))
         except BadCounts:
             raise
-        except (ValueError, KeyError, TypeError, OSError, EOFError, IndexError) as error:
+        except (
+            zipfile.BadZipFile,
+            ValueError,
+            KeyError,
+            TypeError,
+            OSError,
+            EOFError,
+            IndexError,
+        ) as error:
             raise BadCounts(f"not written by Counts.to_bytes: {error}") from error
         return counts
 

@@ -85,7 +85,9 @@ def _by_time_of_day(history: History) -> Floats:
     bins = history.tens.shape[1]
     missing = -bins % BINS
     padded = np.pad(history.tens.astype(np.float32), ((0, 0), (missing, 0)))
-    days = padded.reshape(history.models, -1, BINS).sum(axis=1, dtype=np.float64)
+    days = padded.reshape(history.models, (bins + missing) // BINS, BINS).sum(
+        axis=1, dtype=np.float64
+    )
     return np.roll(days, last, axis=1)
 
 

@@ -38,9 +38,9 @@ def sparse(history: History, fit: Fit, question: Question) -> Forecast:
     by_gaps = p_arrival_by_gaps(history, fit.shared.profile, fit.shared.gaps, windows)
     by_level = negative_binomial.p_some(mean, level_sizes(fit.levels, windows))
     p_arrival = _pool(by_gaps, by_level, _GAPS_SHARE)
-    # One that comes surely cannot be expected less than once.
-    mean = np.maximum(mean, -np.log1p(-np.minimum(p_arrival, 0.999)))
-    return _answer(mean, negative_binomial.size_of_zeros(mean, p_arrival), question)
+    mean = np.maximum(mean, p_arrival)
+    size = negative_binomial.size_of_zeros(mean, p_arrival)
+    return _answer(mean, size, question, p_arrival)
 
 
 def steady(history: History, fit: Fit, question: Question) -> Forecast:
@@ -67,9 +67,11 @@ def periodic(history: History, fit: Fit, question: Question) -> Forecast:
     found = seasonal(history, fit.behaviour.period_min, windows)
     mean = np.where(found.mean < _FEW, found.mean, fallback.mean)
     mean = _within(mean, question)
-    by_zeros = negative_binomial.size_of_zeros(mean, np.minimum(found.p_arrival, 0.999))
-    size = np.where(found.mean < _FEW, by_zeros, level_sizes(fit.levels, windows))
-    answer = _answer(mean, size, question)
+    is_few = found.mean < _FEW
+    by_zeros = negative_binomial.size_of_zeros(mean, found.p_arrival)
+    size = np.where(is_few, by_zeros, level_sizes(fit.levels, windows))
+    p_arrival = np.where(is_few, found.p_arrival, negative_binomial.p_some(mean, size))
+    answer = _answer(mean, size, question, p_arrival)
     is_known = found.is_known & (fit.behaviour.period_min > 0)[:, None]
     return Forecast(
         mean=np.where(is_known, answer.mean, fallback.mean),
@@ -146,8 +148,15 @@ def _within(mean: Floats, question: Question) -> Floats:
     return np.clip(mean, 1e-9, most)
 
 
-def _answer(mean: Floats, size: Floats, question: Question) -> Forecast:
+def _answer(
+    mean: Floats, size: Floats, question: Question, p_arrival: Floats | None = None
+) -> Forecast:
+    """Counts by mean and size; P(arrival) by them, too, unless it is known better."""
     mean = np.maximum.accumulate(_within(mean, question), axis=1)
     quantiles = negative_binomial.quantiles(mean, size, question.probabilities)
-    p_arrival = np.maximum.accumulate(negative_binomial.p_some(mean, size), axis=1)
+    if p_arrival is None:
+        p_arrival = negative_binomial.p_some(mean, size)
+    p_arrival = np.clip(np.maximum.accumulate(p_arrival, axis=1), 0.0, 1.0)
+    is_none = (1 - p_arrival)[..., None] >= np.asarray(question.probabilities)
+    quantiles = np.where(is_none, 0.0, np.maximum(quantiles, 1.0))
     return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)

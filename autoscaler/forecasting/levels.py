@@ -105,7 +105,9 @@ def _averages(history: History, profiles: Floats, lags: list[int], windows_min: 
     )
     backs = [decay_weights(now - lag, each) for lag in lags for each in HALF_LIVES_MIN]
     ahead = (profiles @ spans).reshape(history.models, len(lags), windows_min.size, 1)
-    behind = (profiles @ np.stack(backs, axis=1)).reshape(history.models, len(lags), 1, -1)
+    behind = (profiles @ np.stack(backs, axis=1)).reshape(
+        history.models, len(lags), 1, len(HALF_LIVES_MIN)
+    )
     behind = np.concatenate([behind, np.ones((*behind.shape[:3], 1))], axis=-1)
     factor = ahead / np.maximum(behind, _LEAST_BACK)
     result: Floats = levels[:, :, None] * factor * windows_min[:, None]

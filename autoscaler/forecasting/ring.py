@@ -60,8 +60,8 @@ class Ring:
         flat[changed] = np.minimum(flat[changed] + sums, limit).astype(self._counts.dtype)
         return is_kept
 
-    def before(self, end: int, rows: int) -> Integers:
-        """(rows, bins): the bins before `end`, oldest first; unknown ones are 0."""
+    def before(self, end: int, rows: int, length: int) -> Integers:
+        """(rows, length): the bins before `end`, oldest first; unknown ones are 0."""
         shift = end % self.bins
         unrolled = np.concatenate(
             [self._counts[:rows, shift:], self._counts[:rows, :shift]], axis=1
@@ -72,7 +72,7 @@ class Ring:
             unrolled[:, : min(known_from - first, self.bins)] = 0
         if end - 1 > self.head:
             unrolled[:, max(self.head + 1 - first, 0) :] = 0
-        return unrolled
+        return unrolled[:, self.bins - length :]
 
     def at(self, bin_: int, rows: int) -> Integers:
         """(rows,): the counts of one bin; zeros where it is not kept."""
