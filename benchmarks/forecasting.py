@@ -44,7 +44,7 @@ def synthetic(models: int, seed: int = 0) -> History:
         tens=rng.poisson(rate[:, None] * 10, (models, _TENS)).astype(np.uint32),
         active=active,
         since_minute=np.zeros(models, dtype=np.int64),
-        running=np.zeros(models),
+        recent=minutes[:, -1].astype(np.float64),
     )
 
 

@@ -89,7 +89,7 @@ def history_at(counts: Integers, minute: int) -> History:
         tens=_last(whole, _TENS),
         active=active,
         since_minute=since,
-        running=np.zeros(models),
+        recent=past[:, -1].astype(np.float64),
     )
 
 

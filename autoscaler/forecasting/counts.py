@@ -14,8 +14,10 @@ share its hash tag. Per gateway and second one pipeline of increments, for model
     HINCRBY pilotlight:{POOL}:arrivals:minute:<minute>  <model> <n>    EXPIRE 176400   (49 h)
     HINCRBY pilotlight:{POOL}:arrivals:ten:<minute/10>  <model> <n>    EXPIRE 1213200  (14 d 1 h)
 
-Times are Redis' own. Zeros cost nothing. A new autoscaler reads all of them (`add` with `only`
-naming the resolution), a running one the last few seconds' hashes each tick.
+Times are Redis' own. Zeros cost nothing. A running autoscaler reads the last few seconds' hashes
+each tick. A new one adds what lies further back than two days from the tens, further back than five
+minutes from the minutes, and the rest from the seconds, so that each arrival is added once (`add`
+takes any order; beyond two days gaps between arrivals are then known to ten minutes).
 """
 
 from __future__ import annotations
@@ -177,8 +179,15 @@ class Counts:
             tens=self._tens.before(minute // 10, rows, self.params.tens),
             active=self._active[:rows].copy(),
             since_minute=self._since[:rows].copy(),
-            running=self._minutes.at(minute, rows).astype(np.float64),
+            recent=self._last_minute(rows),
         )
+
+    def _last_minute(self, rows: int) -> Floats:
+        last = min(60, self.params.seconds)
+        seconds = self._seconds.before(self._seconds.head, rows, self.params.seconds)
+        under_way = self._seconds.at(self._seconds.head, rows)
+        result: Floats = seconds[:, -last:].sum(axis=1, dtype=np.float64) + under_way
+        return result
 
     def recent_seconds(self) -> Integers:
         """(models, seconds): the last seconds, the one under way last."""

@@ -56,7 +56,7 @@ def bursty(history: History, fit: Fit, question: Question) -> Forecast:
     mean, each = _levels(history, fit, windows)
     share = _NEW_LEVEL_SHARE * np.minimum(1.0, _NEW_LEVEL_MIN / windows)
     share = share * has_changed(history, fit)[:, None]
-    mean = (1 - share) * mean + share * each[..., 0]
+    mean = (1 - share) * mean + share * np.maximum(each[..., 0], _rise(history) * windows)
     return _answer(mean, level_sizes(fit.levels, windows), question)
 
 
@@ -120,9 +120,15 @@ def has_changed(history: History, fit: Fit) -> Booleans:
     )
     size = level_sizes(fit.levels, span)
     most = negative_binomial.quantiles(np.maximum(expected, 1e-9), size, (_CHANGE_P,))
-    came = history.minutes[:, -_CHANGE_MIN:].sum(axis=1)
+    came = history.minutes[:, -_CHANGE_MIN:-1].sum(axis=1) + history.recent
     result: Booleans = came > most[:, 0, 0]
     return result
+
+
+def _rise(history: History) -> Floats:
+    """(models, 1): arrivals per minute now, where the last whole minute does not show them yet."""
+    last = history.minutes[:, -1].astype(np.float64)
+    return np.where(history.recent > last, history.recent, 0.0)[:, None]
 
 
 def _levels(history: History, fit: Fit, windows_min: Floats) -> tuple[Floats, Floats]:

@@ -30,8 +30,8 @@ _MAX_WINDOW_S: Final = 86_400.0
 class History:
     """Arrivals up to `origin_s`, per model.
 
-    A window that is forecast begins at `origin_s`. Counts of the running minute are in `running`,
-    and not yet in `minutes`.
+    A window that is forecast begins at `origin_s`. The minute under way is not yet in `minutes`,
+    but what came in it is in `recent`.
     """
 
     origin_s: float
@@ -43,14 +43,14 @@ class History:
     """(models, k): the last minutes with arrivals, oldest first, `NEVER` in front where fewer."""
     since_minute: Integers
     """(models,): the minute from which on a model's counts are known."""
-    running: Floats
-    """(models,): arrivals in the minute that is under way."""
+    recent: Floats
+    """(models,): arrivals in the last 60 seconds, the minute under way or not."""
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.origin_s) or self.origin_s < 0:
             raise BadCounts(f"origin_s must be finite and not negative, was {self.origin_s}")
         models = self.active.shape[0]
-        for name in ("minutes", "tens", "active", "since_minute", "running"):
+        for name in ("minutes", "tens", "active", "since_minute", "recent"):
             values = getattr(self, name)
             _check_counts(name, values, models, may_be_never=name == "active")
 
@@ -87,7 +87,7 @@ class History:
             tens=self.tens[rows],
             active=self.active[rows],
             since_minute=self.since_minute[rows],
-            running=self.running[rows],
+            recent=self.recent[rows],
         )
 
 

@@ -104,6 +104,7 @@ def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
     assert (live.minutes == tested.minutes).all()
     assert (live.tens == tested.tens).all()
     assert (live.active == tested.active).all()
+    assert (live.recent == tested.recent).all()
     assert live.origin_s == tested.origin_s
 
 
@@ -142,6 +143,7 @@ def test_bad_traces_are_told_with_their_line(tmp_path: Path, text: str, says: st
         read_minutes(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _DATA, reason="PILOTLIGHT_DATA names no folder with traces")
 def test_ours_is_ahead_of_its_peers_on_a_real_trace() -> None:
     trace = read_minutes(Path(_DATA or "") / "gentd26_per_minute.csv.gz")

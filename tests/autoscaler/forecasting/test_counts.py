@@ -37,13 +37,13 @@ def test_counts_fall_into_seconds_minutes_and_tens() -> None:
     assert later.tens[:, -2:].sum(axis=1).tolist() == [3, 3]
 
 
-def test_the_running_minute_is_apart() -> None:
-    counts = _counts()
+def test_the_minute_under_way_is_recent_and_no_whole_one() -> None:
+    counts = _counts(CountsParams())
     counts.advance(START + 30)
-    counts.add(["a"], [START + 20], [5])
+    counts.add(["a", "a", "a"], [START + 20, START - 20, START - 31], [5, 6, 7])
     history = counts.history(START + 30)
-    assert history.running.tolist() == [5]
-    assert history.minutes.sum() == 0
+    assert history.recent.tolist() == [11]
+    assert history.minutes[0, -1] == 13
     assert counts.recent_seconds()[0, -11] == 5
 
 
@@ -142,7 +142,7 @@ def test_survives_being_written_and_read() -> None:
     again = Counts.from_bytes(counts.to_bytes())
     assert again.names == counts.names
     one, other = counts.history(START + 70), again.history(START + 70)
-    for name in ("minutes", "tens", "active", "since_minute", "running"):
+    for name in ("minutes", "tens", "active", "since_minute", "recent"):
         assert (getattr(one, name) == getattr(other, name)).all()
 
 

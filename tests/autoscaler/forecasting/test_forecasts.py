@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,6 +75,18 @@ def test_a_burst_is_followed_at_once() -> None:
     assert has_changed(quiet, fitted).mean() <= 0.1
     before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (quiet, loud))
     assert (after.mean[:, 1] > 8 * before.mean[:, 1]).all()
+
+
+def test_a_burst_is_seen_in_the_minute_in_which_it_begins() -> None:
+    rng = np.random.default_rng(8)
+    is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
+    counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
+    counts[:, -120:] = rng.poisson(0.3, (20, 120))
+    calm = streams.of(counts)
+    fitted = fit(calm)
+    half_a_minute_on = replace(calm, origin_s=calm.origin_s + 30, recent=np.full(20, 200.0))
+    before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (calm, half_a_minute_on))
+    assert (after.mean[:, 1] > before.mean[:, 1] + 0.2 * 200).all()
 
 
 def test_who_has_been_silent_for_long_is_less_likely_to_come() -> None:
@@ -198,5 +212,5 @@ def test_absurd_counts_are_refused(value: float) -> None:
             tens=np.zeros((2, 1)),
             active=np.full((2, 3), -1),
             since_minute=np.zeros(2, dtype=np.int64),
-            running=np.zeros(2),
+            recent=np.zeros(2),
         )
