@@ -18,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
+from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.fitting import fit, refit_rows, share
 from autoscaler.forecasting.history import NEVER, History, Question
 from autoscaler.forecasting.methods import METHODS
@@ -63,6 +64,10 @@ def main() -> None:
     models = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     history, question = synthetic(models), Question()
     print(f"{models} models, CPU seconds")
+    store = Counts(CountsParams(models=models))
+    store.advance(1e9)
+    store.add([f"m{row}" for row in range(models)], [1e9] * models, [1] * models)
+    print(f"history        {cpu_s(lambda: store.history(1e9 + 90)):.3f}")
     print(f"share          {cpu_s(lambda: share(history)):.3f}")
     start = time.process_time()
     fitted = fit(history)
