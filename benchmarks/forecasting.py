@@ -66,7 +66,10 @@ def main() -> None:
     print(f"{models} models, CPU seconds")
     store = Counts(CountsParams(models=models))
     store.advance(1e9)
-    store.add([f"m{row}" for row in range(models)], [1e9] * models, [1] * models)
+    names = [f"m{row}" for row in range(models)]
+    store.add(names, [1e9] * models, [1] * models)
+    adding = cpu_s(lambda: store.add(names, [1e9] * models, [1] * models))
+    print(f"add            {adding:.3f}")
     print(f"history        {cpu_s(lambda: store.history(1e9 + 90)):.3f}")
     print(f"share          {cpu_s(lambda: share(history)):.3f}")
     start = time.process_time()

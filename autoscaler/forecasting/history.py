@@ -125,7 +125,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer to a `Question`: finite, never negative, and growing with the window."""
+    """The answer to a `Question`: finite, never negative; mean and P(arrival) grow with windows."""
 
     mean: Floats
     """(models, windows): expected arrivals."""
