@@ -62,6 +62,7 @@ class PartialFile:
         self._data = target.with_name(target.name + PART)
         self._journal = target.with_name(target.name + JOURNAL)
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._on_span: Callable[[Span], None] = lambda _: None
         self._sums = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,10 +101,15 @@ class PartialFile:
         return os.dup(self._descriptor)
 
     def write(self, data: memoryview, at: int) -> None:
-        """Write all of `data` at byte `at`; raises OSError."""
-        while data:
-            written = os.pwrite(self._descriptor, data, at)
-            data, at = data[written:], at + written
+        """Write all of `data` at byte `at`; raises OSError.
+
+        One thread at a time, since the kernel lets no two write to one file: the second would not
+        sleep but spin for the whole of the first's write, on a core that the others need.
+        """
+        with self._writing:
+            while data:
+                written = os.pwrite(self._descriptor, data, at)
+                data, at = data[written:], at + written
 
     def note(self, span: Span, crc32: int) -> None:
         """Remember that a span is written, and its sum."""
