@@ -69,7 +69,7 @@ def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
 
     async def work(pod: LocalPod) -> None:
         first, second = (asyncio.create_task(pod.loads.hold(large_spec)) for _ in range(2))
-        await until(lambda: len(held.starts()) == 2, "the weights are asked for")
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
         await leave(first)
         assert pod.loads.is_loading(large_spec.key)
         await leave(second)
@@ -100,7 +100,7 @@ def test_request_that_comes_while_a_load_is_given_up_loads_anew(
 
     async def work(pod: LocalPod) -> None:
         first = asyncio.create_task(pod.loads.hold(large_spec))
-        await until(lambda: len(held.starts()) == 2, "the weights are asked for")
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
         first.cancel()
         second = asyncio.create_task(pod.loads.hold(large_spec))
         await asyncio.wait({first})
@@ -160,7 +160,7 @@ def test_preload_goes_on_when_a_request_that_joined_it_leaves(
 
     async def work(pod: LocalPod) -> None:
         preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
-        await until(lambda: len(held.starts()) == 2, "the weights are asked for")
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
         wish = pod.loads._under_way[large_spec.key].wish
         assert not wish.is_urgent
         joined = asyncio.create_task(pod.loads.hold(large_spec))
@@ -184,7 +184,7 @@ def test_unloading_a_model_that_is_loaded_gives_everything_back(
     async def work(pod: LocalPod) -> None:
         waiting = asyncio.create_task(pod.loads.hold(large_spec))
         preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
-        await until(lambda: len(held.starts()) == min(SPANS, from_span + 2), "it waits for bytes")
+        await until(lambda: len(held.starts()) >= min(SPANS, from_span + 2), "it waits for bytes")
         await pod.loads.cancel(large_spec.key, "it was unloaded")
         for each in (waiting, preload):
             with pytest.raises(LoadCancelled, match="it was unloaded"):
