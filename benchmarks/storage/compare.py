@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.peers import has_peer
-from benchmarks.quantiles import spread
+from benchmarks.quantiles import rotated, spread
 from benchmarks.storage.serving import environment_of, serving
 from benchmarks.storage.ways import BUCKET, CRT, CRT_MODULE, KEY, OURS, WAYS
 
@@ -57,8 +57,9 @@ def compare(*, repeats: int, is_quick: bool) -> list[Sample]:
             source = folder / "s3" / BUCKET / KEY
             _write_object(source, size)
             with serving(folder / "s3") as url:
-                for _ in range(repeats):
-                    samples += [_fetch(way, what, source, folder, url) for way in _able_ways()]
+                for number in range(repeats):
+                    ways = rotated(_able_ways(), number)
+                    samples += [_fetch(way, what, source, folder, url) for way in ways]
     return samples
 
 
@@ -124,7 +125,7 @@ def summary(samples: Sequence[Sample]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for what in dict.fromkeys(sample.object for sample in samples):
-        for way in dict.fromkeys(sample.way for sample in samples):
+        for way in [way for way in WAYS if any(each.way == way for each in samples)]:
             of_way = [each for each in samples if (each.object, each.way) == (what, way)]
             took = spread([each.seconds for each in of_way])
             rate = spread([each.gb_per_s for each in of_way]).median
