@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.checksums import CRC32
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile, Span
 
 LOOK_S = 0.025
@@ -46,6 +47,9 @@ class RangeReader(Protocol):
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
         """Bytes [start, end) in pieces of `buffer`, or fewer; raises BrokenOff or LoadFailed."""
 
+    def abort(self) -> None:
+        """End a read that another thread is in, soon; that read raises BrokenOff or is short."""
+
 
 class RangeSource(Protocol):
     """A file that can be read in ranges."""
@@ -54,23 +58,25 @@ class RangeSource(Protocol):
         """A reader for one thread."""
 
 
-def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkRate, *, what: str) -> None:
-    """Bring every missing span of `partial`, named `what` in errors; raises LoadFailed, OSError."""
+def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkUse, *, what: str) -> None:
+    """Bring every missing span of `partial`, named `what` in errors.
+
+    Raises LoadFailed, LoadCancelled, and OSError on a write error.
+    """
     _Fetch(source, partial, link, what).run()
 
 
 class _Fetch:
     """One file's fetch. Workers take spans until there are none or one has failed."""
 
-    def __init__(
-        self, source: RangeSource, partial: PartialFile, link: LinkRate, what: str
-    ) -> None:
+    def __init__(self, source: RangeSource, partial: PartialFile, link: LinkUse, what: str) -> None:
         self._source = source
         self._partial = partial
         self._link = link
         self._what = what
         self._todo = deque(partial.missing())
         self._lock = threading.Lock()
+        self._readers: list[RangeReader] = []
         self._working = 0
         self._brought_bytes = 0
         self._done = threading.Event()
@@ -78,6 +84,15 @@ class _Fetch:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
+        self._link.wish.listen(self._look)
+        try:
+            self._run()
+        finally:
+            self._link.wish.forget(self._look)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
         if len(self._todo) <= 1:
             self._working = 1
             self._work()
@@ -85,8 +100,14 @@ class _Fetch:
             with ThreadPoolExecutor(min(MOST_READERS, len(self._todo)), "ranges") as pool:
                 self._start_workers(pool, FIRST_READERS)
                 self._grow(pool)
-        if self._failure is not None:
-            raise self._failure
+
+    def _look(self) -> None:
+        """A load that is given up waits for no answer that is on its way."""
+        if self._link.wish.is_withdrawn:
+            with self._lock:
+                readers = list(self._readers)
+            for reader in readers:
+                reader.abort()
 
     def _grow(self, pool: ThreadPoolExecutor) -> None:
         """Let readers join while they help; returns once none is at work."""
@@ -113,7 +134,7 @@ class _Fetch:
     def _work(self) -> None:
         try:
             buffer = memoryview(bytearray(CHUNK_BYTES))
-            with self._source.reader() as reader:
+            with self._link.reader_place(), self._source.reader() as reader, self._known(reader):
                 while (span := self._next()) is not None:
                     self._bring(reader, span, buffer)
         except BaseException as error:  # it belongs to whoever waits for the file
@@ -125,6 +146,17 @@ class _Fetch:
                 self._working -= 1
                 if self._working == 0:
                     self._done.set()
+
+    @contextmanager
+    def _known(self, reader: RangeReader) -> Iterator[None]:
+        with self._lock:
+            self._readers.append(reader)
+        try:
+            self._link.wish.check()
+            yield
+        finally:
+            with self._lock:
+                self._readers.remove(reader)
 
     def _next(self) -> Span | None:
         with self._lock:
@@ -151,6 +183,7 @@ class _Fetch:
                 broken = BrokenOff("the body was shorter than asked for")
             except BrokenOff as error:
                 broken = error
+            self._link.wish.check()
             failures = failures + 1 if at == begun_at else 1
             if failures >= ATTEMPTS:
                 raise StorageFailed(
