@@ -1,0 +1,76 @@
+"""What the stages of a trace's name take: typed, checked at once, with every mistake told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from registry.durations import parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Parameters(BaseModel):
+    """Named parameters of a source or a transformation; `value` is the one without a name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _duration(text: object) -> float:
+    if isinstance(text, str):
+        return parse_duration_s(text)
+    raise ValueError("a duration such as '150ms', '2s' or '10m'")
+
+
+def _listed(text: object) -> object:
+    return tuple(text.split("/")) if isinstance(text, str) else text
+
+
+def _range(text: object) -> object:
+    return tuple(text.split(":")) if isinstance(text, str) else text
+
+
+DurationS = Annotated[float, BeforeValidator(_duration)]
+"""Seconds, written as a Go duration."""
+PositiveS = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+"""Seconds above 0."""
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\s]+$")]
+"""A name without a slash or space."""
+NameList = Annotated[tuple[Name, ...], BeforeValidator(_listed), Field(min_length=1)]
+"""Names with slashes between them."""
+CountList = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+DurationRange = Annotated[tuple[DurationS, DurationS], BeforeValidator(_range)]
+"""`FROM:TO`."""
+Burstiness = Annotated[float, Field(ge=0, le=20)]
+"""A coefficient of variation of gaps: 0 even, 1 Poisson, more bursty."""
+
+_P = TypeVar("_P", bound=Parameters)
+
+
+def checked(kind: type[_P], given: Mapping[str, str], *, stage: str) -> _P | list[str]:
+    """The parameters, or every mistake in them, a line each."""
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        problems = [_problem(kind, dict(item), stage) for item in error.errors()]
+        return list(dict.fromkeys(problems))
+
+
+def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str:
+    place = item["loc"][0] if item["loc"] else "value"
+    name = f"{stage}: {place}" if place != "value" else stage
+    if item["type"] == "missing":
+        return f"{stage} needs a value" if place == "value" else f"{stage} needs {place}=…"
+    if item["type"] == "extra_forbidden":
+        allowed = ", ".join(key for key in kind.model_fields if key != "value") or "none"
+        if place == "value":
+            return f"{stage} takes no value of its own, only {allowed}; was {item['input']!r}"
+        return f"{stage} has no parameter {place!r}; it has: {allowed}"
+    rule = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    verb = "" if rule.startswith(("should", "must")) else "must be "
+    return f"{name} {verb}{rule}, was {item['input']!r}".replace(" should ", " must ")

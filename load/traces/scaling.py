@@ -1,0 +1,95 @@
+"""Faster, slower, denser, thinner: scaling of a trace's time and rate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from load.errors import TraceError
+from load.traces.batches import replaced, times
+from load.traces.parameters import DurationS, Parameters, Positive
+from load.traces.summary import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from load.schema import Trace
+    from load.traces.seeds import Seed
+
+
+class FactorParameters(Parameters):
+    """One factor above 0."""
+
+    value: Positive
+
+
+class ShiftParameters(Parameters):
+    """One duration."""
+
+    value: DurationS
+
+
+def speed(trace: Trace, given: FactorParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+    """Time runs `value` times as fast: all arrivals, in a shorter time; deadlines stay."""
+    for batch in trace:
+        yield replaced(batch, "at_s", times(batch) / given.value)
+
+
+def shift(trace: Trace, given: ShiftParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+    """Everything later by `value` seconds, for traces that are put together."""
+    for batch in trace:
+        yield replaced(batch, "at_s", times(batch) + given.value)
+
+
+def rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+    """`value` times as many arrivals in the same time.
+
+    Each arrival stands `value` times on average: the whole part for certain, one more with the
+    fraction as its chance. Copies fall at random between it and the next arrival, so that the
+    trace's own rises and falls are kept.
+    """
+    draws, places = seed.of("copies").rng(), seed.of("places").rng()
+    whole, fraction = divmod(given.value, 1.0)
+    for batch, next_s in _with_next(trace):
+        more = draws.random(batch.num_rows) < fraction
+        copies = int(whole) + more.astype(np.int64)
+        row = np.repeat(np.arange(batch.num_rows), copies)
+        if not len(row):
+            continue
+        first = np.concatenate([[True], row[1:] != row[:-1]])
+        at_s = times(batch)
+        gap_s = np.append(at_s[1:], next_s) - at_s
+        place = np.where(first, 0.0, places.random(len(row)))
+        moved = np.minimum(at_s[row] + place * gap_s[row], at_s[row] + gap_s[row])
+        order = np.argsort(moved, kind="stable")
+        yield replaced(batch.take(pa.array(row[order])), "at_s", moved[order])
+
+
+def mean_rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+    """The rate scaled to `value` requests per second on average; reads the trace twice.
+
+    Source: Zhang et al. 2025, section 8. The mean is over the time until the last arrival.
+    """
+    found = summarise(trace)
+    if not found.last_s > 0.0:
+        raise TraceError(
+            f"rps needs arrivals over some time to scale; the trace has {found.arrivals} "
+            "arrivals, all at its start"
+        )
+    factor = given.value * found.last_s / found.arrivals
+    return rate(trace, FactorParameters(value=factor), seed)
+
+
+def _with_next(trace: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, float]]:
+    """Each batch with the time of the arrival after it; the last one's own last time."""
+    held: pa.RecordBatch | None = None
+    for batch in trace:
+        if not batch.num_rows:
+            continue
+        if held is not None:
+            yield held, float(times(batch)[0])
+        held = batch
+    if held is not None:
+        yield held, float(times(held)[-1])
