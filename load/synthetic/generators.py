@@ -18,10 +18,9 @@ from load.traces.parameters import (
     DurationS,
     Name,
     NameList,
-    NotNegative,
     Parameters,
-    Positive,
     PositiveS,
+    Rate,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def _few_changes(given: _P, every_s: float, name: str) -> _P:
 class GeneratorParameters(Parameters):
     """What every generator takes. Models are `model-0`, `model-1`, …, or `names`."""
 
-    rate: Positive
+    rate: Rate
     """Arrivals per second."""
     duration: PositiveS
     models: Count = 1
@@ -105,8 +104,8 @@ class Diurnal(Bursty):
 class Spike(Bursty):
     """One burst on a steady rate, for `length` from `at` on."""
 
-    rate: NotNegative
-    peak: Positive
+    rate: Annotated[float, Field(ge=0, le=10_000_000)]
+    peak: Rate
     at: DurationS
     length: PositiveS
 

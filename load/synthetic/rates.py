@@ -38,8 +38,10 @@ def diurnal(
     """
     turn = 2.0 * math.pi / period_s
     step_s = period_s / _STEPS_PER_PERIOD
-    for index in range(math.ceil(duration_s / step_s)):
+    steps = math.ceil(duration_s / step_s)
+    for index in range(steps):
         start_s, end_s = index * step_s, min((index + 1) * step_s, duration_s)
+        end_s = duration_s if index == steps - 1 else end_s
         if end_s > start_s:
             swing = (math.sin(turn * end_s) - math.sin(turn * start_s)) / (turn * (end_s - start_s))
             yield Step(start_s, end_s, max(rate_rps * (1.0 - amplitude * swing), 0.0))

@@ -62,9 +62,11 @@ def moments(block: Block, name: str) -> NDArray[np.int64]:
 
 
 def names(block: Block, name: str, *, absent: str | None = None) -> pa.Array:
-    """Text; an empty cell is `absent`, or an error."""
+    """Names, without the slash that parts tenant and model; an empty cell is `absent` or wrong."""
     column = _plain(block.columns.column(name)).cast(pa.string())
     column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
+    slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)
+    _check(block, name, ~slash, "a name without '/'")
     empty = pc.equal(column, "")
     if absent is None:
         _check(block, name, ~empty.to_numpy(zero_copy_only=False), "a name")

@@ -49,6 +49,8 @@ def _file(path: str) -> str:
             )
         if not place.exists():
             raise TraceNotFound(f"there is no file {path}; check the path")
+        if not place.is_file():
+            raise UnreadableTrace(f"{path} is a pipe or device; a trace is read more than once")
     except (OSError, ValueError) as error:
         raise UnreadableTrace(f"{path} cannot be opened: {error}") from error
     return path

@@ -7,7 +7,7 @@ arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, by a Ga
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+
+_EVEN: Final = 1e-6
+"""A coefficient of variation below which gaps are equal: nobody sees the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def _spaced(count: NDArray[np.int64], cv: float, rng: np.random.Generator) -> ND
 
 def unit_gaps(count: int, cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Gaps of mean 1 with coefficient of variation `cv`: Gamma of shape 1/cv^2, or all equal."""
-    if cv == 0.0:
+    if cv < _EVEN:
         return np.ones(count)
     shape = 1.0 / cv**2
     return rng.standard_gamma(shape, count) / shape

@@ -227,6 +227,6 @@ def require(table: Table, wanted: Format) -> None:
 
 
 def _shown(table: Table) -> str:
-    names = [repr(name) for name in table.columns]
+    names = [repr(name[:40]) for name in table.columns]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more

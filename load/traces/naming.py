@@ -42,9 +42,9 @@ class Transform:
 
 
 TRANSFORMS: Final = {
-    "rate": Transform(scaling.FactorParameters, scaling.rate),
-    "rps": Transform(scaling.FactorParameters, scaling.mean_rate),
-    "speed": Transform(scaling.FactorParameters, scaling.speed),
+    "rate": Transform(scaling.RateParameters, scaling.rate),
+    "rps": Transform(scaling.MeanRateParameters, scaling.mean_rate),
+    "speed": Transform(scaling.SpeedParameters, scaling.speed),
     "shift": Transform(scaling.ShiftParameters, scaling.shift),
     "slice": Transform(cuts.SliceParameters, cuts.slice_time),
     "limit": Transform(cuts.LimitParameters, cuts.limit),
@@ -100,6 +100,8 @@ def _transformed(trace: Trace, stage: Stage, seed: Seed, problems: list[str]) ->
         problems.append(_unknown("transformation", stage.name, TRANSFORMS))
         return trace
     given = _given(transform.parameters, stage, problems)
+    if isinstance(given, deadlines.DeadlineParameters) and given.latencies is not None:
+        deadlines.read_latencies(given.latencies)  # so that a bad table is told at once
     return trace if given is None else Replay(partial(transform.apply, trace, given, seed))
 
 

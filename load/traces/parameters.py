@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from registry.durations import parse_duration_s
 
@@ -24,6 +24,12 @@ def _duration(text: object) -> float:
     raise ValueError("a duration such as '150ms', '2s' or '10m'")
 
 
+def _name(text: str) -> str:
+    if not text or "/" in text or text.split() != [text]:
+        raise ValueError("a name without '/' or spaces")
+    return text
+
+
 def _listed(text: object) -> object:
     return tuple(text.split("/")) if isinstance(text, str) else text
 
@@ -36,11 +42,12 @@ DurationS = Annotated[float, BeforeValidator(_duration)]
 """Seconds, written as a Go duration."""
 PositiveS = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
 """Seconds above 0."""
-Positive = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, le=10_000_000)]
+"""Arrivals per second."""
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\s]+$")]
-"""A name without a slash or space."""
+Name = Annotated[str, AfterValidator(_name)]
+"""A name without a slash or space, as Kubernetes' names are."""
 NameList = Annotated[tuple[Name, ...], BeforeValidator(_listed), Field(min_length=1)]
 """Names with slashes between them."""
 CountList = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]

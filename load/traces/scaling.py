@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from load.errors import TraceError
-from load.traces.batches import replaced, times
-from load.traces.parameters import DurationS, Parameters, Positive
+from load.traces.batches import BATCH_ROWS, even_batches, replaced, times
+from load.traces.parameters import DurationS, Parameters, Rate
 from load.traces.summary import summarise
 
 if TYPE_CHECKING:
@@ -19,10 +20,26 @@ if TYPE_CHECKING:
     from load.traces.seeds import Seed
 
 
-class FactorParameters(Parameters):
-    """One factor above 0."""
+MOST_COPIES: Final = 10_000
+"""Of one arrival: beyond it, a trace has too little of its own left."""
 
-    value: Positive
+
+class RateParameters(Parameters):
+    """How many times as many arrivals."""
+
+    value: Annotated[float, Field(gt=0, le=MOST_COPIES)]
+
+
+class MeanRateParameters(Parameters):
+    """Requests per second."""
+
+    value: Rate
+
+
+class SpeedParameters(Parameters):
+    """How many times as fast."""
+
+    value: Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class ShiftParameters(Parameters):
@@ -31,7 +48,7 @@ class ShiftParameters(Parameters):
     value: DurationS
 
 
-def speed(trace: Trace, given: FactorParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+def speed(trace: Trace, given: SpeedParameters, _: Seed) -> Iterator[pa.RecordBatch]:
     """Time runs `value` times as fast: all arrivals, in a shorter time; deadlines stay."""
     for batch in trace:
         yield replaced(batch, "at_s", times(batch) / given.value)
@@ -43,16 +60,20 @@ def shift(trace: Trace, given: ShiftParameters, _: Seed) -> Iterator[pa.RecordBa
         yield replaced(batch, "at_s", times(batch) + given.value)
 
 
-def rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+def rate(trace: Trace, given: RateParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
     """`value` times as many arrivals in the same time.
 
     Each arrival stands `value` times on average: the whole part for certain, one more with the
     fraction as its chance. Copies fall at random between it and the next arrival, so that the
     trace's own rises and falls are kept.
     """
+    return _copied(trace, given.value, seed)
+
+
+def _copied(trace: Trace, factor: float, seed: Seed) -> Iterator[pa.RecordBatch]:
     draws, places = seed.of("copies").rng(), seed.of("places").rng()
-    whole, fraction = divmod(given.value, 1.0)
-    for batch, next_s in _with_next(trace):
+    whole, fraction = divmod(factor, 1.0)
+    for batch, next_s in _with_next(even_batches(trace, max(int(BATCH_ROWS / factor), 1))):
         more = draws.random(batch.num_rows) < fraction
         copies = int(whole) + more.astype(np.int64)
         row = np.repeat(np.arange(batch.num_rows), copies)
@@ -67,7 +88,7 @@ def rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.Recor
         yield replaced(batch.take(pa.array(row[order])), "at_s", moved[order])
 
 
-def mean_rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+def mean_rate(trace: Trace, given: MeanRateParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
     """The rate scaled to `value` requests per second on average; reads the trace twice.
 
     Source: Zhang et al. 2025, section 8. The mean is over the time until the last arrival.
@@ -79,7 +100,11 @@ def mean_rate(trace: Trace, given: FactorParameters, seed: Seed) -> Iterator[pa.
             "arrivals, all at its start"
         )
     factor = given.value * found.last_s / found.arrivals
-    return rate(trace, FactorParameters(value=factor), seed)
+    if factor > MOST_COPIES:
+        raise TraceError(
+            f"rps={given.value:g} is {factor:.6g} times the trace's own rate; at most {MOST_COPIES}"
+        )
+    return _copied(trace, factor, seed)
 
 
 def _with_next(trace: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, float]]:

@@ -59,18 +59,27 @@ class Block:
 def look_at(path: str) -> Table:
     """What the file holds. Raises UnreadableTrace, and UnknownFormat without rows or columns."""
     with opened(path) as content:
-        head = content.read(4)
-        if head == b"PAR1":
+        if content.read(4) == b"PAR1":
             return Table(path, Kind.PARQUET, tuple(_parquet_names(path)))
-        start = head + content.readline(_HEADER_BYTES)
+        content.seek(0)
+        start = content.readline(_HEADER_BYTES)
         if start.lstrip().startswith(b"{"):
             return Table(path, Kind.JSON_LINES, tuple(_json_row(path, 1, start)))
-        names = tuple(next(csv.reader([start.decode("utf-8-sig").rstrip("\r\n")]), ()))
+        names = _csv_names(path, start)
         if not content.read(65_536).strip():
             raise UnreadableTrace(f"{path} has a header and no rows; is it the whole file?")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UnknownFormat(f"{path} has the column {twice[0]!r} twice; rename one")
     return Table(path, Kind.CSV, names)
+
+
+def _csv_names(path: str, header: bytes) -> tuple[str, ...]:
+    if not header.strip():
+        raise UnreadableTrace(f"{path} has nothing in its first line; it must name the columns")
+    try:
+        return tuple(next(csv.reader([header.decode("utf-8-sig").rstrip("\r\n")])))
+    except csv.Error as error:
+        raise UnreadableTrace(f"{path} has a first line that is not CSV ({error})") from error
 
 
 def blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
@@ -123,7 +132,7 @@ def _csv_reader(
 
 def _json_blocks(path: str, wanted: Sequence[str]) -> Iterator[Block]:
     with opened(path) as content:
-        lines = ((row, line) for row, line in enumerate(content, start=1) if line.strip())
+        lines = enumerate((line for line in content if line.strip()), start=1)
         while some := list(itertools.islice(lines, _BLOCK_ROWS)):
             rows = [_json_row(path, row, line) for row, line in some]
             columns = [_json_column(path, some[0][0], rows, name) for name in wanted]
