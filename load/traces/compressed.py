@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os.path
 import re
 import zlib
 from glob import glob, has_magic
@@ -32,6 +33,7 @@ def files(path: str) -> list[str]:
 
     Raises TraceNotFound and UnreadableTrace (a folder).
     """
+    path = os.path.expanduser(path)
     if not has_magic(path) or Path(path).exists():
         return [_file(path)]
     found = sorted((_file(name) for name in glob(path)), key=_by_number)
