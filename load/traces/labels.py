@@ -21,6 +21,8 @@ def _bounds(text: object) -> object:
     """`64`, or `64:512`."""
     if not isinstance(text, str):
         return text
+    if text.count(":") > 1:
+        raise ValueError("a whole number, or LEAST:MOST")
     least, _, most = text.partition(":")
     return least, most or least
 

@@ -110,11 +110,14 @@ def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
         generator = GENERATORS[stage.name]
         drawn = _given(generator.parameters, stage, problems)
         return () if drawn is None else Replay(partial(generate, generator, drawn, seed))
+    if not stage.name and (name := stage.given.get("value", "")) in GENERATORS:
+        return _source(Stage(name, {}), seed, problems)
     if stage.name not in {"", "file", *FORMATS}:
         problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
         return ()
     if not stage.given.get("value"):
-        problems.append(f"{stage.name} needs a path, as in {stage.name or 'file'}:PATH")
+        name = stage.name or "file"
+        problems.append(f"{name} needs a path, as in {name}:PATH")
         return ()
     return _file(stage, seed, problems)
 

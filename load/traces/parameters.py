@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -35,7 +35,11 @@ def _listed(text: object) -> object:
 
 
 def _range(text: object) -> object:
-    return tuple(text.split(":")) if isinstance(text, str) else text
+    if not isinstance(text, str):
+        return text
+    if text.count(":") != 1:
+        raise ValueError("FROM:TO in durations, such as 500ms:1s")
+    return tuple(text.split(":"))
 
 
 DurationS = Annotated[float, BeforeValidator(_duration)]
@@ -55,6 +59,11 @@ DurationRange = Annotated[tuple[DurationS, DurationS], BeforeValidator(_range)]
 """`FROM:TO`."""
 Burstiness = Annotated[float, Field(ge=0, le=20)]
 """A coefficient of variation of gaps: 0 even, 1 Poisson, more bursty."""
+
+_PLAIN: Final = dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number") | {
+    "float_parsing": "a number"
+}
+"""Plainer words for what pydantic says at length, by its type of error."""
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -78,6 +87,15 @@ def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str
         if place == "value":
             return f"{stage} takes no value of its own, only {allowed}; was {item['input']!r}"
         return f"{stage} has no parameter {place!r}; it has: {allowed}"
-    rule = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    verb = "" if rule.startswith(("should", "must")) else "must be "
-    return f"{name} {verb}{rule}, was {item['input']!r}".replace(" should ", " must ")
+    rule = _PLAIN.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+    rule = rule.removeprefix("Input ").replace("should ", "must ")
+    verb = "" if rule.startswith("must") else "must be "
+    return f"{name} {verb}{rule}, was {_seen(item['input'])}"
+
+
+def _seen(value: object) -> str:
+    """What was given, as it was written where it is several parameters."""
+    if isinstance(value, dict):
+        named = [f"{key}={text}" for key, text in value.items() if key != "value"]
+        return repr(",".join([*([value["value"]] if "value" in value else []), *named]))
+    return repr(value)

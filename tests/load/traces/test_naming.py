@@ -67,6 +67,8 @@ def test_parts_of_a_mix_are_drawn_apart() -> None:
         pytest.param("", "a source is missing", id="nothing"),
         pytest.param(" + ", "a source is missing", id="two of nothing"),
         pytest.param("|rate=2", "a source is missing", id="no source"),
+        pytest.param(",rate=2", "file needs a path, as in file:PATH", id="no path, options"),
+        pytest.param("poisson", "poisson needs rate=…", id="generator alone"),
         pytest.param("posson:rate=1", "no source 'posson', but poisson; there are: ", id="typo"),
         pytest.param("azure-llm:", "azure-llm needs a path, as in azure-llm:PATH", id="no path"),
         pytest.param("azure-llm:window=3s", "azure-llm needs a path", id="options, no path"),
