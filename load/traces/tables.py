@@ -22,10 +22,8 @@ from load.traces.compressed import opened, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from gzip import GzipFile
-    from io import BufferedReader
 
-_BLOCK_BYTES: Final = 4 << 20
+_BLOCK_BYTES: Final = 1 << 20
 _BLOCK_ROWS: Final = 16_384
 _HEADER_BYTES: Final = 1 << 20
 
@@ -86,48 +84,52 @@ def blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
     """The wanted columns, block by block; text where the file holds text."""
     match table.kind:
         case Kind.CSV:
-            return _csv_blocks(table.path, wanted)
+            return _csv_blocks(table, wanted)
         case Kind.JSON_LINES:
             return _json_blocks(table.path, wanted)
         case Kind.PARQUET:
             return _parquet_blocks(table.path, wanted)
 
 
-def _csv_blocks(path: str, wanted: Sequence[str]) -> Iterator[Block]:
+def _csv_blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
+    """Some whole lines at a time: Arrow's own streaming reads up to 32 blocks ahead in a thread."""
+    first_row = 2
+    with opened(table.path) as content:
+        content.readline()
+        while lines := content.read(_BLOCK_BYTES) + content.readline():
+            if not lines.strip():
+                continue
+            for batch in _csv_lines(table, wanted, lines, first_row).to_batches():
+                yield Block(table.path, first_row, batch)
+                first_row += batch.num_rows
+
+
+def _csv_lines(table: Table, wanted: Sequence[str], lines: bytes, first_row: int) -> pa.Table:
     bad: list[tuple[int, str]] = []
 
     def remember(row: arrow_csv.InvalidRow) -> str:
         cells = f"{row.actual_columns} of {row.expected_columns} columns"
-        bad.append((row.number or 0, f"has {cells}: {row.text[:80]!r}; is the file cut off?"))
+        problem = f"has {cells}: {row.text[:80]!r}; is the file cut off?"
+        bad.append((first_row + (row.number or 1) - 1, problem))
         return "error"
 
-    first_row = 2
-    with opened(path) as content:
-        try:
-            for batch in _csv_reader(content, wanted, remember):
-                if batch.num_rows:
-                    yield Block(path, first_row, batch)
-                first_row += batch.num_rows
-        except pa.ArrowInvalid as error:
-            if bad:
-                raise InvalidTrace(path, *bad[0]) from error
-            raise UnreadableTrace(f"{path} after row {first_row - 1}: {error}") from error
-
-
-def _csv_reader(
-    content: BufferedReader | GzipFile, wanted: Sequence[str], on_bad_row: object
-) -> Iterator[pa.RecordBatch]:
-    reader: Iterator[pa.RecordBatch] = arrow_csv.open_csv(
-        content,
-        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=arrow_csv.ParseOptions(invalid_row_handler=on_bad_row),
-        convert_options=arrow_csv.ConvertOptions(
-            include_columns=list(wanted),
-            column_types=dict.fromkeys(wanted, pa.string()),
-            strings_can_be_null=False,
-        ),
-    )
-    return reader
+    try:
+        return arrow_csv.read_csv(
+            pa.py_buffer(lines),
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, block_size=len(lines) + 1, column_names=table.columns
+            ),
+            parse_options=arrow_csv.ParseOptions(invalid_row_handler=remember),
+            convert_options=arrow_csv.ConvertOptions(
+                include_columns=list(wanted),
+                column_types=dict.fromkeys(wanted, pa.string()),
+                strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if bad:
+            raise InvalidTrace(table.path, *bad[0]) from error
+        raise UnreadableTrace(f"{table.path} after row {first_row - 1}: {error}") from error
 
 
 def _json_blocks(path: str, wanted: Sequence[str]) -> Iterator[Block]:
