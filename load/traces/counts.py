@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from load.errors import InvalidTrace, UnsortedTrace
-from load.traces.cells import names, numbers, whole_numbers
+from load.traces.cells import count_matrix, names, numbers, whole_numbers
 from load.traces.expansion import Cells
 from load.traces.hours import by_hour
 from load.traces.tables import Block, blocks
@@ -61,7 +61,7 @@ def _azure_2019_rows(
 ) -> Iterator[Cells]:
     for block in blocks(table, ["HashOwner", "HashFunction", *minutes]):
         own = functions.numbered(names(block, "HashFunction"), names(block, "HashOwner"))
-        matrix = _matrix(block, minutes)
+        matrix = count_matrix(block, minutes, most=MOST_PER_CELL)
         row, column = np.nonzero(matrix)
         yield Cells(starts_s[column], own[row], matrix[row, column])
 
@@ -87,7 +87,7 @@ def huawei(tables: Sequence[Table], functions: Functions) -> Iterator[Cells]:
         counted = huawei_functions(columns)
         start_s = _minute(block) if "minute" in columns else _time(block)
         own = functions.numbered(pa.array(counted, pa.string()))
-        matrix = _matrix(block, counted)
+        matrix = count_matrix(block, counted, most=MOST_PER_CELL)
         row, column = np.nonzero(matrix)
         return _Read(start_s, Cells(start_s[row], own[column], matrix[row, column]))
 
@@ -115,12 +115,6 @@ def _time(block: Block) -> NDArray[np.float64]:
         problem = f"time must be a multiple of 60 s (counts per minute), was {seconds[index]:g}"
         raise InvalidTrace(block.path, block.first_row + index, problem)
     return seconds
-
-
-def _matrix(block: Block, columns: Sequence[str]) -> NDArray[np.int64]:
-    """Counts by row and column; an empty cell is 0."""
-    each = [whole_numbers(block, name, absent=0, most=MOST_PER_CELL) for name in columns]
-    return np.column_stack(each)
 
 
 def _whole_bins(
