@@ -24,7 +24,7 @@ def numbers(
     block: Block, name: str, *, least: float = 0.0, absent: float | None = None
 ) -> NDArray[np.float64]:
     """Finite numbers of at least `least`; an empty cell is `absent`, or an error."""
-    column = _plain(block.columns.column(name))
+    column = _plain(block, name)
     if pa.types.is_string(column.type):
         column = pc.utf8_trim_whitespace(column)
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
@@ -49,7 +49,7 @@ def whole_numbers(
 
 def count_matrix(block: Block, columns: Sequence[str], *, most: int) -> NDArray[np.int64]:
     """Counts by row and column, an empty cell being 0; all columns are converted in one go."""
-    parts = [_plain(block.columns.column(name)) for name in columns]
+    parts = [_plain(block, name) for name in columns]
     if len({str(part.type) for part in parts}) == 1:
         flat = pa.RecordBatch.from_arrays([pa.concat_arrays(parts)], ["count"])
         with contextlib.suppress(InvalidTrace):  # told below, with its own row and column
@@ -62,7 +62,7 @@ def count_matrix(block: Block, columns: Sequence[str], *, most: int) -> NDArray[
 
 def moments(block: Block, name: str) -> NDArray[np.int64]:
     """Dates with time, with or without a zone, as nanoseconds since 1970."""
-    column = _plain(block.columns.column(name))
+    column = _plain(block, name)
     allowed = "a time such as 2024-05-10 00:00:03.25"
     if not pa.types.is_timestamp(column.type):
         column = _without_zone(column)
@@ -78,7 +78,7 @@ def moments(block: Block, name: str) -> NDArray[np.int64]:
 
 def names(block: Block, name: str, *, absent: str | None = None) -> pa.Array:
     """Names, without the slash that parts tenant and model; an empty cell is `absent` or wrong."""
-    column = _plain(block.columns.column(name)).cast(pa.string())
+    column = _plain(block, name).cast(pa.string())
     column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
     slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)
     _check(block, name, ~slash, "a name without '/'")
@@ -89,8 +89,12 @@ def names(block: Block, name: str, *, absent: str | None = None) -> pa.Array:
     return pc.if_else(empty, absent, column)
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Text as one type, whatever a Parquet file holds it as."""
+def _plain(block: Block, name: str) -> pa.Array:
+    """Text as one type, whatever a Parquet file holds it as. Raises InvalidTrace for lists."""
+    column = block.columns.column(name)
+    if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+        problem = f"{name} must be text or numbers, was {column.type}"
+        raise InvalidTrace(block.path, block.first_row, problem)
     column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     other_text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
     return column.cast(pa.string()) if other_text else column

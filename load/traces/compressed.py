@@ -33,6 +33,8 @@ def files(path: str) -> list[str]:
 
     Raises TraceNotFound and UnreadableTrace (a folder).
     """
+    if "\0" in path:
+        raise UnreadableTrace(f"{path!r} is no path: it has a zero character")
     path = os.path.expanduser(path)
     if not has_magic(path) or Path(path).exists():
         return [_file(path)]

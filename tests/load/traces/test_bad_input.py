@@ -236,16 +236,31 @@ def test_parquet_with_a_null_time(tmp_path: Path) -> None:
         named(str(path))
 
 
-def test_parquet_of_other_types(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param({"at_s": [[1.0], [2.0]], "model": ["a", "b"]}, id="list"),
+        pytest.param({"at_s": [1.0, 2.0], "model": [["a"], ["b"]]}, id="list of names"),
+        pytest.param({"at_s": [1.0, 2.0], "model": [b"a", b"\xff"]}, id="bytes"),
+        pytest.param({"at_s": [{"x": 1}, {"x": 2}], "model": ["a", "b"]}, id="struct"),
+    ],
+)
+def test_parquet_of_other_types(tmp_path: Path, columns: dict[str, list[object]]) -> None:
     path = tmp_path / "t.parquet"
-    parquet.write_table(pa.table({"at_s": [[1.0], [2.0]], "model": ["a", "b"]}), path)
-    with pytest.raises(InvalidTrace, match="row 1: at_s must be a number"):
+    parquet.write_table(pa.table(columns), path)
+    with pytest.raises(InvalidTrace, match=r"row 1: (at_s|model) must be text or numbers"):
         named(str(path))
 
 
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UnreadableTrace, match="is a folder; name a file in it"):
         named(f"azure-llm:{tmp_path}")
+
+
+@pytest.mark.parametrize("path", ["a\0b.csv", "\0a/b*"])
+def test_no_path_at_all(path: str) -> None:
+    with pytest.raises(UnreadableTrace, match="is no path"):
+        named(path)
 
 
 @pytest.mark.parametrize("name", ["none.csv", "none*.csv"])
