@@ -36,9 +36,10 @@ def files(path: str) -> list[str]:
     if "\0" in path:
         raise UnreadableTrace(f"{path!r} is no path: it has a zero character")
     path = os.path.expanduser(path)
-    if not has_magic(path) or Path(path).exists():
-        return [_file(path)]
-    found = sorted((_file(name) for name in glob(path)), key=_by_number)
+    with reading(path):
+        if not has_magic(path) or Path(path).exists():
+            return [_file(path)]
+        found = sorted((_file(name) for name in glob(path)), key=_by_number)
     if not found:
         raise TraceNotFound(f"no file matches {path}; check the pattern and the folder")
     return found

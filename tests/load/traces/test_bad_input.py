@@ -263,6 +263,12 @@ def test_no_path_at_all(path: str) -> None:
         named(path)
 
 
+@pytest.mark.parametrize("path", ["a" * 5000, "a*" * 3000])
+def test_a_path_that_is_too_long(path: str) -> None:
+    with pytest.raises(TraceError, match="cannot be"):
+        named(path)
+
+
 @pytest.mark.parametrize("name", ["none.csv", "none*.csv"])
 def test_no_such_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(TraceNotFound, match="no file"):
