@@ -17,6 +17,7 @@ class Family(StrEnum):
     BERT = "bert"
     VIT = "vit"
     GPT2 = "gpt2"
+    PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +129,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         piece_count=1000,
         new_token_count=8,
     ),
+    "tiny-program": Architecture(Family.PROGRAM, {}),
 }
 """The names `make_model` takes."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from registry.model import Tier
+from runtime.building import build_skeleton, signature_of
 from runtime.errors import DeviceFull, ModelInvalid, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.limits import cache_bytes
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.network import build_skeleton, signature_of
 from runtime.served_model import ServedModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
@@ -126,6 +126,8 @@ class Bringer:
 
     async def _find(self, spec: ModelSpec) -> _Found:
         """The model's files, fetched if need be; the tokenizer is read meanwhile."""
+        # Asked first: a program's small files and its weights are one file.
+        is_cached = await in_thread(self.threads, self.cache.has_weights, spec.key)
         folder = await self.frontends.folder(spec)
         files = await in_thread(self.threads, self.cache.weight_files, spec)
         working_bytes = await in_thread(
@@ -133,7 +135,9 @@ class Bringer:
         )
         self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
         frontend, weights = await asyncio.gather(
-            self.frontends.get(spec), self._open(spec, files), return_exceptions=True
+            self.frontends.get(spec),
+            self._open(spec, files, is_cached=is_cached),
+            return_exceptions=True,
         )
         if isinstance(frontend, BaseException):  # the first cause: it takes the files away
             if not isinstance(weights, BaseException):
@@ -145,12 +149,11 @@ class Bringer:
         return _Found(folder, frontend, source, tier, working_bytes)
 
     async def _open(
-        self, spec: ModelSpec, files: Sequence[RemoteFile]
+        self, spec: ModelSpec, files: Sequence[RemoteFile], *, is_cached: bool
     ) -> tuple[WeightSource, Tier]:
         image = await in_thread(self.threads, self.host.open, spec.key, files)
         if image is not None:
             return image, Tier.HOST
-        is_cached = await in_thread(self.threads, self.cache.has_weights, spec.key)
         paths = await in_thread(self.threads, self.cache.fetch_weights, spec)
         source = await in_thread(self.threads, DiskWeights, paths)
         return source, Tier.DISK if is_cached else Tier.REMOTE
@@ -199,11 +202,10 @@ class Bringer:
     def _skeleton(self, spec: ModelSpec, found: _Found) -> Skeleton:
         tensors = found.weights.layout.tensors
         signature = signature_of(found.folder, spec.task, tensors)
-        shapes = {tensor.name: tensor.shape for tensor in tensors}
         return self.skeletons.take(
             signature,
             lambda: build_skeleton(
-                found.folder, spec.task, shapes, signature=signature, device=self.memory.device
+                found.folder, spec.task, tensors, signature=signature, device=self.memory.device
             ),
         )
 

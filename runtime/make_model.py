@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from runtime.architectures import ARCHITECTURES, Architecture, Family
+from runtime.make_program import write_program
 from runtime.vocabulary import byte_level_vocabulary, unigram_pieces, wordpiece_vocabulary
 
 if TYPE_CHECKING:
@@ -57,14 +58,22 @@ def make_model(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
     try:
-        skeleton = _write_assets(architecture, aside)
-        save_file(_random_weights(skeleton, name), aside / "model.safetensors", {"format": "pt"})
+        match architecture.family:
+            case Family.PROGRAM:
+                write_program(name, aside / "model.pt2")
+            case _:
+                _write_transformers(architecture, name, aside)
         for path in sorted(aside.iterdir()):
             path.chmod(0o644)
             os.replace(path, folder / path.name)  # a mapped older file stays whole for its readers
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _write_transformers(architecture: Architecture, name: str, folder: Path) -> None:
+    skeleton = _write_assets(architecture, folder)
+    save_file(_random_weights(skeleton, name), folder / "model.safetensors", {"format": "pt"})
 
 
 def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
@@ -78,6 +87,8 @@ def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
             skeleton = _vit_assets(architecture, folder)
         case Family.GPT2:
             skeleton = _gpt2_assets(architecture, folder)
+        case other:
+            raise ValueError(f"{other.value} is no family of transformers")
     skeleton.config.architectures = [type(skeleton).__name__]
     skeleton.config.save_pretrained(folder)
     return skeleton

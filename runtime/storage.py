@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
+PROGRAM_SUFFIX = ".pt2"
+TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".torchscript")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
 
 MOST_FILES = 1_000
@@ -49,7 +51,11 @@ class ModelStorage(Protocol):
 
 
 def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
-    """The small files: configuration, tokenizer, index; raises ModelInvalid on absurd listings."""
+    """The small files: configuration, tokenizer, index; raises ModelInvalid on absurd listings.
+
+    A program's signature lies in one file with its weights, which is among them.
+    """
+    files = tuple(files)
     chosen = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
     total = sum(file.size_bytes for file in chosen)
     if len(chosen) > MOST_FILES or total > MOST_ASSET_BYTES:
@@ -57,7 +63,10 @@ def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
             f"{uri} has {len(chosen)} small files of {total} bytes;"
             f" at most {MOST_FILES} files and {MOST_ASSET_BYTES} bytes are fetched"
         )
+    if (program := _program_of(files, uri)) is not None:
+        return (*chosen, *_bounded((program,), uri))
     if all(file.path != "config.json" for file in chosen):
+        _check_not_torchscript(files, uri)
         seen = sorted(file.path for file in files)[:8]
         raise ModelInvalid(f"{uri} has no config.json; found {seen}")
     return chosen
@@ -68,6 +77,8 @@ def weights_of(
 ) -> tuple[RemoteFile, ...]:
     """The files of weights: those of the index where there is one, else the only one."""
     by_path = {file.path: file for file in files}
+    if (program := _program_of(by_path.values(), uri)) is not None:
+        return _bounded((program,), uri)
     if indexed is not None:
         missing = sorted(indexed - by_path.keys())
         if missing:
@@ -87,6 +98,30 @@ def weights_of(
             " only safetensors are loaded: convert the model to safetensors"
         )
     raise ModelInvalid(f"{uri} has no *.safetensors file")
+
+
+def _program_of(files: Iterable[RemoteFile], uri: str) -> RemoteFile | None:
+    """The exported program of a model that is one: there are no other weights beside it."""
+    paths = {PurePosixPath(file.path): file for file in files}
+    programs = [file for path, file in paths.items() if path.suffix == PROGRAM_SUFFIX]
+    if not programs or any(path.suffix == WEIGHT_SUFFIX for path in paths):
+        return None
+    if len(programs) > 1:
+        raise ModelInvalid(
+            f"{uri} has several programs: {sorted(file.path for file in programs)[:8]};"
+            " a model has one, in a folder of its own"
+        )
+    return programs[0]
+
+
+def _check_not_torchscript(files: Iterable[RemoteFile], uri: str) -> None:
+    found = sorted(file.path for file in files if file.path.endswith(TORCHSCRIPT_SUFFIXES))
+    if found:
+        raise ModelInvalid(
+            f"{uri} holds {found[:4]}: TorchScript and pickled models are not served, since loading"
+            " one runs code that came with it; export the model with torch.export.export and"
+            f" torch.export.save to a {PROGRAM_SUFFIX} file"
+        )
 
 
 def _bounded(files: tuple[RemoteFile, ...], uri: str) -> tuple[RemoteFile, ...]:

@@ -67,8 +67,13 @@ class StoredTensor:
 def read_tensors(path: Path) -> tuple[StoredTensor, ...]:
     """The tensors of a file in the order of their bytes; raises ModelInvalid where it is not whole.
 
-    Gaps between tensors are allowed, as some writers align them; tensors may not overlap.
+    Gaps between tensors are allowed, as some writers align them; tensors may not overlap. Of an
+    exported program they are what its archive holds.
     """
+    if path.suffix == ".pt2":
+        from runtime.programs.payloads import tensors_of_program  # which needs this module
+
+        return tensors_of_program(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as source:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from registry.model import Task
 from runtime.configuration import read_config, task_of
+from runtime.programs.program import program_path
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
+from runtime.tasks.tensors import TensorProgram
 from runtime.tasks.text_classification import TextClassification
 from runtime.tasks.text_generation import TextGeneration
 from runtime.tasks.text_to_text import TextToText
@@ -29,5 +31,8 @@ FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
 
 def load_frontend(folder: Path, declared: Task | None) -> Frontend:
     """The frontend of the model whose small files are in `folder`; raises ModelInvalid."""
+    program = program_path(folder)
+    if program is not None:
+        return TensorProgram(program, declared)
     config = read_config(folder)
     return FRONTENDS[task_of(config, declared)](folder, config)
