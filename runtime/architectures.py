@@ -18,6 +18,7 @@ class Family(StrEnum):
     VIT = "vit"
     GPT2 = "gpt2"
     PROGRAM = "program"
+    DIFFUSION = "diffusion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +131,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         new_token_count=8,
     ),
     "tiny-program": Architecture(Family.PROGRAM, {}),
+    "tiny-diffusion": Architecture(Family.DIFFUSION, {}),
 }
 """The names `make_model` takes."""

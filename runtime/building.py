@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from runtime import network
+from runtime.images.pipeline import build_pipeline, is_pipeline, signature_of_pipeline
 from runtime.programs.program import build_program, digest_of_program, program_path
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def signature_of(folder: Path, declared: Task | None, tensors: Sequence[StoredTe
     program = program_path(folder)
     if program is not None:
         return hashlib.sha256(f"program {digest_of_program(program)}".encode()).hexdigest()
+    if is_pipeline(folder):
+        return signature_of_pipeline(folder, tensors)
     return network.signature_of(folder, declared, tensors)
 
 
@@ -39,5 +42,7 @@ def build_skeleton(
     program = program_path(folder)
     if program is not None:
         return build_program(program, signature, device)
+    if is_pipeline(folder):
+        return build_pipeline(folder, tensors, signature=signature, device=device)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     return network.build_skeleton(folder, declared, shapes, signature=signature, device=device)

@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from runtime.architectures import ARCHITECTURES, Architecture, Family
+from runtime.make_pipeline import write_pipeline
 from runtime.make_program import write_program
 from runtime.vocabulary import byte_level_vocabulary, unigram_pieces, wordpiece_vocabulary
 
@@ -61,11 +62,15 @@ def make_model(name: str, folder: Path) -> Path:
         match architecture.family:
             case Family.PROGRAM:
                 write_program(name, aside / "model.pt2")
+            case Family.DIFFUSION:
+                write_pipeline(name, aside)
             case _:
                 _write_transformers(architecture, name, aside)
-        for path in sorted(aside.iterdir()):
+        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
             path.chmod(0o644)
-            os.replace(path, folder / path.name)  # a mapped older file stays whole for its readers
+            target = folder / path.relative_to(aside)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)  # a mapped older file stays whole for its readers
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
@@ -209,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     folder = make_model(cast("str", options.name), cast("Path", options.folder))
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    size = sum(path.stat().st_size for path in folder.rglob("*"))
     sys.stdout.write(f"made {options.name} in {folder}: {size / 1e6:.1f} MB\n")
     return 0
 

@@ -11,6 +11,7 @@ from kserve.errors import InvalidInput
 
 from runtime.errors import InvalidRequest
 from runtime.lane import Lane, Payload
+from runtime.stepwise import Stepwise, run_steps
 from runtime.tensors import BYTES, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         """
         self.lane.policy = policy or self.lane.policy
         joining = self.frontend.joining
+        if isinstance(self.frontend, Stepwise):
+            steps = self.frontend.steps(self._network_in_use(), inputs)
+            return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
         kind = joining.kind_of(inputs, self._network_in_use())
         payload = Payload(inputs, joining.rows_of(inputs), joining.length_of(inputs), kind)
         return await self._device.infer(self.lane, payload, deadline_s=deadline_s)

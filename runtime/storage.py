@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from runtime.link import LinkRate
     from runtime.partial_file import PartialFile
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
 PROGRAM_SUFFIX = ".pt2"
+PIPELINE_INDEX = "model_index.json"
+PIPELINE_PARTS: Mapping[str, str] = {
+    "text_encoder": "model.safetensors",
+    "unet": "diffusion_pytorch_model.safetensors",
+    "vae": "diffusion_pytorch_model.safetensors",
+}
+"""The parts of a pipeline that have weights, and how diffusers calls their files."""
 TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".torchscript")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
 
@@ -65,7 +72,7 @@ def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
         )
     if (program := _program_of(files, uri)) is not None:
         return (*chosen, *_bounded((program,), uri))
-    if all(file.path != "config.json" for file in chosen):
+    if not {"config.json", PIPELINE_INDEX} & {file.path for file in chosen}:
         _check_not_torchscript(files, uri)
         seen = sorted(file.path for file in files)[:8]
         raise ModelInvalid(f"{uri} has no config.json; found {seen}")
@@ -79,6 +86,8 @@ def weights_of(
     by_path = {file.path: file for file in files}
     if (program := _program_of(by_path.values(), uri)) is not None:
         return _bounded((program,), uri)
+    if PIPELINE_INDEX in by_path:
+        return _bounded(_weights_of_parts(by_path, uri), uri)
     if indexed is not None:
         missing = sorted(indexed - by_path.keys())
         if missing:
@@ -98,6 +107,20 @@ def weights_of(
             " only safetensors are loaded: convert the model to safetensors"
         )
     raise ModelInvalid(f"{uri} has no *.safetensors file")
+
+
+def _weights_of_parts(by_path: Mapping[str, RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    """One file for each part of a pipeline that has weights, in 32 bits where there are several."""
+    found = []
+    for part, name in PIPELINE_PARTS.items():
+        if f"{part}/{name}" not in by_path:
+            seen = sorted(path for path in by_path if path.startswith(f"{part}/"))[:8]
+            raise ModelInvalid(
+                f"{uri} has no {part}/{name}; a pipeline's parts each have one file of safetensors"
+                f" under diffusers' own name. Found {seen}"
+            )
+        found.append(by_path[f"{part}/{name}"])
+    return tuple(found)
 
 
 def _program_of(files: Iterable[RemoteFile], uri: str) -> RemoteFile | None:

@@ -8,6 +8,7 @@ import mmap
 import os
 from bisect import bisect_right
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -51,7 +52,7 @@ class DiskWeights:
         self._found: dict[str, tuple[int, StoredTensor]] = {
             tensor.name: (index, tensor)
             for index, path in enumerate(paths)
-            for tensor in read_tensors(path)
+            for tensor in _named(path, read_tensors(path))
         }
         self.layout = lay_out([tensor for _, tensor in self._found.values()])
         self._starts = [tensor.offset for tensor in self.layout.tensors]
@@ -95,6 +96,13 @@ class DiskWeights:
     def close(self) -> None:
         """Close the files."""
         self._open.close()
+
+
+def _named(path: Path, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+    """The parts of a pipeline, a folder each, have weights of the same names."""
+    if not (path.parent.parent / "model_index.json").exists():
+        return tensors
+    return [replace(tensor, name=f"{path.parent.name}/{tensor.name}") for tensor in tensors]
 
 
 def map_weights(paths: Sequence[Path]) -> Mapping[str, torch.Tensor]:

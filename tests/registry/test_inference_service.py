@@ -133,7 +133,8 @@ def _top(**changes: object) -> Change:
                      "spec.predictor.model must be an object, was {}", id="empty-model"),
         pytest.param(_top(spec={"predictor": {"sklearn": {}}}),
                      "spec.predictor.sklearn is not supported; write spec.predictor.model with "
-                     "modelFormat.name one of huggingface, safetensors", id="old-predictor"),
+                     "modelFormat.name one of huggingface, safetensors, pytorch",
+                     id="old-predictor"),
         pytest.param(_model(modelFormat=None),
                      "spec.predictor.model.modelFormat must be an object, was None",
                      id="no-format"),
