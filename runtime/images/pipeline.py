@@ -144,7 +144,8 @@ def _scheduler(diffusers: ModuleType, folder: Path) -> tuple[Any, Mapping[str, A
     config = read_json(folder / SCHEDULE)
     name = str(config.get("_class_name"))
     kind: Any = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
-    if not isinstance(kind, type) or not issubclass(kind, diffusers.SchedulerMixin):
+    is_schedule = isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)
+    if not is_schedule:
         raise ModelInvalid(f"scheduler_config.json names {name[:80]!r}, no scheduler of diffusers")
     try:
         kind.from_config(dict(config))
