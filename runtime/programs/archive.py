@@ -43,10 +43,14 @@ class Record:
 class Archive:
     """The records of one archive by their path, without the folder they are all in."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the directory; raises ModelInvalid for a file that is no program."""
+    def __init__(self, path: Path, name: str = "") -> None:
+        """Read the directory; raises ModelInvalid for a file that is no program.
+
+        `name` is the file's in errors, where `path` does not say it.
+        """
         self._path = path
-        self._records = _records(path)
+        self._file = name or path.name
+        self._records = _records(path, self._file)
         names = [name for name in self._records if name.startswith(MODELS)]
         programs = [name for name in names if name.endswith(".json")]
         self.check_is_program(len(programs))
@@ -60,15 +64,15 @@ class Archive:
     def check_is_program(self, count: int) -> None:
         """Raise ModelInvalid for what else such a file can be."""
         if any(name.startswith("code/") for name in self._records):
-            raise ModelInvalid(f"{self._path.name} is a TorchScript archive; {TORCHSCRIPT_ADVICE}")
+            raise ModelInvalid(f"{self._file} is a TorchScript archive; {TORCHSCRIPT_ADVICE}")
         if any(name.startswith(COMPILED) for name in self._records):
             raise ModelInvalid(
-                f"{self._path.name} holds compiled code (AOTInductor), which is never run;"
+                f"{self._file} holds compiled code (AOTInductor), which is never run;"
                 " save the exported program itself with torch.export.save"
             )
         if count != 1:
             raise ModelInvalid(
-                f"{self._path.name} must hold one exported program at {MODELS}*.json, holds"
+                f"{self._file} must hold one exported program at {MODELS}*.json, holds"
                 f" {count}; save it with torch.export.save of torch 2.9 or later"
             )
 
@@ -81,7 +85,7 @@ class Archive:
         name = f"{directory}{self.name}_{kind}_config.json"
         if name not in self._records:
             raise ModelInvalid(
-                f"{self._path.name} has no {name}: it may keep its {kind} pickled, as torch before"
+                f"{self._file} has no {name}: it may keep its {kind} pickled, as torch before"
                 " 2.9 did, and nothing is unpickled; export and save it anew"
             )
         return object_of(object_of(parsed(self.read(name), name), name).get("config"), name)
@@ -89,7 +93,7 @@ class Archive:
     def record(self, name: str) -> Record:
         """Where a record lies; raises ModelInvalid."""
         if name not in self._records:
-            raise ModelInvalid(f"{self._path.name} is not whole: it has no {name}")
+            raise ModelInvalid(f"{self._file} is not whole: it has no {name}")
         return self._records[name]
 
     def read(self, name: str) -> bytes:
@@ -97,15 +101,14 @@ class Archive:
         record = self.record(name)
         if record.size_bytes > MOST_JSON_BYTES:
             raise ModelInvalid(
-                f"{self._path.name}: {name} has {record.size_bytes} bytes,"
-                f" {MOST_JSON_BYTES} are allowed"
+                f"{self._file}: {name} has {record.size_bytes} bytes, {MOST_JSON_BYTES} are allowed"
             )
         try:
             with self._path.open("rb") as source:
                 source.seek(record.offset)
                 return source.read(record.size_bytes)
         except OSError as error:
-            raise ModelInvalid(f"{self._path.name} cannot be read: {error}") from error
+            raise ModelInvalid(f"{self._file} cannot be read: {error}") from error
 
 
 TORCHSCRIPT_ADVICE = (
@@ -129,22 +132,20 @@ def object_of(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _records(path: Path) -> dict[str, Record]:
+def _records(path: Path, file: str) -> dict[str, Record]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as source:
             entries = archive.infolist()
             size = path.stat().st_size
             if len(entries) > MOST_RECORDS:
-                raise ModelInvalid(
-                    f"{path.name} has {len(entries)} records, at most {MOST_RECORDS}"
-                )
+                raise ModelInvalid(f"{file} has {len(entries)} records, at most {MOST_RECORDS}")
             return {
                 entry.filename.partition("/")[2]: _record(entry, source, size) for entry in entries
             }
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-        raise ModelInvalid(f"{path.name} is no whole archive: {error}") from error
+        raise ModelInvalid(f"{file} is no whole archive: {error}") from error
     except OSError as error:
-        raise ModelInvalid(f"{path.name} cannot be read: {error}") from error
+        raise ModelInvalid(f"{file} cannot be read: {error}") from error
 
 
 def _record(entry: zipfile.ZipInfo, source: Any, size: int) -> Record:

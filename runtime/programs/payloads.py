@@ -53,9 +53,12 @@ def read_views(archive: Archive) -> tuple[dict[str, View], dict[str, View]]:
     )
 
 
-def tensors_of_program(path: Path) -> tuple[StoredTensor, ...]:
-    """The runs of bytes of all weights and constants, each once; raises ModelInvalid."""
-    weights, constants = read_views(Archive(path))
+def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
+    """The runs of bytes of all weights and constants, each once; `name` is the file's in errors.
+
+    Raises ModelInvalid.
+    """
+    weights, constants = read_views(Archive(path, name))
     stored = {view.stored.name: view.stored for view in (*weights.values(), *constants.values())}
     return tuple(sorted(stored.values(), key=lambda each: (each.offset, each.name)))
 

@@ -1,0 +1,58 @@
+"""What traces and runs are made of: two Arrow schemas that every part of this package shares.
+
+A **trace** is an iterable of record batches of `TRACE_SCHEMA`, sorted by `at_s` across batches, so
+that a trace of any length passes through in flat memory. A **run** is record batches of
+`RECORD_SCHEMA`, one row per request, whether a live platform or the simulator answered it: the same
+columns, so that both compare field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+_NAME: Final = pa.dictionary(pa.int32(), pa.string())
+
+TRACE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("at_s", pa.float64(), nullable=False),  # since the trace's start
+        pa.field("tenant", _NAME, nullable=False),
+        pa.field("model", _NAME, nullable=False),  # name within the tenant's namespace
+        pa.field("input_size", pa.int64(), nullable=False),  # items, or tokens of a prompt
+        pa.field("output_size", pa.int64(), nullable=False),  # tokens to generate, else 0
+        pa.field("deadline_s", pa.float64()),  # from arrival; null: none
+    ]
+)
+"""One arrival per row."""
+
+STAGES: Final = ("queue", "load", "preprocess", "infer", "postprocess", "network")
+"""The stages of `server-timing`, in the order a request meets them."""
+
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("tenant", _NAME, nullable=False),
+        pa.field("model", _NAME, nullable=False),
+        pa.field("policy", _NAME),
+        pa.field("scheduled_s", pa.float64(), nullable=False),  # when the trace has it
+        pa.field("sent_s", pa.float64()),  # when it was sent; later than scheduled: late
+        pa.field("first_byte_s", pa.float64()),
+        pa.field("finished_s", pa.float64()),
+        pa.field("status", pa.int16(), nullable=False),  # HTTP; 0: no answer came
+        pa.field("reason", _NAME),  # x-pilotlight-reason
+        pa.field("error", pa.string()),
+        pa.field("entry_pod", _NAME),
+        pa.field("predict_pod", _NAME),
+        pa.field("start", _NAME),  # warm, host, disk, remote
+        *(pa.field(f"{stage}_ms", pa.float64()) for stage in STAGES),
+        pa.field("input_size", pa.int64(), nullable=False),
+        pa.field("output_size", pa.int64(), nullable=False),
+        pa.field("deadline_s", pa.float64()),
+    ]
+)
+"""One request per row; times in seconds since the run's start."""
+
+Trace: TypeAlias = Iterable[pa.RecordBatch]
+"""Batches of `TRACE_SCHEMA`, sorted by `at_s` across batches."""
