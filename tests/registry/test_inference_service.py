@@ -140,7 +140,7 @@ def _top(**changes: object) -> Change:
                      id="no-format"),
         pytest.param(_model(modelFormat={"name": "onnx"}),
                      "spec.predictor.model.modelFormat.name must be one of huggingface, "
-                     "safetensors, was 'onnx'", id="unknown-format"),
+                     "safetensors, pytorch, was 'onnx'", id="unknown-format"),
         pytest.param(_model(protocolVersion="grpc-v2"),
                      "spec.predictor.model.protocolVersion must be one of v1, v2, was 'grpc-v2'",
                      id="unknown-protocol"),

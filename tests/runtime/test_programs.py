@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 import warnings
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from runtime.building import build_skeleton, signature_of
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.make_model import make_model
+from runtime.storage import RemoteFile, assets_of
 from runtime.tasks.frontends import load_frontend
 from runtime.tasks.tensors import TensorProgram
 from runtime.tensors import Tensor, numeric_tensor
@@ -275,6 +277,61 @@ def test_v1_instances_become_tensors(sound: Path, pair: Path) -> None:
 def test_wrong_instances_are_refused(sound: Path, instances: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         load_frontend(sound.parent, None).read_instances(instances)
+
+
+# TorchScript
+
+
+class WritesWhenLoaded(torch.nn.Module):
+    """A part of a model whose state is restored by code, which may open any file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.register_buffer("weight", torch.ones(1))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values * self.weight
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[torch.Tensor, str, bool]:
+        return self.weight, self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[torch.Tensor, str, bool]) -> None:
+        self.path, self.training = state[1], state[2]
+        written = torch.from_file(self.path, True, 4, dtype=torch.uint8)
+        self.weight = state[0] + written.fill_(65).sum()
+
+
+class Outer(torch.nn.Module):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.part = WritesWhenLoaded(path)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        part: torch.Tensor = self.part(values)
+        return part
+
+
+def test_torchscript_is_refused_since_loading_it_runs_its_code(tmp_path: Path) -> None:
+    touched, script = tmp_path / "touched", tmp_path / "m" / "model.pt"
+    script.parent.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Outer(str(touched))).save(script)  # type: ignore[no-untyped-call]  # torch
+        torch.jit.load(script)  # type: ignore[no-untyped-call]  # as it ships
+    assert touched.read_bytes() == b"AAAA"  # torch.jit.load alone has written it
+    touched.unlink()
+    renamed = script.with_name("model.pt2")
+    with zipfile.ZipFile(script) as source, zipfile.ZipFile(renamed, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    with pytest.raises(ModelInvalid, match="TorchScript and pickled models are not served"):
+        assets_of([RemoteFile(script.name, script.stat().st_size)], "s3://models/m")
+    with pytest.raises(ModelInvalid, match="is a TorchScript archive"):
+        Loaded(renamed)
+    assert not touched.exists()
 
 
 # Archives that are refused, or whose dangerous parts are never read
