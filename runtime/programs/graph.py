@@ -27,6 +27,10 @@ SCOPES = {
 }
 """Blocks that change a setting, and how many arguments stand before the block itself."""
 KEYWORD = 2
+UNREADABLE = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, SyntaxError,
+)  # fmt: skip
+"""What a graph that torch did not write runs into here and in torch.fx."""
 MOST_DEPTH = 16
 
 
@@ -42,7 +46,7 @@ def build_graph(
     """
     try:
         return _Builder(weights, device).build(document)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ModelInvalid(f"the program's graph cannot be read: {error!r}") from error
 
 
@@ -107,7 +111,8 @@ class _Builder:
         function = operator_named(node["target"])
         args, kwargs = [], {}
         for entry in node["inputs"]:
-            if entry.get("kind") != KEYWORD:
+            # Names of keywords become code: only those of the operator's own schema may.
+            if entry.get("kind") != KEYWORD or not isinstance(function, OpOverload):
                 args.append(arguments.read(entry["arg"]))
             elif takes(function, entry["name"]):
                 kwargs[entry["name"]] = arguments.read(entry["arg"])

@@ -77,10 +77,8 @@ def operator_named(target: str) -> Callable[..., Any]:
     return function
 
 
-def takes(function: Callable[..., Any], argument: str) -> bool:
+def takes(function: OpOverload, argument: str) -> bool:
     """Whether an operator has an argument; `empty` takes a layout of memory, `zeros` does not."""
-    if not isinstance(function, OpOverload):
-        return True
     return any(each.name == argument for each in function._schema.arguments)
 
 

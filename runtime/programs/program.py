@@ -84,10 +84,15 @@ class ProgramSkeleton(Skeleton):
 
 def program_path(folder: Path) -> Path | None:
     """The archive of a model that is a program; None where it is none; raises ModelInvalid."""
-    found = sorted(path for path in folder.rglob(f"*{SUFFIX}") if not path.name.startswith("."))
+    found = [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if not is_hidden(path, folder)]
     if len(found) > 1:
         raise ModelInvalid(f"the model has several programs: {[path.name for path in found]}")
     return found[0] if found else None
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a file is the cache's own, such as one that a library has just fetched."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def read_document(path: Path) -> Mapping[str, Any]:

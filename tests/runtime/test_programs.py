@@ -444,6 +444,25 @@ def test_only_operators_on_tensors_are_allowed(sound: Path, tmp_path: Path, targ
         Loaded(archive)
 
 
+@pytest.mark.parametrize("target", ["math.floor", "torch.sym_max", "torch.ops.aten.add.Tensor"])
+def test_names_of_an_archive_never_become_code(sound: Path, tmp_path: Path, target: str) -> None:
+    """Graphs are compiled from text: a name that is pasted into it could hold anything."""
+    code = f"a=__import__('os').mkdir({str(tmp_path / 'touched')!r}), b"
+
+    def edit(document: Any) -> None:
+        first = archives.nodes_of(document)[0]
+        given = {"arg": {"as_tensor": {"name": "features"}}, "kind": 1}
+        injected = {"name": code, "arg": {"as_int": 1}, "kind": 2}
+        node = {"target": target, "inputs": [given, injected], "outputs": [], "name": code}
+        node["outputs"] = [{"as_tensor": {"name": code}}]
+        document["graph_module"]["graph"]["nodes"].insert(0, {**first, **node})
+
+    archive = changed(sound, tmp_path / "m" / "m.pt2", edited(PROGRAM, edit))
+    with contextlib.suppress(InvalidRequest, ModelInvalid):
+        Loaded(archive).run(features(2))
+    assert not (tmp_path / "touched").exists()
+
+
 class Leaks(torch.nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return torch.empty(1000, 1000)[: features.shape[0]]
