@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
+REFUSALS = (
+    RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
+)  # fmt: skip
 """What torch raises for tensors whose sizes or values a program does not take."""
 MOST_OUTPUT_BYTES = 2 * 1024**3
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
