@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from registry.model import Tier
 from runtime.download import Download
+from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
 from runtime.storage import PROGRAM_SUFFIX
 from runtime.threads import in_thread
@@ -119,13 +120,11 @@ class Finder:
             self._open(spec, files, wish),
             return_exceptions=True,
         )
-        if isinstance(frontend, BaseException):  # the first cause: it takes the files away
-            if not isinstance(source, BaseException):
-                await source.end()
-            raise frontend
-        if isinstance(source, BaseException):
-            raise source
-        return frontend, source
+        if not isinstance(frontend, BaseException) and not isinstance(source, BaseException):
+            return frontend, source
+        if isinstance(source, _Source):
+            await source.end()
+        raise _cause(frontend, source)
 
     async def _open(self, spec: ModelSpec, files: Sequence[RemoteFile], wish: Wish) -> _Source:
         threads = self.threads.of(wish)
@@ -144,3 +143,9 @@ class Finder:
         except BaseException:
             await download.end()
             raise
+
+
+def _cause(*results: object) -> BaseException:
+    """The error that came first: one part's failure ends the other, which is then cancelled."""
+    errors = [result for result in results if isinstance(result, BaseException)]
+    return min(errors, key=lambda error: isinstance(error, LoadCancelled))

@@ -53,8 +53,10 @@ class ModelStorage(Protocol):
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files under the model's folder; raises StorageFailed."""
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
-        """Bring what `partial` lacks of `file`.
+    def fetch(
+        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+    ) -> None:
+        """Bring what `partial` lacks of `file`, or of its first span alone.
 
         Raises LoadFailed, LoadCancelled, and OSError on a write error.
         """
