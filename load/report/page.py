@@ -19,7 +19,7 @@ _MOST_MODELS: Final = 25
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1b1b1b; background: #fff;
-  max-width: 1020px; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; }
 figure { margin: 0; }
@@ -27,9 +27,10 @@ img { max-width: 100%; height: auto; }
 figcaption, .note { color: #4a4a4a; font-size: .9rem; max-width: 46rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0; }
-th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #ddd;
+th, td { padding: .28rem .5rem; text-align: right; border-bottom: 1px solid #ddd;
   white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; white-space: normal;
+  overflow-wrap: anywhere; min-width: 8rem; }
 th { border-bottom: 2px solid #888; }
 .mark { display: inline-block; width: .8em; height: .8em; margin-right: .45em; }
 .warn { background: #fff4d6; border-left: 4px solid #E69F00; padding: .4rem .8rem; }
@@ -88,7 +89,7 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
-    columns = ("Run", "Kind", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
+    columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
                "Cold starts", "Deadlines missed", "Jain's index")  # fmt: skip
     rows = []
     for index, (each, about) in enumerate(zip(summaries, abouts, strict=True)):
@@ -98,13 +99,14 @@ def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[s
             if each["with_deadline"] else "none set"
         )  # fmt: skip
         cells = [
-            escape(str(about.get("kind", "-"))), f"{each['requests']:,}",
+            f"{each['requests']:,}",
             f"{each['ok'] / each['requests']:.2%}", spoken(each["duration_s"]),
             f"{each['offered_rps']:.4g}", f"{each['goodput_rps']:.4g}",
             f"{each['cold_starts']:,}" if each["by_start"] else "not told", missed,
             "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
         ]  # fmt: skip
-        rows.append([mark + escape(each["run"]), *cells])
+        kind = f" ({escape(str(about['kind']))})" if "kind" in about else ""
+        rows.append([mark + escape(each["run"]) + kind, *cells])
     return _table(columns, rows)
 
 

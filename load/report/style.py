@@ -1,17 +1,19 @@
-"""How plots look: colours that the colour-blind can tell apart, sizes, one way to begin a figure."""
+"""How plots look: colours that the colour-blind can tell apart, sizes, legends, axes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 COLOURS: Final = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#8C7A00",
@@ -24,8 +26,11 @@ TIERS: Final = {"host": "#56B4E9", "disk": "#E69F00", "remote": "#D55E00"}
 DPI: Final = 110
 _WIDTH_IN: Final = 9.0
 _LONGEST: Final = 28
+_FEW_DECADES: Final = 3000.0
+_LETTERS_WIDE: Final = 112
+_LEGEND_LINE_IN: Final = 0.22
 
-SETTINGS: Final = {
+SETTINGS: Final[dict[Any, Any]] = {
     "text.parse_math": False,  # names of models may hold a dollar sign
     "font.size": 10.0,
     "axes.titlesize": 11.5,
@@ -79,12 +84,29 @@ def rows_of_axes(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     return figure, list(found[:, 0])
 
 
-def legend_below(axes: Axes, entries: int) -> None:
-    """A legend outside the axes, where it hides nothing."""
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=min(4, max(1, entries)),
-        fontsize=9.5,
-    )  # fmt: skip
+def legend_below(axes: Axes) -> None:
+    """A legend outside the axes, where it hides nothing, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    columns = max(1, min(4, len(labels), _LETTERS_WIDE // (max(map(len, labels)) + 6)))
+    lines = -(-len(labels) // columns)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_IN * lines)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9.5)
+
+
+def log_ticks(axis: Axis) -> None:
+    """A logarithmic axis with plain numbers: 0.01, 0.1, 1; with 2 and 5 where it is short."""
+
+    def minor(value: float, _: object) -> str:
+        low, high = axis.get_view_interval()
+        is_short = high / low < _FEW_DECADES
+        return f"{value:g}" if is_short and f"{value:e}"[0] in "25" else ""
+
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(minor)
 
 
 def short(name: str) -> str:
@@ -95,6 +117,6 @@ def short(name: str) -> str:
     return f"{name[:half]}…{name[-half:]}"
 
 
-def styled() -> mpl.rc_context:  # type: ignore[name-defined]
+def styled() -> AbstractContextManager[None]:
     """The context in which figures are made and drawn."""
     return mpl.rc_context(SETTINGS)

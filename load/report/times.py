@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.run import Bools, Floats
+if TYPE_CHECKING:
+    from load.report.run import Bools, Floats
 
 _BINS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86400)
 _MOST_BINS: Final = 240
@@ -28,12 +29,12 @@ def counts(times_s: Floats, length_s: float, bins: int, where: Bools | None = No
     """How many times fall into each bin."""
     chosen = times_s if where is None else times_s[where]
     at = np.clip((chosen / length_s).astype(np.int64), 0, bins - 1)
-    return np.bincount(at, minlength=bins).astype(np.float64)
+    return np.asarray(np.bincount(at, minlength=bins), dtype=np.float64)
 
 
 def edges(length_s: float, bins: int, unit_s: float) -> Floats:
     """The bins' edges in units of an axis."""
-    return np.arange(bins + 1) * length_s / unit_s
+    return np.asarray(np.arange(bins + 1) * length_s / unit_s, dtype=np.float64)
 
 
 def axis_unit(duration_s: float) -> tuple[float, str]:
@@ -55,6 +56,6 @@ def spoken(seconds: float) -> str:
 
 
 def bin_name(length_s: float) -> str:
-    """`minute`, `10 s`, …"""
+    """What a bin is called: `minute`, or `10 s`."""
     names = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86400.0: "day"}
     return names.get(float(length_s), spoken(length_s))

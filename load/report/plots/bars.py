@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from load.report.loading import loading_s
-from load.report.style import COLOURS, HATCHES, TIERS, LeftOut, Plot, legend_below, one_axes, short
+from load.report.style import (
+    COLOURS,
+    HATCHES,
+    MARKERS,
+    TIERS,
+    LeftOut,
+    Plot,
+    legend_below,
+    log_ticks,
+    one_axes,
+    short,
+)
 from load.report.summary import fairness, good_shares
-from load.report.times import spoken
+from load.report.times import axis_unit, spoken
 from load.schema import STAGES
 
 if TYPE_CHECKING:
@@ -31,13 +42,22 @@ def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
     values = [loading_s(run) for run in told]
     least, most = int(np.argmin(values)), int(np.argmax(values))
     title = (
-        f"Models load for {spoken(values[least])} in all"
+        "No model was loaded"
+        if values[most] == 0
+        else f"Models load for {spoken(values[least])} in all"
         if values[least] == values[most]
         else f"{short(told[least].name)} loads for {spoken(values[least])}, "
         f"{short(told[most].name)} for {spoken(values[most])}"
     )
-    figure, axes = one_axes(title, "Loading time over all pods (s)", "", height_in=_height(told))
-    _bars(axes, runs, told, values, [spoken(value) for value in values])
+    unit_s, unit = axis_unit(values[most])
+    figure, axes = one_axes(title, f"Loading time over all pods ({unit})", "",
+                            height_in=_height(told))  # fmt: skip
+    for row, (run, value) in enumerate(zip(told, values, strict=True)):
+        index = _index(runs, run)
+        axes.barh(row, value / unit_s, color=COLOURS[index], hatch=HATCHES[index],
+                  edgecolor="white", linewidth=0)  # fmt: skip
+        axes.annotate(f" {spoken(value)}", (value / unit_s, row), va="center", fontsize=9.5)
+    _name_rows(axes, told, values[most] / unit_s)
     caption = (
         "Time during which a pod was loading a model that a request waited for, added up over "
         "models and pods; requests that wait for the same load count once. Not to be read apart "
@@ -55,7 +75,8 @@ def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
     rates = [float(run.is_cold.sum() / run.requests) for run in told]
     span = f"{min(rates):.2%}" + ("" if min(rates) == max(rates) else f" to {max(rates):.2%}")
     figure, axes = one_axes(
-        f"{span} of the requests start cold", "Requests that waited for a load", "",
+        f"{span} of the requests start cold" if any(rates) else "No request starts cold",
+        "Requests that waited for a load", "",
         height_in=_height(told) + 0.3,
     )  # fmt: skip
     left = np.zeros(len(told))
@@ -67,7 +88,7 @@ def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
     for row, (total, rate) in enumerate(zip(left, rates, strict=True)):
         axes.annotate(f" {total:,.0f} ({rate:.2%})", (total, row), va="center", fontsize=9.5)
     _name_rows(axes, told, float(left.max()))
-    legend_below(axes, len(TIERS))
+    legend_below(axes)
     caption = (
         "Requests that had to wait until their model was on the device, by the tier its weights "
         "came from: host memory, the node's disk, object storage. Those that joined a load under "
@@ -103,8 +124,9 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
         )  # fmt: skip
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.set_yscale("log")
+    log_ticks(axes.yaxis)
     axes.grid(visible=False, axis="x")
-    legend_below(axes, len(runs))
+    legend_below(axes)
     caption = (
         "Means over the requests whose answers tell the stage (server-timing), on a logarithmic "
         "axis as in Liu 2025, figure 6.3. A stage that took no time has no bar."
@@ -118,25 +140,28 @@ def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
     told = [run for run in runs if fairness(run) is not None]
     if not told:
         return LeftOut(heading, "there is one tenant only, or nobody was served")
-    indices = [fairness(run) or 0.0 for run in told]
+    indices = {run.name: fairness(run) or 0.0 for run in told}
+    worst = min(told, key=lambda run: (indices[run.name], run.name))
+    shares = good_shares(worst)
+    least, most = min(shares.values()), max(shares.values())
     figure, axes = one_axes(
-        f"Jain's index: {min(indices):.3f}"
-        + ("" if min(indices) == max(indices) else f" to {max(indices):.3f}"),
-        "Share served in time (dots: one tenant each), Jain's index (bars)", "",
-        height_in=_height(told),
+        f"{short(worst.name)} serves between {least:.1%} and {most:.1%} of a tenant's requests "
+        "in time" if least < most else "All tenants are served alike",
+        "Share of a tenant's requests served in time", "", height_in=_height(told),
     )  # fmt: skip
-    _bars(axes, runs, told, indices, [f"{value:.3f}" for value in indices])
     for row, run in enumerate(told):
         dots = np.array(sorted(good_shares(run).values()))
         if len(dots) > _MOST_DOTS:
             dots = np.quantile(dots, np.linspace(0, 1, _MOST_DOTS))
-        spread = row + 0.24 * np.cos(np.arange(len(dots)) * 2.4)
-        axes.plot(dots, spread, "o", color="black", markersize=3.5, alpha=0.6,
+        index = _index(runs, run)
+        axes.plot(dots, np.full(len(dots), row), MARKERS[index], color=COLOURS[index], alpha=0.6,
                   markeredgewidth=0)  # fmt: skip
-    axes.set_xlim(0, 1.15)
+        axes.annotate(f"Jain {indices[run.name]:.4f}", (1.03, row), va="center", fontsize=9.5)
+    _name_rows(axes, told, 1.0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
     caption = (
-        "Jain, Chiu and Hawe's index over the tenants' shares of requests answered in time: 1 is "
-        "even, 1/n means that one of n tenants gets everything."
+        "One mark per tenant. Jain, Chiu and Hawe's index over these shares: 1 is even, 1/n means "
+        "that one of n tenants gets everything."
     )
     return Plot("fairness", heading, caption, figure)
 
@@ -149,16 +174,9 @@ def _height(runs: Sequence[Run]) -> float:
     return 1.5 + 0.42 * len(runs)
 
 
-def _bars(
-    axes: Axes, runs: Sequence[Run], told: Sequence[Run], values: Sequence[float],
-    labels: Sequence[str],
-) -> None:  # fmt: skip
-    for row, (run, value, label) in enumerate(zip(told, values, labels, strict=True)):
-        index = [each.name for each in runs].index(run.name)
-        axes.barh(row, value, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
-                  linewidth=0, alpha=0.85)  # fmt: skip
-        axes.annotate(f" {label}", (value, row), va="center", fontsize=9.5)
-    _name_rows(axes, told, max(values))
+def _index(runs: Sequence[Run], run: Run) -> int:
+    """The run's place among all, which gives its colour."""
+    return [each.name for each in runs].index(run.name)
 
 
 def _name_rows(axes: Axes, told: Sequence[Run], most: float) -> None:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.style import COLOURS, LINES, LeftOut, Plot, legend_below, one_axes, short
+from load.report.style import (
+    COLOURS,
+    LINES,
+    LeftOut,
+    Plot,
+    legend_below,
+    log_ticks,
+    one_axes,
+    short,
+)
 from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges, spoken
 
 if TYPE_CHECKING:
@@ -39,9 +48,10 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
         axes.step(at, share, where="post", label=label, color=COLOURS[index],
                   linestyle=LINES[index], linewidth=1.8)  # fmt: skip
     axes.set_xscale("log")
+    log_ticks(axes.xaxis)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    legend_below(axes, len(runs))
+    legend_below(axes)
     caption = (
         "Cumulative distribution of completion times, counted from the scheduled time, so that a "
         "generator that sends late cannot hide it. A curve that ends below 100 % leaves the "
@@ -93,15 +103,19 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     longest = max(runs, key=lambda run: run.requests)
     axes.stairs(
         counts(longest.scheduled_s, length_s, bins), at, fill=True, color="#e4e4e4",
-        label="all arrivals",
+        label="all arrivals" if len(runs) == 1 else f"all arrivals of {short(longest.name)}",
     )  # fmt: skip
     for index, run in enumerate(runs):
+        if not run.has_deadline.any():
+            continue
         missed = counts(run.scheduled_s, length_s, bins, run.is_missed)
-        axes.stairs(missed, at, label=f"{short(run.name)}: {run.is_missed.sum():,} missed",
-                    color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None)  # fmt: skip
+        axes.stairs(
+            missed, at, label=f"{short(run.name)}: {run.is_missed.sum():,} missed",
+            color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
+        )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, duration_s / unit_s)
-    legend_below(axes, len(runs) + 1)
+    legend_below(axes)
     caption = (
         f"Requests per {each} of arrival that were not answered by their deadline, failed ones "
         "among them, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
@@ -112,6 +126,8 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
 def _miss_title(shares: dict[str, float]) -> str:
     best = min(shares, key=lambda name: (shares[name], name))
     worst = max(shares, key=lambda name: (shares[name], name))
+    if not shares[worst]:
+        return "Every deadline is met"
     if len(shares) == 1 or shares[best] == shares[worst]:
         return f"{shares[best]:.2%} of the deadlines are missed"
     return (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from load.report.loading import Spans, Usage
-    from load.report.run import Run
+    from load.report.run import Floats, Run
 
 _MOST_PODS: Final = 4
 _MOST_MODELS: Final = 10
@@ -30,8 +30,10 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     if not found:
         return LeftOut(heading, "the answers name no pod")
     busy: dict[str, float] = {}
-    for each in found:
-        busy[each.pod] = busy.get(each.pod, 0.0) + each.inferring.total_s + each.loading.total_s
+    for pod in dict.fromkeys(each.pod for each in found):
+        spans = [s for each in found if each.pod == pod for s in (each.loading, each.inferring)]
+        begins, ends = (np.concatenate(edges) for edges in zip(*_edges(spans), strict=True))
+        busy[pod] = merged(begins, ends).total_s
     pods = sorted(sorted(busy, key=lambda pod: (-busy[pod], pod))[:_MOST_PODS])
     shown = {pod: _busiest([each for each in found if each.pod == pod]) for pod in pods}
     unit_s, unit = axis_unit(run.duration_s)
@@ -49,6 +51,10 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
         f"(Blinowski et al. 2024, figure 5.7).{more}"
     )
     return Plot(f"machine_usage_{number}", heading, caption, figure)
+
+
+def _edges(spans: Sequence[Spans]) -> list[tuple[Floats, Floats]]:
+    return [(each.begins, each.ends) for each in spans]
 
 
 def _busiest(found: list[Usage]) -> list[Usage]:

@@ -39,7 +39,7 @@ def goodput(runs: Sequence[Run]) -> Plot:
                   label=short(run.name), linestyle="none")  # fmt: skip
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
-    legend_below(axes, len(runs) + 1)
+    legend_below(axes)
     caption = (
         "One point per run; runs of one policy are joined in order of load. Goodput counts answers "
         "within their deadline, and all whole answers where there is none "
@@ -73,7 +73,7 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    legend_below(axes, len(told))
+    legend_below(axes)
     absent = [short(run.name) for run in runs if _wasted(run) is None]
     without = f" Without figures: {', '.join(absent)}." if absent else ""
     caption = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.style import COLOURS, HATCHES, LINES, Plot, legend_below, one_axes, short
+from load.report.style import COLOURS, LINES, MARKERS, Plot, legend_below, one_axes, short
 from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def arrivals(runs: Sequence[Run]) -> Plot:
         )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, duration_s / unit_s)
-    legend_below(axes, len(runs))
+    legend_below(axes)
     caption = (
         "Arrivals as the trace has them, whether they were sent in time or not "
         "(Blinowski et al. 2024, figure 5.2)."
@@ -63,23 +63,29 @@ def workload(runs: Sequence[Run]) -> Plot:
     figure, axes = one_axes(
         f"{short(ranked[0])} gets {share:.0%} of the requests; there are {len(ranked)} models"
         if len(ranked) > 1 else f"All requests go to {short(ranked[0])}",
-        "Requests", "", height_in=1.6 + 0.17 * len(rows) * max(2, len(runs)),
+        "Requests", "", height_in=1.2 + 0.32 * len(rows),
     )  # fmt: skip
-    height = 0.8 / len(runs)
-    for index, run in enumerate(runs):
-        mine = run.model.counts()
-        values = [mine.get(name, 0) for name in shown]
-        if has_others:
-            values.append(run.requests - sum(values))
-        axes.barh(
-            np.arange(len(rows)) - 0.4 + height * (index + 0.5), values, height=height,
-            label=short(run.name), color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
-            linewidth=0,
-        )  # fmt: skip
+    named = {run.name: _row_counts(run, shown, has_others) for run in runs}
+    same = len({tuple(values) for values in named.values()}) == 1
+    for index, (name, values) in enumerate(list(named.items())[:1] if same else named.items()):
+        label = "all runs" if same and len(runs) > 1 else short(name)
+        axes.plot(values, np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
+                  MARKERS[index], color=COLOURS[index], label=label)  # fmt: skip
     axes.set_yticks(np.arange(len(rows)), [short(name) for name in rows])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.legend(loc="lower right", fontsize=9.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    legend_below(axes)
     others = f"; {_OTHERS}: {len(ranked) - len(shown)} models" if has_others else ""
     caption = f"Requests of each model (Blinowski et al. 2024, figure 5.3){others}."
     return Plot("workload", "Workload by model", caption, figure)
+
+
+def _row_counts(run: Run, shown: Sequence[str], has_others: bool) -> list[int]:
+    mine = run.model.counts()
+    values = [mine.get(name, 0) for name in shown]
+    return [*values, run.requests - sum(values)] if has_others else values
+
+
+def _shift(index: int, series: int) -> float:
+    """Up or down within a row, so that equal counts do not hide one another."""
+    return 0.5 * ((index + 0.5) / series - 0.5)

@@ -41,7 +41,7 @@ def test_records_every_request_with_what_the_gateway_tells(
         row["scheduled_s"] <= row["sent_s"] <= row["first_byte_s"] <= row["finished_s"]
         for row in rows
     )
-    starts = {row["model"]: set() for row in rows}
+    starts: dict[str, set[str]] = {row["model"]: set() for row in rows}
     for row in rows:
         starts[row["model"]].add(row["start"])
     assert starts[warm.name.name] == {"warm"}
