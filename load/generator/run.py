@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.generator.arrivals import survey
 from load.generator.errors import OutputInTheWay, WorkerFailed
+from load.generator.inspection import inspect
 from load.generator.merging import merge_parts
-from load.generator.origin import inspect, parse_url
+from load.generator.origin import parse_url
 from load.generator.progress import added_up
 from load.generator.record_parts import parts_folder
 from load.generator.settings import Protocol
