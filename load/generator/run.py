@@ -211,7 +211,11 @@ class _Crew:
                     self._told[number] = document
                     self._on_progress(self.progress)
         if await worker.wait():
-            said = errors.result().decode("utf-8", "replace").strip().splitlines()
+            said = [
+                text
+                for line in errors.result().decode("utf-8", "replace").splitlines()
+                if (text := line.strip(" |+-"))
+            ]
             raise WorkerFailed(
                 f"process {number} of the generator ended with status {worker.returncode}: "
                 f"{said[-1] if said else 'it said nothing'}"

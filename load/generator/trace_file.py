@@ -76,7 +76,9 @@ def _with_schema(path: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _filled(field: pa.Field, rows: int) -> pa.Array:
     value = _OPTIONAL[field.name]
-    return pa.array([value] * rows, type=field.type)
+    if value is None:
+        return pa.nulls(rows, field.type)
+    return pa.repeat(pa.scalar(value), rows).cast(field.type)
 
 
 def _check_order(path: Path, at_s: pa.Array, latest_s: float) -> float:

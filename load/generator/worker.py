@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import uvloop
 
 from load.generator.arrivals import share
@@ -60,6 +61,7 @@ class Orders:
 
 def main() -> None:
     """Run one worker; its status is 0 also when it was stopped."""
+    pa.array([""])  # makes pyarrow look for pandas now, which is seconds, not during the run
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(_GC_THRESHOLD)
