@@ -27,7 +27,7 @@ def write_run(
     models: int = 12,
     pods: int = 6,
     tenants: int = 4,
-    deadline_s: float | None = 1.0,
+    deadline_s: float | list[float | None] | None = 1.0,
     is_plain: bool = False,
     about: dict[str, Any] | None = None,
     **columns: Any,
@@ -67,7 +67,7 @@ def write_run(
         **{f"{name}_ms": none if is_plain else each for name, each in stages.items()},
         "input_size": [1] * rows,
         "output_size": [0] * rows,
-        "deadline_s": [deadline_s] * rows,
+        "deadline_s": deadline_s if isinstance(deadline_s, list) else [deadline_s] * rows,
     } | columns
     schema = RECORD_SCHEMA.with_metadata(
         {METADATA_KEY: json.dumps({"kind": "live", **(about or {})})}
