@@ -11,6 +11,7 @@ LOCKS := requirements.lock requirements-nodeps.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
 PYTEST := $(BIN)/python -m pytest
 FLAGS ?=
+WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -31,8 +32,8 @@ demo: $(STAMP)  ## The main job, end to end, under 3 minutes (FLAGS=--full: as l
 up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
 
-test: $(STAMP)  ## The quick tests
-	$(PYTEST) -m "not slow and not gpu" $(FLAGS)
+test: $(STAMP)  ## The quick tests, in two processes (WORKERS=0: in one)
+	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(FLAGS)
 
 test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import batching, decision, eviction
-from benchmarks.machine import REPOSITORY, machine_facts, save
+from benchmarks.machine import REPOSITORY, Machine, machine_facts, save
+from benchmarks.marks import mark_lines
 from benchmarks.proxy import compare, report
 from benchmarks.proxy.generator import generator_name
 from benchmarks.storage import compare as storage
 
 if TYPE_CHECKING:
-    from benchmarks.machine import Machine
+    from collections.abc import Callable, Mapping
 
-BENCHMARKS = ("decision", "proxy", "storage", "eviction", "tiers", "batching")
+DEFAULT: Final = ("decision", "proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One name of the command line."""
+
+    run: Callable[[argparse.Namespace, Machine], None]
+    about: str
 
 
 def main() -> None:
@@ -26,36 +35,37 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as on Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
     machine = machine_facts()
-    print(f"{machine.line()}\n")
-    if "decision" in arguments.what:
-        _decision(arguments, machine)
-    if "proxy" in arguments.what:
-        _proxy(arguments, machine)
-    if "storage" in arguments.what:
-        _storage(arguments, machine)
-    if "eviction" in arguments.what:
-        _eviction(arguments, machine)
-    if "tiers" in arguments.what:
-        _tiers(arguments, machine)
-    if "batching" in arguments.what:
-        _batching(arguments, machine)
+    print(f"{machine.line()}\n", flush=True)
+    for name in arguments.what:
+        BENCHMARKS[name].run(arguments, machine)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "what", nargs="*", default=["decision", "proxy"], help=f"{', '.join(BENCHMARKS)}"
+    names = "\n".join(f"  {name:<10} {each.about}" for name, each in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=f"benchmarks:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="one short repeat, no slow peers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, help="default: 5; 3 for proxy, 20 for eviction")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a burst of load")
+    parser.add_argument(
+        "what", nargs="*", metavar="WHAT", help=f"see below; default: {' '.join(DEFAULT)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="few short repeats, no slow peers")
+    parser.add_argument("--seed", type=int, default=0, help="of bodies and traces (default: 0)")
+    parser.add_argument(
+        "--repeats", type=int, help="default: 5; 3 for proxy and batching, 20 for eviction"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="length of a burst of load (default: 2)"
+    )
     parser.add_argument(
         "--only",
         default="",
         help="parts of names, separated by commas: of peers (proxy), of models (tiers)",
     )
     arguments = parser.parse_args()
+    arguments.what = arguments.what or list(DEFAULT)
     if unknown := set(arguments.what) - set(BENCHMARKS):
         parser.error(
             f"the benchmarks are {', '.join(BENCHMARKS)}, seen {', '.join(sorted(unknown))}"
@@ -101,6 +111,9 @@ def _storage(arguments: argparse.Namespace, machine: Machine) -> None:
     print(f"## From S3 on loopback to disk, page cache warm at the server ({repeats} repeats)\n")
     samples = storage.compare(repeats=repeats, is_quick=arguments.quick)
     print(storage.summary(samples))
+    print(f"\n{mark_lines(storage.marks(samples))}")
+    if missing := storage.skipped():
+        print(f"\nSkipped: {missing}")
     _save("storage", machine, {"repeats": repeats}, [asdict(sample) for sample in samples])
 
 
@@ -117,15 +130,16 @@ def _eviction(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def _tiers(arguments: argparse.Namespace, machine: Machine) -> None:
-    from benchmarks import tiers  # imports torch
+    from benchmarks.tiers import measure, models, report  # imports torch
 
     repeats = arguments.repeats or (1 if arguments.quick else 5)
-    print(f"## Cold starts on the CPU ({repeats} repeats)\n")
+    print(f"## Cold starts on the CPU, S3 on loopback ({repeats} repeats)\n")
     wanted = arguments.only.lower().split(",")
-    models = [name for name in tiers.MODELS if any(part in name for part in wanted)]
-    models = models[:1] if arguments.quick else models
-    results, skipped = tiers.measure(repeats=repeats, models=models)
-    print(tiers.summary(results))
+    chosen = [name for name in models.MODELS if any(part in name for part in wanted)]
+    chosen = chosen[:1] if arguments.quick else chosen
+    results, skipped = measure.measure(repeats=repeats, models=chosen)
+    print(report.summary(results))
+    print(f"\n{mark_lines(report.marks(results))}")
     for line in sorted(set(skipped)):
         print(f"\nSkipped: {line}")
     _save("tiers", machine, {"repeats": repeats}, [asdict(each) for each in results])
@@ -137,7 +151,7 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
         return
     plan = batching.Plan(
         repeats=arguments.repeats or (1 if arguments.quick else 3),
-        seconds=max(arguments.seconds, 5.0),
+        seconds=arguments.seconds if arguments.quick else max(arguments.seconds, 5.0),
     )
     print(
         f"## One pod with batching, one text per request ({plan.repeats} repeats of "
@@ -145,13 +159,47 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     )
     samples = batching.measure(plan)
     print(batching.summary(samples))
+    print(f"\n{mark_lines(batching.marks(samples))}")
     settings = asdict(plan) | {"generator": generator_name(), "text": batching.TEXT}
     _save("batching", machine, settings, [asdict(sample) for sample in samples])
+
+
+def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.gpu import measure  # imports torch
+    from benchmarks.gpu.subject import cuda_subject
+    from benchmarks.tiers.models import folder_of
+
+    subject = cuda_subject()
+    if subject is None:
+        print("## On a GPU: skipped, no CUDA device is to be seen")
+        return
+    plan = measure.Plan(
+        served=folder_of("t5-small"),
+        loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
+        repeats=arguments.repeats or (1 if arguments.quick else 5),
+    )
+    print(f"## On one {subject.name} ({plan.repeats} repeats)\n")
+    measured = measure.measure(subject, plan)
+    print(measure.summary(measured))
+    print(f"\n{mark_lines(measure.marks(measured))}")
+    settings = {"device": subject.name} | asdict(plan)
+    _save("gpu", machine, {name: str(value) for name, value in settings.items()}, asdict(measured))
 
 
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:
     path = save(name, machine, settings, samples)
     print(f"\nRaw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
+
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {
+    "decision": Benchmark(_decision, "one routing decision, without network"),
+    "proxy": Benchmark(_proxy, "the gateway against other gateways (make bench-peers)"),
+    "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
+    "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
+    "eviction": Benchmark(_eviction, "which rule of eviction loads less (simulated)"),
+    "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
+    "gpu": Benchmark(_gpu, "copies to a GPU, serving beside a load, memory after unloads"),
+}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from benchmarks.machine import REPOSITORY
+from benchmarks.marks import Mark
 from benchmarks.proxy.generator import Load, load
 from benchmarks.proxy.processes import Running, answer_of, free_port, start
 from benchmarks.quantiles import spread
@@ -234,3 +235,13 @@ def summary(samples: Sequence[Sample]) -> str:
 
 def _rate(samples: Sequence[Sample], server: str) -> float:
     return median(each.load.requests_per_s for each in samples if each.server == server)
+
+
+def marks(samples: Sequence[Sample]) -> Iterator[Mark]:
+    """With many clients, batching must do more than KServe's own server does."""
+    most = max(CLIENTS)
+    for model in dict.fromkeys(each.model for each in samples):
+        of_cell = [each for each in samples if (each.model, each.clients) == (model, most)]
+        ratio = _rate(of_cell, BATCHING) / _rate(of_cell, KSERVE)
+        promise = f"{model}, {most} clients: more requests/s than {KSERVE}"
+        yield Mark(promise, f"{ratio:.2f} times", ratio > 1)

@@ -174,7 +174,7 @@ class ClientRequest:
         self._is_chunked = not has_length and status not in _WITHOUT_BODY and self._takes_chunks
         if self._expects_continue:  # nobody told the client to send its body: it may not come
             self.keep_alive = False
-        self._head = [STATUS_LINE[status], *lines]
+        self._head = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, *lines]
         if not self.keep_alive:
             self._head.append(b"connection: close\r\n")
         self._head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")

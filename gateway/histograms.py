@@ -62,8 +62,8 @@ class Histogram(Collector):
         """What prometheus_client writes out."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
         names = [*(str(bound) for bound in self._bounds), "+Inf"]
-        known = list(self._series.items())  # at once: FastAPI calls this from a thread
-        for value, series in known:
+        known = dict(self._series)  # FastAPI calls this from a thread; a list could be interrupted
+        for value, series in known.items():
             buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
             family.add_metric([value], buckets, series.total)
         yield family

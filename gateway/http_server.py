@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from gateway.server import Front
 
+MOST_HEAD_BYTES: Final = 64 * 1024
+"""Longest request line and headers together, give or take one read of the socket."""
+_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MOST_HEAD_BYTES
 _INFERENCE_ENDS: Final = (b"/infer", b":predict", b"/completions", b"/embeddings")
 
 
@@ -31,6 +34,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._front = front
         self._host = b""
         self._idle_since_s: float | None = None
+        """Since when nothing is served and no head is whole, on the loop's clock."""
+        self._is_in_head = False
+        self._head_bytes = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._request: ClientRequest | None = None
         """The request that is being parsed, if it is one for inference."""
@@ -45,7 +51,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._request = None
-        self._idle_since_s = None
+        self._is_in_head = True
+        self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, its name in lower case."""
@@ -58,6 +65,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Inference goes straight to the front, everything else uvicorn's way."""
+        self._is_in_head = False
+        self._idle_since_s = None
         if self.parser.should_upgrade():
             return  # the parser leaves the body unread: `data_received` begins again
         target = None
@@ -115,17 +124,36 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # The connection
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client may stay silent, or be slow with its head, as long as between requests."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
         while data:
             try:
                 self.parser.feed_data(data)
+                if self._is_in_head:
+                    self._count_head(len(data))
                 return
             except httptools.HttpParserError:
                 self._refuse()
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade(data[upgrade.args[0] :])
+
+    def _count_head(self, byte_count: int) -> None:
+        self._head_bytes += byte_count
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            lines = (
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
+                b"content-type: text/plain; charset=utf-8\r\n",
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_LONG),
+                _TOO_LONG,
+            )
+            self.transport.write(b"".join(lines))
+            self.transport.close()
 
     def _refuse(self) -> None:
         message = "Invalid HTTP request received."
@@ -169,13 +197,16 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
         self._idle_since_s = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
 
     def _look_if_idle(self) -> None:
         self._idle_timer = None
-        if self._idle_since_s is None or not self.cycle.response_complete:
+        if self._idle_since_s is None:
             return
         rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if rest_s <= 0:

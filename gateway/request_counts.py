@@ -40,8 +40,8 @@ class RequestCounts(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         """What prometheus_client writes out."""
         requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
-        counts = list(self._counts.items())  # at once: FastAPI calls this from a thread
-        for outcome, count in counts:
+        counts = dict(self._counts)  # FastAPI calls this from a thread; a list could be interrupted
+        for outcome, count in counts.items():
             requests[outcome.model, outcome.policy, str(outcome.code)] += count
             decisions[outcome.policy, outcome.reason] += count
             if outcome.tier:

@@ -124,8 +124,9 @@ class Reservations:
         """
         if reservation not in self._untold:
             return False
-        until_s = self._loop.time() + ASKING_S
-        self._asking_until_s[reservation.entry.name] = until_s
+        now_s = self._loop.time()
+        asking = {pod: until_s for pod, until_s in self._asking_until_s.items() if until_s > now_s}
+        self._asking_until_s = asking | {reservation.entry.name: now_s + ASKING_S}
         return True
 
     def _request(self, decision: SendTo, key: str) -> ReservationRequest:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry.pod import PodInfo
 from registry.watch import ClusterWatch
+from runtime.abandoned import AbandonedParams
 from runtime.agent import Agent, Inventory
 from runtime.bringing import Bringer
 from runtime.declared import DeclaredModels
@@ -16,6 +17,7 @@ from runtime.demotion import Demotions
 from runtime.disk_cache import DiskCache
 from runtime.ends import InferenceEnds
 from runtime.eviction import POLICIES
+from runtime.finding import Finder
 from runtime.follow import Follower
 from runtime.frontends import Frontends
 from runtime.generation.service import GenerationService
@@ -39,6 +41,7 @@ from runtime.skeletons import Skeletons
 from runtime.storages import StorageOptions, Storages
 from runtime.store import Eviction, ModelStore
 from runtime.whereabouts import held, tier_after, used_bytes
+from runtime.wish import Wish
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from runtime.device import DeviceWorker
     from runtime.device_memory import DeviceMemory
     from runtime.host_tier import HostTier
+    from runtime.load_threads import LoadThreads
     from runtime.peer import PeerClient
     from runtime.settings import PodSettings
 
@@ -64,7 +68,7 @@ class Ground:
     device: DeviceWorker
     memory: DeviceMemory
     host: HostTier
-    load_threads: Executor
+    load_threads: LoadThreads
     request_threads: Executor
     tasks: asyncio.TaskGroup
     end_pod: Callable[[], None]
@@ -187,18 +191,11 @@ def _loading(ground: Ground) -> _Loading:
         lease_ttl_s=settings.lease_ttl,
     )
     frontends = Frontends(cache, ground.load_threads, ground.tasks, agent.tell_tier)
-    demotions = Demotions(host, cache, ground.load_threads, agent.tell_tier)
+    background = ground.load_threads.of(Wish(is_urgent=False))
+    demotions = Demotions(host, cache, background, agent.tell_tier)
+    finder = Finder(store, cache, host, frontends, ground.load_threads, settings.generation_limits)
     bringer = Bringer(
-        store,
-        cache,
-        host,
-        ground.memory,
-        Skeletons(),
-        frontends,
-        ground.device,
-        ground.load_threads,
-        ground.request_threads,
-        settings.generation_limits,
+        store, finder, ground.memory, Skeletons(), ground.device, ground.request_threads
     )
     loads = Loads(
         bringer,
@@ -207,6 +204,7 @@ def _loading(ground: Ground) -> _Loading:
         measurements=measurements,
         costs=costs,
         tasks=ground.tasks,
+        abandoned=AbandonedParams(settings.end_abandoned_downloads),
     )
     declared = DeclaredModels(watch, ground.registry)
     return _Loading(

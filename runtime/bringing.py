@@ -1,4 +1,7 @@
-"""The work of one load: files, room on the device, weights, the network, and a first inference."""
+"""The work of one load: room on the device, weights, the network, and a first inference.
+
+Where the files come from is `finding`; they may be on their way while this module works.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,25 @@ import torch
 from registry.model import Tier
 from runtime.errors import DeviceFull, ModelInvalid, RuntimePackageError
 from runtime.generation.engine import Sampling
-from runtime.generation.limits import cache_bytes
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.network import build_skeleton, signature_of
 from runtime.served_model import ServedModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
-from runtime.weight_source import DiskWeights
+from runtime.wish import Wish, unless_withdrawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from transformers import PreTrainedModel
 
     from registry.model import ModelSpec
     from runtime.device import DeviceWorker
     from runtime.device_memory import DeviceMemory, DeviceWeights
-    from runtime.disk_cache import DiskCache
-    from runtime.frontends import Frontends
-    from runtime.generation.limits import GenerationLimits
-    from runtime.host_tier import HostTier
+    from runtime.finding import Finder, Found
     from runtime.skeletons import Skeleton, Skeletons
-    from runtime.storage import RemoteFile
     from runtime.store import ModelStore
-    from runtime.tasks.task import Frontend
-    from runtime.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,129 +49,69 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A model's weights, open for reading, and what serves it beside them."""
-
-    folder: Path
-    frontend: Frontend
-    weights: WeightSource
-    tier: Tier
-    working_bytes: int
-    """Memory it takes on the device beside its weights."""
-
-
-@dataclass(frozen=True, slots=True)
 class Bringer:
     """Takes a model from wherever it is to the device, knowing nothing of claims."""
 
     store: ModelStore
-    cache: DiskCache
-    host: HostTier
+    finder: Finder
     memory: DeviceMemory
     skeletons: Skeletons
-    frontends: Frontends
     device: DeviceWorker
-    threads: Executor
-    """For loads, which block on disk and network."""
     request_threads: Executor
-    generation_limits: GenerationLimits
 
-    async def nearest_tier(self, key: str) -> Tier:
-        """Where a load of the model would start now."""
-        if self.host.bytes_of(key):
-            return Tier.HOST
-        is_cached = await in_thread(self.threads, self.cache.has_weights, key)
-        return Tier.DISK if is_cached else Tier.REMOTE
+    async def bring(self, spec: ModelSpec, wish: Wish | None = None) -> Loaded:
+        """The model, its room in the store still reserved.
 
-    async def bring(self, spec: ModelSpec) -> Loaded:
-        """The model, its room in the store still reserved; raises LoadFailed, MemoryBusy."""
+        Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the wish was withdrawn.
+        """
         try:
-            return await self._bring(spec)
+            return await self._bring(spec, wish or Wish())
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
-            await in_thread(self.threads, self.cache.discard, spec.key)
-            await in_thread(self.threads, self.host.discard, spec.key)
-            self.frontends.forget(spec.key)
+            finder = self.finder
+            await in_thread(finder.threads, finder.cache.discard, spec.key)
+            await in_thread(finder.threads, finder.host.discard, spec.key)
+            finder.frontends.forget(spec.key)
             raise
 
-    async def _bring(self, spec: ModelSpec) -> Loaded:
-        hold = await in_thread(self.threads, self.cache.hold, spec.key)
+    async def _bring(self, spec: ModelSpec, wish: Wish) -> Loaded:
+        finder = self.finder
+        hold = await in_thread(finder.threads, finder.cache.hold, spec.key)
         try:
-            loaded = await self._bring_held(spec)
+            async with finder.find(spec, wish) as found:
+                loaded = await self._bring_found(spec, found, wish)
         except BaseException:
             hold.release()
             raise
         return replace(loaded, release=_both(loaded.release, hold.release))
 
-    async def _bring_held(self, spec: ModelSpec) -> Loaded:
-        found = await self._find(spec)
+    async def _bring_found(self, spec: ModelSpec, found: Found, wish: Wish) -> Loaded:
+        memory_bytes = found.weights.layout.size_bytes + found.working_bytes
+        await unless_withdrawn(wish, self.store.reserve(spec.key, memory_bytes))
         try:
-            memory_bytes = found.weights.layout.size_bytes + found.working_bytes
-            await self.store.reserve(spec.key, memory_bytes)
-            try:
-                model, release = await self._put_on_device(spec, found)
-            except BaseException:
-                await self.store.cancel_reservation(spec.key)
-                raise
-        finally:
-            found.weights.close()
+            model, release = await self._put_on_device(spec, found, wish)
+        except BaseException:
+            await self.store.cancel_reservation(spec.key)
+            raise
         return Loaded(model, memory_bytes, found.tier, release)
-
-    # Files
-
-    async def _find(self, spec: ModelSpec) -> _Found:
-        """The model's files, fetched if need be; the tokenizer is read meanwhile."""
-        folder = await self.frontends.folder(spec)
-        files = await in_thread(self.threads, self.cache.weight_files, spec)
-        working_bytes = await in_thread(
-            self.threads, cache_bytes, folder, spec.task, self.generation_limits
-        )
-        self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
-        frontend, weights = await asyncio.gather(
-            self.frontends.get(spec), self._open(spec, files), return_exceptions=True
-        )
-        if isinstance(frontend, BaseException):  # the first cause: it takes the files away
-            if not isinstance(weights, BaseException):
-                weights[0].close()
-            raise frontend
-        if isinstance(weights, BaseException):
-            raise weights
-        source, tier = weights
-        return _Found(folder, frontend, source, tier, working_bytes)
-
-    async def _open(
-        self, spec: ModelSpec, files: Sequence[RemoteFile]
-    ) -> tuple[WeightSource, Tier]:
-        image = await in_thread(self.threads, self.host.open, spec.key, files)
-        if image is not None:
-            return image, Tier.HOST
-        is_cached = await in_thread(self.threads, self.cache.has_weights, spec.key)
-        paths = await in_thread(self.threads, self.cache.fetch_weights, spec)
-        source = await in_thread(self.threads, DiskWeights, paths)
-        return source, Tier.DISK if is_cached else Tier.REMOTE
 
     # The device
 
     async def _put_on_device(
-        self, spec: ModelSpec, found: _Found
+        self, spec: ModelSpec, found: Found, wish: Wish
     ) -> tuple[ServedModel, Callable[[], None]]:
         """Put the model there, evicting one idle model after the other while the device is full."""
         while True:
             try:
-                return await self._try_device(spec, found)
+                return await self._try_device(spec, found, wish)
             except DeviceFull:
                 if not await self.store.evict_one(spec.key):
                     raise
 
     async def _try_device(
-        self, spec: ModelSpec, found: _Found
+        self, spec: ModelSpec, found: Found, wish: Wish
     ) -> tuple[ServedModel, Callable[[], None]]:
-        weights = await in_thread(self.threads, self.memory.put, found.weights)
-        try:
-            skeleton = await in_thread(self.threads, self._skeleton, spec, found)
-        except BaseException:
-            weights.release()
-            raise
+        weights, skeleton = await self._weights_and_skeleton(spec, found, wish)
         skeleton.put_in(weights.tensors)
         model = ServedModel(
             spec,
@@ -196,7 +131,37 @@ class Bringer:
             raise
         return model, lambda: self._release(model, skeleton, weights)
 
-    def _skeleton(self, spec: ModelSpec, found: _Found) -> Skeleton:
+    async def _weights_and_skeleton(
+        self, spec: ModelSpec, found: Found, wish: Wish
+    ) -> tuple[DeviceWeights, Skeleton]:
+        """The skeleton is built while the weights come; where it cannot be, they need not come."""
+        weights, skeleton = await asyncio.gather(
+            in_thread(self.finder.threads.of(wish), self._put, found, wish),
+            self._build_skeleton(spec, found, wish),
+            return_exceptions=True,
+        )
+        if isinstance(skeleton, BaseException):
+            if not isinstance(weights, BaseException):
+                weights.release()
+            raise skeleton
+        if isinstance(weights, BaseException):
+            self.skeletons.give_back(skeleton)
+            raise weights
+        return weights, skeleton
+
+    def _put(self, found: Found, wish: Wish) -> DeviceWeights:
+        if found.tier is not Tier.REMOTE:
+            wish.note_begun()
+        return self.memory.put(found.weights)
+
+    async def _build_skeleton(self, spec: ModelSpec, found: Found, wish: Wish) -> Skeleton:
+        try:
+            return await in_thread(self.finder.threads.of(wish), self._skeleton, spec, found)
+        except Exception:
+            wish.withdraw("its network cannot be built")
+            raise
+
+    def _skeleton(self, spec: ModelSpec, found: Found) -> Skeleton:
         tensors = found.weights.layout.tensors
         signature = signature_of(found.folder, spec.task, tensors)
         shapes = {tensor.name: tensor.shape for tensor in tensors}
@@ -234,10 +199,8 @@ class Bringer:
 
     async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
         """The engine, made on the device, and one token of it."""
-        loop = asyncio.get_running_loop()
-        make = partial(
-            TransformersEngine, network, self.device, model.lane, self.generation_limits, loop
-        )
+        loop, limits = asyncio.get_running_loop(), self.finder.generation_limits
+        make = partial(TransformersEngine, network, self.device, model.lane, limits, loop)
         engine = (await self.device.run(make, lane=model.lane)).value
         async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
             pass

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from runtime.errors import StorageFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LOOK_EVERY_S = 0.02
@@ -64,13 +65,20 @@ class CacheLocks:
         """The right to delete a generation's files; None while anybody uses them."""
         return _lock(self._folder / f"{name}.use", fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def fetch(self, name: str) -> FileLock:
-        """The right to download into a generation; waits for who has it, until `close`."""
-        path = self._folder / f"{name}.fetch"
-        while (held := _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+    def fetch(self, name: str, check: Callable[[], None] = lambda: None) -> FileLock:
+        """The right to download into a generation; waits for who has it, until `close`.
+
+        `check` is called meanwhile, and may raise to end the wait.
+        """
+        while (held := self.fetch_if_free(name)) is None:
             if self._closed.wait(LOOK_EVERY_S):
                 raise StorageFailed("the pod shuts down while another one downloads")
+            check()
         return held
+
+    def fetch_if_free(self, name: str) -> FileLock | None:
+        """The right to download into a generation; None while somebody has it."""
+        return _lock(self._folder / f"{name}.fetch", fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
         """Let nobody wait for a download any more."""

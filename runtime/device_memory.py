@@ -34,7 +34,7 @@ class DeviceMemory(Protocol):
     device: torch.device
 
     def put(self, source: WeightSource) -> DeviceWeights:
-        """The tensors of `source` on the device; raises DeviceFull, ModelInvalid."""
+        """The tensors of `source` on the device; raises DeviceFull, LoadFailed, LoadCancelled."""
 
     def close(self) -> None:
         """Give back what the device's own working memory took."""

@@ -18,15 +18,17 @@ from runtime.cache_locks import CacheLocks, FileLock
 from runtime.disk_room import DiskRoom, disk_full, remove_generation
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
 from runtime.generation_folder import STAGING, GenerationFolder
-from runtime.partial_file import remove_partial, remove_stale_partials
+from runtime.partial_file import PART, remove_partial, remove_stale_partials
 from runtime.storage import RemoteFile, assets_of
+from runtime.wish import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from registry.model import ModelSpec
-    from runtime.link import LinkRate
+    from runtime.arrivals import Arrivals
+    from runtime.link import LinkRate, LinkUse
     from runtime.partial_file import PartialFile
     from runtime.storage import ModelStorage
     from runtime.storages import Storages
@@ -132,15 +134,35 @@ class DiskCache:
             self._weight_bytes[key] = size_bytes
         return size_bytes > 0
 
-    def fetch_weights(self, spec: ModelSpec) -> tuple[Path, ...]:
-        """Fetch the files of weights that are not here yet; raises LoadFailed."""
+    def fetch_weights(
+        self, spec: ModelSpec, wish: Wish | None = None, arrivals: Arrivals | None = None
+    ) -> tuple[Path, ...]:
+        """Fetch the files of weights that are not here yet; raises LoadFailed, LoadCancelled.
+
+        Args:
+            spec: a model whose small files are here.
+            wish: how much it is wanted; by default somebody waits.
+            arrivals: told of the bytes as they come, and of the end if that is good.
+        """
         folder = self.folder_of(spec.key)
         with self.hold(spec.key):
             files = self.weight_files(spec)
-            self._ensure(spec, files)
+            self._ensure(spec, files, wish, arrivals)
             shutil.rmtree(folder / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
+            if arrivals is not None:
+                arrivals.whole(folder)
+                arrivals.finish()
         return tuple(folder / file.path for file in files)
+
+    def discard_partial(self, key: str) -> None:
+        """Give back the space of files on their way, unless another pod goes on with them."""
+        folder = self.folder_of(key)
+        lock = self._locks.fetch_if_free(folder.name)
+        if lock is not None:
+            with lock:
+                for partial in folder.rglob("*" + PART):
+                    remove_partial(partial.with_name(partial.name.removesuffix(PART)))
 
     def discard(self, key: str) -> None:
         """Delete the files of a generation, unless another pod of the node uses them."""
@@ -172,18 +194,25 @@ class DiskCache:
     def _open(self, spec: ModelSpec) -> ModelStorage:
         return self._storages.open(spec.storage_uri, self.folder_of(spec.key) / STAGING)
 
-    def _ensure(self, spec: ModelSpec, files: Sequence[RemoteFile]) -> None:
+    def _ensure(
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        wish: Wish | None = None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         """Have `files` here, sound; one process at a time fetches what is not."""
-        folder = self.folder_of(spec.key)
+        folder, wish = self.folder_of(spec.key), wish or Wish()
         generation = GenerationFolder(folder)
         if not generation.unsound(files):
             return
-        with self._locks.fetch(folder.name):
+        with self._locks.fetch(folder.name, wish.check):
             missing = generation.unsound(files)  # another process may have fetched them meanwhile
             if not missing:
                 return
             try:
-                self._fetch_all(self._open(spec), missing, generation)
+                with self._link.use(wish) as link:
+                    self._fetch_all(self._open(spec), missing, generation, link, arrivals)
             except OSError as error:
                 _remove_partials(missing, folder)
                 needed = sum(file.size_bytes for file in missing)
@@ -193,23 +222,39 @@ class DiskCache:
                 raise
 
     def _fetch_all(
-        self, storage: ModelStorage, files: Sequence[RemoteFile], generation: GenerationFolder
+        self,
+        storage: ModelStorage,
+        files: Sequence[RemoteFile],
+        generation: GenerationFolder,
+        link: LinkUse,
+        arrivals: Arrivals | None,
     ) -> None:
         for file in files:
             (generation.path / file.path).unlink(missing_ok=True)
         with ExitStack() as stack:
             partials = self._room.open(files, generation.path, stack)
+            here = sum(span.size_bytes for partial in partials for span in partial.here())
+            link.wish.expect(sum(file.size_bytes for file in files), here)
+            if arrivals is not None:
+                for partial in partials:
+                    arrivals.watch(partial)
+                arrivals.whole(generation.path)
             with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files))) as pool:
                 fetches = [
-                    pool.submit(self._fetch, storage, partial, generation) for partial in partials
+                    pool.submit(self._fetch, storage, partial, generation, link)
+                    for partial in partials
                 ]
             for fetch in fetches:
                 fetch.result()
 
     def _fetch(
-        self, storage: ModelStorage, partial: PartialFile, generation: GenerationFolder
+        self,
+        storage: ModelStorage,
+        partial: PartialFile,
+        generation: GenerationFolder,
+        link: LinkUse,
     ) -> None:
-        storage.fetch(partial.file, partial, self._link)
+        storage.fetch(partial.file, partial, link)
         generation.put_in_place(partial)
 
     def _write_failure(self, error: OSError, folder: Path, needed: int) -> LoadFailed:

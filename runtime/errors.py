@@ -132,6 +132,17 @@ class LoadRefused(RuntimePackageError):
     retry_after_s = 1.0
 
 
+class LoadCancelled(RuntimePackageError):
+    """The load was given up before it was done: it was unloaded, or nobody waits any more."""
+
+    refusal = "load-failed"
+    retry_after_s = 1.0
+
+
+class HostTierRefused(RuntimePackageError):
+    """The model cannot be kept in tier `host`: it is off, or has no room."""
+
+
 class PeerFailed(RuntimePackageError):
     """The predict pod did not answer; whether it executed the request is not known."""
 
@@ -162,6 +173,8 @@ STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
     MemoryBusy: HTTPStatus.SERVICE_UNAVAILABLE,
     ModelInUse: HTTPStatus.SERVICE_UNAVAILABLE,
     LoadRefused: HTTPStatus.SERVICE_UNAVAILABLE,
+    LoadCancelled: HTTPStatus.SERVICE_UNAVAILABLE,
+    HostTierRefused: HTTPStatus.INSUFFICIENT_STORAGE,
     PeerFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     InferenceFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }

@@ -14,15 +14,15 @@ import struct
 from typing import TYPE_CHECKING
 
 from runtime.slab import SlabLayout, aligned, view_of
-from runtime.weight_source import map_file, read_exactly, touch_pages
+from runtime.weight_source import map_file, parts_of, read_exactly, touch_pages
 from runtime.weights import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
-    from runtime.weight_source import WeightSource
+    from runtime.weight_source import Part, WeightSource
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")
@@ -42,6 +42,13 @@ class HostImage:
         self._descriptor = descriptor
         self._name = name
         self.layout, self._begin = _read_header(descriptor, name)
+
+    def parts(self, most_bytes: int) -> Iterator[Part]:
+        """All of them at once: the image is whole."""
+        return parts_of(self.layout.size_bytes, most_bytes)
+
+    def confirm(self) -> None:
+        """An image gets its name when it is whole."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped: the pods of a node share the memory."""

@@ -1,44 +1,36 @@
 """Holding models on the device: one load per model at a time, different models side by side.
 
 A request that needs a model holds it: it is there, or the request joins the load under way, or it
-begins one under a claim of the registry. Failed loads are not tried again before their time.
+begins one under a claim of the registry. Failed loads are not tried again before their time. What
+a load does is `one_load`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.client import ClaimScope
-from registry.errors import ClaimLost
-from registry.model import ModelSpec, Tier
-from runtime.agent import Agent, Claim
-from runtime.errors import (
-    DeadlinePassed,
-    LoadFailed,
-    LoadRefused,
-    ModelBroken,
-    RuntimePackageError,
-)
+from registry.model import Tier
+from runtime.abandoned import AbandonedParams, goes_on
+from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
 from runtime.failures import Failures
-from runtime.metrics import LOAD_SECONDS, LOADS
+from runtime.one_load import Load, LoadRunner
+from runtime.threads import in_thread
+from runtime.tier_preloads import TierPreloads
+from runtime.wish import Wish
 
 if TYPE_CHECKING:
+    from registry.model import ModelSpec
     from registry.watch import ClusterWatch
-    from runtime.bringing import Bringer, Loaded
+    from runtime.agent import Agent
+    from runtime.bringing import Bringer
     from runtime.measurements import Measurements
     from runtime.reload_costs import ReloadCosts
     from runtime.served_model import ServedModel
     from runtime.store import Resident
-
-logger = logging.getLogger(__name__)
-
-CLAIM_PATIENCE_S = 6.0
-"""A refused claim is tried again this long: a gateway's unstarted claim is over after 5 s."""
-CLAIM_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +48,6 @@ class HeldModel:
         return self.resident.model
 
 
-@dataclass(slots=True)
-class _Load:
-    """A load under way. Mutable: owned by the event loop."""
-
-    spec: ModelSpec
-    scope: ClaimScope
-    done: asyncio.Future[Resident]
-    token: int | None = None
-    source: Tier = Tier.REMOTE
-    waiters: int = 0
-    is_settled: bool = False
-    """Whether the registry heard how it ended."""
-    begun_s: float = field(default_factory=time.monotonic)
-
-
 class Loads:
     """All loads of a pod."""
 
@@ -83,16 +60,28 @@ class Loads:
         measurements: Measurements,
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
+        abandoned: AbandonedParams = AbandonedParams(),  # noqa: B008 - it is frozen
     ) -> None:
-        self._bringer = bringer
-        self._costs = costs
+        self._finder = bringer.finder
         self._store = bringer.store
         self._agent = agent
-        self._measurements = measurements
         self._tasks = tasks
-        self._under_way: dict[str, _Load] = {}
+        self._abandoned = abandoned
+        self._under_way: dict[str, Load] = {}
         self._failures = Failures(watch)
-        self.completed_total = 0
+        self._preloads = TierPreloads(bringer.finder, tasks, agent.tell_tier)
+        self._runner = LoadRunner(
+            bringer,
+            agent=agent,
+            failures=self._failures,
+            measurements=measurements,
+            costs=costs,
+        )
+
+    @property
+    def completed_total(self) -> int:
+        """Loads that ended well."""
+        return self._runner.completed_total
 
     def is_loading(self, key: str) -> bool:
         """Whether the model is on its way to the device."""
@@ -107,26 +96,48 @@ class Loads:
             LoadFailed: it cannot be loaded, or was tried too recently.
             LoadRefused: the registry gave no claim.
             MemoryBusy: models in use hold the memory.
+            LoadCancelled: the model was unloaded meanwhile.
             DeadlinePassed: the load takes longer than the request may wait.
         """
+        started_s = time.monotonic()
+        remaining_s = None if deadline_s is None else deadline_s - started_s
+        try:
+            async with asyncio.timeout(remaining_s):
+                resident = self._pin(spec)
+                while resident is None and (load := self._ending(spec.key)) is not None:
+                    await load.over.wait()
+                    resident = self._pin(spec)
+                if resident is not None:
+                    return HeldModel(resident, "warm", 0.0)
+                return await self._join(spec, token, started_s)
+        except TimeoutError as error:
+            raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
+
+    def _pin(self, spec: ModelSpec) -> Resident | None:
         resident = self._store.pin(spec.key)
-        if resident is not None:
-            return HeldModel(resident, "warm", 0.0)
-        if (reason := self._store.broken_reason(spec.key)) is not None:
+        if resident is None and (reason := self._store.broken_reason(spec.key)) is not None:
             raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
-        load = self._under_way.get(spec.key) or self._begin(spec, ClaimScope.POD, token)
+        return resident
+
+    def _ending(self, key: str) -> Load | None:
+        """The load under way that was given up, if it is: nobody joins it."""
+        load = self._under_way.get(key)
+        return load if load is not None and load.wish.is_withdrawn else None
+
+    async def _join(self, spec: ModelSpec, token: int | None, started_s: float) -> HeldModel:
+        """Wait for the load under way, or for a new one."""
+        load = self._under_way.get(spec.key) or self._begin(
+            spec, ClaimScope.POD, token=token, is_preload=False
+        )
         if token is not None:
             load.token = max(token, load.token or 0)
         load.waiters += 1
-        started_s = time.monotonic()
+        load.wish.hasten()
+        self._preloads.hasten(spec.key)
         try:
-            remaining_s = None if deadline_s is None else deadline_s - started_s
-            async with asyncio.timeout(remaining_s):
-                resident = await asyncio.shield(load.done)
-        except BaseException as error:
+            resident = await asyncio.shield(load.done)
+        except BaseException:
             await self._stop_waiting(load)
-            if isinstance(error, TimeoutError):
-                raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
             raise
         return HeldModel(resident, load.source.value, time.monotonic() - started_s)
 
@@ -134,19 +145,51 @@ class Loads:
         """Give a held model back."""
         await self._store.unpin(held.resident)
 
-    async def _stop_waiting(self, load: _Load) -> None:
+    async def _stop_waiting(self, load: Load) -> None:
         """A waiter leaves: the load pins the model once for each that is left when it is done."""
         if not load.done.done():
             load.waiters -= 1
+            if load.waiters == 0:
+                self._abandon(load)
         elif not load.done.cancelled() and load.done.exception() is None:
             await self._store.unpin(load.done.result())
 
-    async def preload(self, spec: ModelSpec, scope: ClaimScope) -> None:
-        """Bring a model to the device without holding it; raises as `hold` does."""
+    def _abandon(self, load: Load) -> None:
+        """Nobody waits any more: the load makes way for others, or ends."""
+        self._preloads.relax(load.spec.key)
+        if load.is_preload or goes_on(load.wish.progress, self._abandoned):
+            load.wish.relax()
+        else:
+            load.wish.withdraw("nobody waits for it any more")
+
+    async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
+        """Bring a model to a tier without holding it; loads that requests wait for go first.
+
+        Raises as `hold` does, and HostTierRefused where tier `host` does not take it.
+        """
+        if tier is not Tier.DEVICE:
+            await self._preloads.bring(spec, tier)
+            return
+        while (ending := self._ending(spec.key)) is not None:
+            await ending.over.wait()
         if self._store.holds(spec.key):
             return
-        load = self._under_way.get(spec.key) or self._begin(spec, scope, None)
+        load = self._under_way.get(spec.key)
+        if load is None:
+            load = self._begin(spec, scope, token=None, is_preload=True)
+        load.is_preload = True
         await asyncio.shield(load.done)
+
+    async def cancel(self, key: str, reason: str) -> None:
+        """End what is under way for a model, and give back what it took; requests hear why."""
+        load = self._under_way.get(key)
+        self._preloads.withdraw(key, reason)
+        if load is not None:
+            load.wish.withdraw(reason)
+            await load.over.wait()
+        await self._preloads.wait_over(key)
+        if load is not None and not self._store.holds(key):
+            await in_thread(self._finder.threads, self._finder.cache.discard_partial, key)
 
     async def give_up(self, key: str, reason: str) -> None:
         """Take a model that hangs off the device and say so; requests to it hear the reason."""
@@ -156,18 +199,21 @@ class Loads:
 
     # One load
 
-    def _begin(self, spec: ModelSpec, scope: ClaimScope, token: int | None) -> _Load:
+    def _begin(
+        self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
+    ) -> Load:
         done: asyncio.Future[Resident] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_mark_retrieved)
-        load = _Load(spec, scope, done, token)
+        wish = Wish(is_urgent=not is_preload)
+        load = Load(spec, scope, done, token, wish, is_preload=is_preload)
         self._under_way[spec.key] = load
         self._tasks.create_task(self._run(load))
         return load
 
-    async def _run(self, load: _Load) -> None:
+    async def _run(self, load: Load) -> None:
         key = load.spec.key
         try:
-            resident = await self._load(load)
+            resident = await self._runner.run(load)
         except asyncio.CancelledError:
             load.done.cancel()
             raise
@@ -179,105 +225,9 @@ class Loads:
             await self._store.unpin(resident)
         finally:
             del self._under_way[key]
+            load.over.set()
             if not load.is_settled:
                 self._agent.tell_tier(key)  # which takes the claim back
-
-    async def _load(self, load: _Load) -> Resident:
-        """The model on the device, pinned once so that it is not evicted before it is used."""
-        self._failures.check(load.spec)
-        claim = Claim(None, 0)
-        try:
-            claim = await self._claim(load)
-            claim = await self._start(load, claim)
-            loaded = await self._bringer.bring(load.spec)
-            load.source = loaded.source  # a nearer copy may have been spoiled, or have gone
-        except LoadFailed as error:
-            await self._remember_failure(load, claim, error)
-            raise
-        except LoadRefused:
-            load.is_settled = True  # the claim is somebody else's
-            raise
-        except RuntimePackageError:
-            LOADS.labels(tier=load.source.value, outcome="refused").inc()
-            raise
-        except Exception as error:
-            logger.exception("load broke", extra={"key": load.spec.key})
-            failure = LoadFailed(f"{load.spec.key} could not be loaded: {error!r}")
-            await self._remember_failure(load, claim, failure)
-            raise failure from error
-        return await self._finish(load, claim, loaded)
-
-    async def _claim(self, load: _Load) -> Claim:
-        """The gateway's claim where it made one, else one of our own, with some patience."""
-        give_up_s = time.monotonic() + CLAIM_PATIENCE_S
-        while True:
-            if load.token is not None:
-                return self._agent.adopt(load.token)
-            try:
-                return await self._agent.claim(load.spec.key, load.scope)
-            except LoadRefused:
-                if load.scope is ClaimScope.POOL or time.monotonic() >= give_up_s:
-                    raise
-            await asyncio.sleep(CLAIM_PAUSE_S)
-
-    async def _start(self, load: _Load, claim: Claim) -> Claim:
-        key = load.spec.key
-        load.source = await self._bringer.nearest_tier(key)
-        try:
-            await self._agent.start_load(key, self._newest(load, claim), load.source)
-        except ClaimLost:  # the gateway's claim was over before we began
-            load.token = None
-            claim = await self._agent.claim(key, ClaimScope.POD)
-            try:
-                await self._agent.start_load(key, claim, load.source)
-            except ClaimLost as error:
-                raise LoadRefused(f"the load of {key} was given to somebody else") from error
-        return claim
-
-    async def _finish(self, load: _Load, claim: Claim, loaded: Loaded) -> Resident:
-        key = load.spec.key
-        resident = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
-        self._store.pin(key)
-        try:
-            await self._agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
-        except ClaimLost as error:
-            load.is_settled = True
-            LOADS.labels(tier=load.source.value, outcome="fenced").inc()
-            await self._store.retire(key, "claim-lost")
-            await self._store.unpin(resident)
-            raise LoadRefused(f"the load of {key} was given to somebody else") from error
-        load.is_settled = True
-        self._count_success(load, loaded.memory_bytes)
-        return resident
-
-    def _newest(self, load: _Load, claim: Claim) -> Claim:
-        """A joiner may have brought a newer token than the load began with."""
-        if load.token is not None and (claim.token is None or load.token > claim.token):
-            return self._agent.adopt(load.token)
-        return claim
-
-    def _count_success(self, load: _Load, size_bytes: int) -> None:
-        seconds, tier = time.monotonic() - load.begun_s, load.source.value
-        self._costs.observe(load.spec.key, load.source, size_bytes, seconds)
-        self.completed_total += 1
-        self._failures.forget(load.spec.key)
-        LOADS.labels(tier=tier, outcome="ok").inc()
-        LOAD_SECONDS.labels(tier=tier).observe(seconds)
-        self._measurements.add(load.spec.key, f"load:{tier}", seconds)
-        logger.info(
-            "model on the device",
-            extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
-        )
-
-    async def _remember_failure(self, load: _Load, claim: Claim, error: LoadFailed) -> None:
-        spec = load.spec
-        failure = self._failures.remember(spec, error)
-        LOADS.labels(tier=load.source.value, outcome="failed").inc()
-        logger.warning(
-            "load failed",
-            extra={"key": spec.key, "error": error, "attempts": failure.attempts},
-        )
-        load.is_settled = await self._agent.fail_load(spec.key, self._newest(load, claim), failure)
 
 
 def _mark_retrieved(future: asyncio.Future[Resident]) -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Self
 from runtime.checksums import CRC32
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtime.storage import RemoteFile
 
 SPAN_BYTES = 8 * 1024**2
@@ -60,6 +62,8 @@ class PartialFile:
         self._data = target.with_name(target.name + PART)
         self._journal = target.with_name(target.name + JOURNAL)
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._on_span: Callable[[Span], None] = lambda _: None
         self._sums = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -84,11 +88,28 @@ class PartialFile:
         """The spans that are not here yet."""
         return [span for span in spans_of(self.file.size_bytes) if span not in self._sums]
 
+    def here(self) -> list[Span]:
+        """The spans that are here."""
+        return sorted(self._sums)
+
+    def tell(self, on_span: Callable[[Span], None]) -> None:
+        """Call `on_span` with each span once it is here, in the thread that wrote it."""
+        self._on_span = on_span
+
+    def duplicate(self) -> int:
+        """A descriptor of the data, good also after the file has its name; the caller closes it."""
+        return os.dup(self._descriptor)
+
     def write(self, data: memoryview, at: int) -> None:
-        """Write all of `data` at byte `at`; raises OSError."""
-        while data:
-            written = os.pwrite(self._descriptor, data, at)
-            data, at = data[written:], at + written
+        """Write all of `data` at byte `at`; raises OSError.
+
+        One thread at a time, since the kernel lets no two write to one file: the second would not
+        sleep but spin for the whole of the first's write, on a core that the others need.
+        """
+        with self._writing:
+            while data:
+                written = os.pwrite(self._descriptor, data, at)
+                data, at = data[written:], at + written
 
     def note(self, span: Span, crc32: int) -> None:
         """Remember that a span is written, and its sum."""
@@ -96,6 +117,7 @@ class PartialFile:
         with self._lock, self._journal.open("a") as journal:
             journal.write(line)
             self._sums[span] = crc32
+        self._on_span(span)
 
     def crc32(self) -> int:
         """The sum of the whole file, once nothing is missing."""

@@ -19,6 +19,7 @@ from runtime.device import DeviceWorker
 from runtime.device_memory import open_device
 from runtime.disk_watch import watch_disk
 from runtime.host_tier import enter_host_tier
+from runtime.load_threads import LoadThreads
 from runtime.peer import PeerClient
 from runtime.server import LONGEST_CLOSE_S, listen
 from runtime.threads import in_thread
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOAD_THREADS = 8
 ABANDON_S = 1.0
 """How long abandoned requests may take to say so to their clients."""
 LAST_S = LONGEST_CLOSE_S + 3.0
@@ -58,7 +58,7 @@ class _Pod:
         self._stop = asyncio.Event()
         self._memory = open_device(settings.device)
         self._host = enter_host_tier(settings.host_path, settings.host_bytes)
-        self._load_threads = ThreadPoolExecutor(LOAD_THREADS, "load")
+        self._load_threads = LoadThreads()
         self._request_threads = ThreadPoolExecutor(max(2, settings.threads), "request")
 
     async def run(self) -> None:

@@ -1,7 +1,6 @@
 """Fetches the missing spans of a file side by side, each again after a fault, as far as it came.
 
-How many reads run at once follows from how fast one is: a loopback or a local folder is fast with
-two, an object store gives a connection a fraction of what it gives a machine. A source says what is
+How many reads run at once follows from what they bring (`reader_count`). A source says what is
 worth another try (`BrokenOff`); everything else ends the fetch.
 """
 
@@ -12,23 +11,23 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.checksums import CRC32
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
+from runtime.reader_count import FIRST_READERS, MOST_READERS, Pace, more_readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile, Span
 
-MOST_READERS = 16
-FIRST_READERS = 2
-FAST_BYTES_PER_S = 250 * 1024**2
-"""A reader that is slower than this is joined by another."""
+LOOK_S = 0.025
+"""How often the pace is looked at: a fraction of the time to the first byte of a store."""
 CHUNK_BYTES = 256 * 1024
 """Together with room allocated first, four times as fast to write as larger chunks."""
 ATTEMPTS = 6
@@ -46,6 +45,9 @@ class RangeReader(Protocol):
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
         """Bytes [start, end) in pieces of `buffer`, or fewer; raises BrokenOff or LoadFailed."""
 
+    def abort(self) -> None:
+        """End a read that another thread is in, soon; that read raises BrokenOff or is short."""
+
 
 class RangeSource(Protocol):
     """A file that can be read in ranges."""
@@ -54,57 +56,85 @@ class RangeSource(Protocol):
         """A reader for one thread."""
 
 
-def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkRate, *, what: str) -> None:
-    """Bring every missing span of `partial`, named `what` in errors; raises LoadFailed, OSError."""
+def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkUse, *, what: str) -> None:
+    """Bring every missing span of `partial`, named `what` in errors.
+
+    Raises LoadFailed, LoadCancelled, and OSError on a write error.
+    """
     _Fetch(source, partial, link, what).run()
 
 
 class _Fetch:
     """One file's fetch. Workers take spans until there are none or one has failed."""
 
-    def __init__(
-        self, source: RangeSource, partial: PartialFile, link: LinkRate, what: str
-    ) -> None:
+    def __init__(self, source: RangeSource, partial: PartialFile, link: LinkUse, what: str) -> None:
         self._source = source
         self._partial = partial
         self._link = link
         self._what = what
         self._todo = deque(partial.missing())
         self._lock = threading.Lock()
+        self._readers: list[RangeReader] = []
         self._working = 0
+        self._brought_bytes = 0
         self._done = threading.Event()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
 
     def run(self) -> None:
+        self._link.wish.listen(self._look)
+        try:
+            self._run()
+        finally:
+            self._link.wish.forget(self._look)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
         if len(self._todo) <= 1:
             self._working = 1
             self._work()
         else:
             with ThreadPoolExecutor(min(MOST_READERS, len(self._todo)), "ranges") as pool:
-                for _ in range(FIRST_READERS):
-                    self._start_worker(pool)
-                self._done.wait()
-        if self._failure is not None:
-            raise self._failure
+                self._start_workers(pool, FIRST_READERS)
+                self._grow(pool)
 
-    def _start_worker(self, pool: ThreadPoolExecutor) -> None:
-        with self._lock:
-            if self._working >= MOST_READERS or not self._todo:
-                return
-            self._working += 1
-        pool.submit(self._work, pool)
+    def _look(self) -> None:
+        """A load that is given up waits for no answer that is on its way."""
+        if self._link.wish.is_withdrawn:
+            with self._lock:
+                readers = list(self._readers)
+            for reader in readers:
+                reader.abort()
 
-    def _work(self, pool: ThreadPoolExecutor | None = None) -> None:
+    def _grow(self, pool: ThreadPoolExecutor) -> None:
+        """Let readers join while they help; returns once none is at work."""
+        begun_s, begun_bytes, before = time.monotonic(), 0, None
+        while not self._done.wait(LOOK_S):
+            now_s = time.monotonic()
+            with self._lock:
+                readers, brought = self._working, self._brought_bytes
+            if not readers:
+                continue
+            pace = Pace(readers, (brought - begun_bytes) / (now_s - begun_s))
+            if more := more_readers(pace, before, self._link.bytes_per_s):
+                self._start_workers(pool, more)
+                begun_s, begun_bytes, before = now_s, brought, pace
+
+    def _start_workers(self, pool: ThreadPoolExecutor, count: int) -> None:
+        for _ in range(count):
+            with self._lock:
+                if not self._todo:
+                    return
+                self._working += 1
+            pool.submit(self._work)
+
+    def _work(self) -> None:
         try:
             buffer = memoryview(bytearray(CHUNK_BYTES))
-            with self._source.reader() as reader:
+            with self._link.reader_place(), self._source.reader() as reader, self._known(reader):
                 while (span := self._next()) is not None:
-                    begun_s = time.monotonic()
                     self._bring(reader, span, buffer)
-                    seconds = time.monotonic() - begun_s
-                    if pool is not None and span.size_bytes < seconds * self._fast_bytes_per_s():
-                        self._start_worker(pool)
         except BaseException as error:  # it belongs to whoever waits for the file
             with self._lock:
                 self._failure = self._failure or error
@@ -115,12 +145,16 @@ class _Fetch:
                 if self._working == 0:
                     self._done.set()
 
-    def _fast_bytes_per_s(self) -> float:
-        """What is fast for one reader: where the link is the limit, most of its part of it."""
-        if self._link.bytes_per_s is None:
-            return FAST_BYTES_PER_S
+    @contextmanager
+    def _known(self, reader: RangeReader) -> Iterator[None]:
         with self._lock:
-            return min(FAST_BYTES_PER_S, 0.75 * self._link.bytes_per_s / self._working)
+            self._readers.append(reader)
+        try:
+            self._link.wish.check()
+            yield
+        finally:
+            with self._lock:
+                self._readers.remove(reader)
 
     def _next(self) -> Span | None:
         with self._lock:
@@ -137,6 +171,8 @@ class _Fetch:
                     crc32 = CRC32.update(chunk, crc32)
                     at += len(chunk)
                     DOWNLOADED_BYTES.inc(len(chunk))
+                    with self._lock:
+                        self._brought_bytes += len(chunk)
                     if self._stop.is_set():
                         return
                 if at >= span.end:
@@ -145,6 +181,7 @@ class _Fetch:
                 broken = BrokenOff("the body was shorter than asked for")
             except BrokenOff as error:
                 broken = error
+            self._link.wish.check()
             failures = failures + 1 if at == begun_at else 1
             if failures >= ATTEMPTS:
                 raise StorageFailed(

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from registry.client import ClaimScope
-from registry.model import ModelName
+from registry.model import ModelName, Tier
 from runtime.errors import Draining, ModelInUse, ModelNotFound
 
 if TYPE_CHECKING:
@@ -135,27 +135,33 @@ class Repository:
             reason=failure.message if failure is not None else "",
         )
 
-    async def load(self, segment: str) -> None:
-        """Bring a model to the device; raises ModelNotFound, LoadFailed, Draining."""
+    async def load(self, segment: str, tier: Tier = Tier.DEVICE) -> None:
+        """Bring a model to the device, or only so near as `tier` says.
+
+        Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, Draining.
+        """
         if self.service.is_draining:
             raise Draining("the pod is draining and loads nothing")
         spec = await self.find(segment, "")
-        await self.loads.preload(spec, ClaimScope.POD)
+        await self.loads.preload(spec, ClaimScope.POD, tier)
 
     async def unload(self, segment: str) -> None:
         """Take a model off the device once nobody uses it; its files stay on disk.
+
+        One that is on its way ends there: requests hear so, and what it took is given back.
 
         Raises:
             ModelNotFound: it is neither declared nor here.
             ModelInUse: requests keep using it.
         """
         name = ModelName.from_path_segment(segment)
-        keys = [key for key in self._keys(name) if self.store.holds(key)]
-        if not keys and self.declared.record(name) is None:
+        keys = self._keys(name)
+        if not any(self.store.holds(key) for key in keys) and self.declared.record(name) is None:
             raise ModelNotFound(f"model {name} is not declared")
         try:
             async with asyncio.timeout(UNLOAD_PATIENCE_S):
                 for key in keys:
+                    await self.loads.cancel(key, f"{name} was unloaded")
                     await self.store.retire(key, "unload")
                     await self.store.wait_gone(key)
         except TimeoutError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from registry.model import Tier
 from runtime.bodies import Protocol
 from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.infer_route import InferRoute, error_response
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Request], Awaitable[Response]]
 
+LOADABLE: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 MOST_ORDER_BYTES = 64 * 1024
 """Longest body of a request to the repository."""
 
@@ -125,13 +127,10 @@ class Routes:
         return _json([asdict(each) for each in self.repository.index(ready_only=ready_only)])
 
     async def _load(self, request: Request) -> Response:
-        """Bring a model to the device."""
-        if (await _document(request)).get("parameters"):
-            raise InvalidRequest(
-                "a model is loaded as it was declared: 'parameters' must be left out"
-            )
+        """Bring a model to the device, or to the tier that the parameters name."""
+        tier = _tier_of((await _document(request)).get("parameters") or {})
         segment = request.path_params["model"]
-        await self.repository.load(segment)
+        await self.repository.load(segment, tier)
         return _json({"name": segment, "load": True})
 
     async def _unload(self, request: Request) -> Response:
@@ -139,6 +138,20 @@ class Routes:
         segment = request.path_params["model"]
         await self.repository.unload(segment)
         return _json({"name": segment, "unload": True})
+
+
+def _tier_of(parameters: Any) -> Tier:
+    """How near a model is to be brought; raises InvalidRequest."""
+    if not isinstance(parameters, dict) or parameters.keys() - {"tier"}:
+        raise InvalidRequest(
+            "a model is loaded as it was declared: 'parameters' may have 'tier' and nothing else"
+            f" ({', '.join(LOADABLE)}), was {str(parameters)[:100]}"
+        )
+    tier = parameters.get("tier", Tier.DEVICE.value)
+    for each in LOADABLE:
+        if tier == each.value:
+            return each
+    raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
 
 
 def _answering(handler: Handler) -> Handler:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 import ssl
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -136,7 +137,15 @@ class S3Reader:
         self._etag = etag
         self._size_bytes = size_bytes
         self._connection: http.client.HTTPConnection | None = None
+        self._reading: http.client.HTTPConnection | None = None
         self._url = ""
+
+    def abort(self) -> None:
+        """Shut the connection that a read in another thread waits for."""
+        reading = self._reading
+        if reading is not None and reading.sock is not None:
+            with suppress(OSError):  # it ended by itself
+                reading.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give the connection back, where it is good for another request."""
@@ -148,7 +157,7 @@ class S3Reader:
         """Bytes [start, end); raises BrokenOff, ModelChanged, StorageFailed."""
         self._url = self._sign()
         connection = self._connection or self._connections.take(self._url)
-        self._connection = None
+        self._connection, self._reading = None, connection
         is_whole = False
         try:
             answer = self._ask(connection, start, end)
@@ -162,6 +171,7 @@ class S3Reader:
         except FAULTS as error:
             raise BrokenOff(f"{type(error).__name__}: {error}") from error
         finally:
+            self._reading = None
             if is_whole:
                 self._connection = connection
             else:

@@ -78,6 +78,12 @@ class PodSettings:
     )
     pvc_dir: str = option("/mnt/pvc", str, "folder where claims of pvc:// are mounted by name")
     link_rate: int = option(0, whole(0), "bytes per second that all downloads share; 0: no limit")
+    end_abandoned_downloads: bool = option(
+        False,
+        truth,
+        "end a download that no request waits for any more and that is not nearly done; what has"
+        " come stays on disk",
+    )
     threads: int = option(1, whole(1), "threads of one inference")
     allow_simulated_work: bool = option(
         False, truth, "honour x-pilotlight-simulate; for experiments only"

@@ -27,6 +27,12 @@ class SingleFlight(Generic[Key, Value]):
             self._tasks.create_task(self._fly(key, work, future))
         return await asyncio.shield(future)
 
+    async def wait_over(self, key: Key) -> None:
+        """Return once no work of the key is under way, however that ended."""
+        future = self._flights.get(key)
+        if future is not None:
+            await asyncio.wait({future})
+
     async def _fly(
         self, key: Key, work: Callable[[], Awaitable[Value]], future: asyncio.Future[Value]
     ) -> None:

@@ -2,14 +2,16 @@
 
 Bytes are read from the source into a buffer of the ring while the buffers before it are copied to
 the device on a stream of their own, beside running inference. A buffer is filled again only when
-its copy is over. What allocates and copies is a `CopyEngine`: CUDA, or a fake one in tests.
+its copy is over, and taken only for bytes that are there: a slow download holds none up. What
+allocates and copies is a `CopyEngine`: CUDA, or a fake one in tests.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,10 +20,11 @@ from runtime.slab import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     import torch
 
-    from runtime.weight_source import WeightSource
+    from runtime.weight_source import Part, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
 """As ServerlessLLM has it; large enough that the start of a copy costs nothing."""
@@ -106,10 +109,20 @@ class StagedMemory:
         self._readers = ThreadPoolExecutor(readers, "reader")
 
     def put(self, source: WeightSource) -> DeviceWeights:
-        """Allocate a slab and fill it; raises DeviceFull, ModelInvalid."""
+        """Allocate a slab and fill it with parts as they can be read.
+
+        Raises DeviceFull, LoadFailed, LoadCancelled; nothing of the slab is left then.
+        """
         layout = source.layout
         slab = self._engine.allocate(layout.size_bytes)
-        self._fill(slab, source)
+        try:
+            self._fill(slab, source)
+            source.confirm()
+        except BaseException as error:
+            self._engine.settle(slab)  # no copy may still write to memory that is given back
+            traceback.clear_frames(error.__traceback__)  # which the error would keep alive
+            del slab
+            raise
         self._engine.settle(slab)
         tensors = {tensor.name: view_of(slab, tensor) for tensor in layout.tensors}
         return DeviceWeights(tensors, layout.size_bytes)
@@ -117,23 +130,28 @@ class StagedMemory:
     def _fill(self, slab: torch.Tensor, source: WeightSource) -> None:
         """Copy all parts; after an error those under way end before it is raised."""
         has_failed = threading.Event()
-        step = self._ring.buffer_bytes
-        parts = [
-            self._readers.submit(_unless(has_failed, self._copy_part), slab, source, first)
-            for first in range(0, source.layout.size_bytes, step)
-        ]
-        errors = [error for part in parts if (error := part.exception()) is not None]
-        if errors:
-            self._engine.settle(slab)  # no copy may still write to memory that is given back
-            raise errors[0]
+        copies: list[Future[None]] = []
+        try:
+            for part in source.parts(self._ring.buffer_bytes):
+                if has_failed.is_set():
+                    break
+                copy = _unless(has_failed, self._copy_part)
+                copies.append(self._readers.submit(copy, slab, source, part))
+        except BaseException:
+            has_failed.set()
+            wait(copies)
+            raise
+        wait(copies)
+        for each in copies:
+            each.result()
 
-    def _copy_part(self, slab: torch.Tensor, source: WeightSource, first: int) -> None:
-        count = min(self._ring.buffer_bytes, source.layout.size_bytes - first)
+    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: Part) -> None:
         buffer = self._ring.take()
         try:
-            staged = buffer.memory.narrow(0, 0, count)
-            source.read_into(first, staged.numpy().data)
-            buffer.in_flight = self._engine.copy(slab.narrow(0, first, count), staged)
+            staged = buffer.memory.narrow(0, 0, part.size_bytes)
+            source.read_into(part.offset, staged.numpy().data)
+            target = slab.narrow(0, part.offset, part.size_bytes)
+            buffer.in_flight = self._engine.copy(target, staged)
         finally:
             self._ring.give_back(buffer)
 
@@ -143,15 +161,15 @@ class StagedMemory:
 
 
 def _unless(
-    has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, int], None]
-) -> Callable[[torch.Tensor, WeightSource, int], None]:
+    has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, Part], None]
+) -> Callable[[torch.Tensor, WeightSource, Part], None]:
     """Parts that come after a failed one are not read."""
 
-    def run(slab: torch.Tensor, source: WeightSource, first: int) -> None:
+    def run(slab: torch.Tensor, source: WeightSource, part: Part) -> None:
         if has_failed.is_set():
             return
         try:
-            copy_part(slab, source, first)
+            copy_part(slab, source, part)
         except BaseException:
             has_failed.set()
             raise

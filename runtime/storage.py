@@ -15,7 +15,7 @@ from runtime.errors import ModelInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
@@ -44,8 +44,11 @@ class ModelStorage(Protocol):
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files under the model's folder; raises StorageFailed."""
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
-        """Bring what `partial` lacks of `file`; raises LoadFailed, and OSError on a write error."""
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
+        """Bring what `partial` lacks of `file`.
+
+        Raises LoadFailed, LoadCancelled, and OSError on a write error.
+        """
 
 
 def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:

@@ -21,7 +21,7 @@ from runtime.storage import MOST_LISTED, RemoteFile, checked_listing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile
 
 
@@ -67,7 +67,7 @@ class FolderStorage:
                     str(status.st_mtime_ns),
                 )
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
         """Copy the missing spans of one file at the link's rate."""
         path = self._folder / file.path
         self._check_bounds(path)
@@ -135,6 +135,9 @@ class _FileReader:
                 raise ModelChanged(f"{self.what} became shorter while it was copied")
             start += count
             yield buffer[:count]
+
+    def abort(self) -> None:
+        """A disk answers by itself."""
 
 
 def _check_unchanged(path: Path, file: RemoteFile, what: str) -> None:

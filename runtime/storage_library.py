@@ -24,7 +24,7 @@ from runtime.storage_file import FolderStorage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile
 
 LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
@@ -54,7 +54,7 @@ class LibraryStorage:
         """All files of the model, which are fetched for it."""
         return self._folder().list_files()
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
         """Copy one file out of what was fetched."""
         self._folder().fetch(file, partial, link)
 

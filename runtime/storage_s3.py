@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
     from runtime.checksums import Crc
-    from runtime.link import LinkRate
+    from runtime.link import LinkUse
     from runtime.partial_file import PartialFile
     from runtime.s3_connections import S3Reader
     from runtime.s3_options import S3Options
@@ -118,7 +118,7 @@ class S3Storage:
                     )
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkRate) -> None:
+    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
         """Bring the missing spans of one object, then compare S3's checksum."""
         what = f"{self._uri}/{file.path}"
         head = self._head(file, what)

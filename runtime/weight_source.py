@@ -8,6 +8,7 @@ import mmap
 import os
 from bisect import bisect_right
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,11 +18,35 @@ from runtime.slab import SlabLayout, lay_out, view_of
 from runtime.weights import StoredTensor, read_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 MADV_POPULATE_READ = 22
 """Of Linux; Python has no name for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a slab: `size_bytes` from `offset` on."""
+
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a slab that lie in one file."""
+
+    file: int
+    file_offset: int
+    slab_offset: int
+    size_bytes: int
+
+
+def parts_of(size_bytes: int, most_bytes: int) -> Iterator[Part]:
+    """A slab in parts, in order."""
+    for first in range(0, size_bytes, most_bytes):
+        yield Part(first, min(most_bytes, size_bytes - first))
 
 
 class WeightSource(Protocol):
@@ -29,8 +54,14 @@ class WeightSource(Protocol):
 
     layout: SlabLayout
 
+    def parts(self, most_bytes: int) -> Iterator[Part]:
+        """The whole slab in parts, each once it can be read; raises LoadFailed, LoadCancelled."""
+
+    def confirm(self) -> None:
+        """Return once what was read is known to be right; raises as `parts` does."""
+
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, mapped and not copied; writing to one changes no file."""
+        """All tensors, mapped and not copied, once all are here; writing to one changes no file."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the slab's bytes from `offset` on; raises ModelInvalid.
@@ -46,37 +77,77 @@ class DiskWeights:
     """The safetensors files of a model; a tensor that several hold is the last one's."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Read the headers; raises ModelInvalid."""
-        self._paths = tuple(paths)
-        self._found: dict[str, tuple[int, StoredTensor]] = {
-            tensor.name: (index, tensor)
-            for index, path in enumerate(paths)
-            for tensor in read_tensors(path)
-        }
-        self.layout = lay_out([tensor for _, tensor in self._found.values()])
-        self._starts = [tensor.offset for tensor in self.layout.tensors]
+        """Open the files and read their headers; raises ModelInvalid."""
         with ExitStack() as stack:
-            self._descriptors = [_opened(path, stack) for path in paths]
+            descriptors = [_opened(path, stack) for path in paths]
+            self._files = OpenFiles([path.name for path in paths], descriptors)
             self._open = stack.pop_all()
+        self.layout = self._files.layout
+
+    def parts(self, most_bytes: int) -> Iterator[Part]:
+        """All of them at once: the files are here."""
+        return parts_of(self.layout.size_bytes, most_bytes)
+
+    def confirm(self) -> None:
+        """They were checked when they came."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors; one whose bytes lie unaligned in its file is copied."""
-        ends = [0] * len(self._paths)
+        return self._files.map_tensors()
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Read each tensor's share of `target` from its file."""
+        self._files.read_into(offset, target)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._open.close()
+
+
+class OpenFiles:
+    """Open safetensors files whose headers are here, seen as one slab."""
+
+    def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
+        """Read the headers; raises ModelInvalid. The caller closes the descriptors."""
+        self._names = tuple(names)
+        self._descriptors = tuple(descriptors)
+        self._found: dict[str, tuple[int, StoredTensor]] = {
+            tensor.name: (index, tensor)
+            for index, (name, descriptor) in enumerate(zip(names, descriptors, strict=True))
+            for tensor in read_tensors(descriptor, name)
+        }
+        self.layout = lay_out([tensor for _, tensor in self._found.values()])
+        self._starts = [tensor.offset for tensor in self.layout.tensors]
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors; one whose bytes lie unaligned in its file is copied."""
+        ends = [0] * len(self._names)
         for index, tensor in self._found.values():
             ends[index] = max(ends[index], tensor.offset + tensor.size_bytes)
         regions = [
-            map_file(descriptor, end, name=path.name)
-            for descriptor, end, path in zip(self._descriptors, ends, self._paths, strict=True)
+            map_file(descriptor, end, name=name)
+            for descriptor, end, name in zip(self._descriptors, ends, self._names, strict=True)
         ]
-        for region, path in zip(regions, self._paths, strict=True):
-            touch_pages(region, name=path.name)
+        for region, name in zip(regions, self._names, strict=True):
+            touch_pages(region, name=name)
         return {
             name: view_of(regions[index], tensor) for name, (index, tensor) in self._found.items()
         }
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Read each tensor's share of `target` from its file."""
-        end = offset + len(target)
+        for piece in self.pieces(offset, len(target)):
+            first = piece.slab_offset - offset
+            read_exactly(
+                self._descriptors[piece.file],
+                piece.file_offset,
+                target[first : first + piece.size_bytes],
+                name=self._names[piece.file],
+            )
+
+    def pieces(self, offset: int, size_bytes: int) -> Iterator[Piece]:
+        """Where the slab's bytes from `offset` on lie, without those between tensors."""
+        end = offset + size_bytes
         for placed in self.layout.tensors[max(0, bisect_right(self._starts, offset) - 1) :]:
             if placed.offset >= end:
                 return
@@ -85,16 +156,7 @@ class DiskWeights:
             if first >= last:
                 continue
             index, stored = self._found[placed.name]
-            read_exactly(
-                self._descriptors[index],
-                stored.offset + first - placed.offset,
-                target[first - offset : last - offset],
-                name=self._paths[index].name,
-            )
-
-    def close(self) -> None:
-        """Close the files."""
-        self._open.close()
+            yield Piece(index, stored.offset + first - placed.offset, first, last - first)
 
 
 def map_weights(paths: Sequence[Path]) -> Mapping[str, torch.Tensor]:

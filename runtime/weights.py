@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEADER_LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100 * 1024**2
@@ -64,63 +62,62 @@ class StoredTensor:
         )
 
 
-def read_tensors(path: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a file in the order of their bytes; raises ModelInvalid where it is not whole.
+def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
+    """The tensors of an open file in the order of their bytes; `file` is its name in errors.
 
-    Gaps between tensors are allowed, as some writers align them; tensors may not overlap.
+    Gaps between tensors are allowed, as some writers align them; tensors may not overlap. Raises
+    ModelInvalid where the file has not the size that its header promises.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as source:
-            prefix = source.read(HEADER_LENGTH_BYTES)
-            if len(prefix) < HEADER_LENGTH_BYTES:
-                raise ModelInvalid(f"{path.name} is truncated: it has only {size} bytes")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(MOST_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
-                raise ModelInvalid(
-                    f"{path.name} is corrupt or truncated: its header says {length} bytes,"
-                    f" the file has {size}"
-                )
-            header = json.loads(source.read(length))
+        size = os.fstat(descriptor).st_size
+        prefix = os.pread(descriptor, HEADER_LENGTH_BYTES, 0)
+        if len(prefix) < HEADER_LENGTH_BYTES:
+            raise ModelInvalid(f"{file} is truncated: it has only {size} bytes")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(MOST_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
+            raise ModelInvalid(
+                f"{file} is corrupt or truncated: its header says {length} bytes,"
+                f" the file has {size}"
+            )
+        header = json.loads(os.pread(descriptor, length, HEADER_LENGTH_BYTES))
         begin = HEADER_LENGTH_BYTES + length
         tensors = [
-            _tensor(path, name, entry, begin)
+            _tensor(file, name, entry, begin)
             for name, entry in header.items()
             if name != "__metadata__"
         ]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ModelInvalid(f"{path.name} is corrupt: its header cannot be read") from error
+        raise ModelInvalid(f"{file} is corrupt: its header cannot be read") from error
     except OSError as error:
-        raise ModelInvalid(f"{path.name} cannot be read: {error}") from error
+        raise ModelInvalid(f"{file} cannot be read: {error}") from error
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes, tensor.name))
-    _check_extent(path, tensors, begin=begin, size=size)
+    _check_extent(file, tensors, begin=begin, size=size)
     return tuple(tensors)
 
 
-def _tensor(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+def _tensor(file: str, name: str, entry: Any, begin: int) -> StoredTensor:
     first, last = entry["data_offsets"]
     shape = tuple(int(length) for length in entry["shape"])
     tensor = StoredTensor(name, str(entry["dtype"]), shape, begin + int(first), last - first)
     if not tensor.is_sound() or first < 0:
         raise ModelInvalid(
-            f"{path.name} is not a valid safetensors file: tensor {name!r} of type {tensor.dtype}"
+            f"{file} is not a valid safetensors file: tensor {name!r} of type {tensor.dtype}"
             f" and shape {list(shape)} lies at bytes {first} to {last};"
             f" the types are {', '.join(DTYPES)}"
         )
     return tensor
 
 
-def _check_extent(path: Path, tensors: list[StoredTensor], *, begin: int, size: int) -> None:
+def _check_extent(file: str, tensors: list[StoredTensor], *, begin: int, size: int) -> None:
     end = begin
     for tensor in tensors:
         if tensor.offset < end and tensor.size_bytes:
             raise ModelInvalid(
-                f"{path.name} is not a valid safetensors file: tensor {tensor.name!r}"
+                f"{file} is not a valid safetensors file: tensor {tensor.name!r}"
                 " overlaps the one before it"
             )
         end = max(end, tensor.offset + tensor.size_bytes)
     if end != size:
         raise ModelInvalid(
-            f"{path.name} is corrupt or truncated: its header promises {end} bytes,"
-            f" the file has {size}"
+            f"{file} is corrupt or truncated: its header promises {end} bytes, the file has {size}"
         )

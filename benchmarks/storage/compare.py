@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
 from benchmarks.machine import REPOSITORY
+from benchmarks.marks import Mark
+from benchmarks.peers import has_peer
 from benchmarks.quantiles import spread
-from benchmarks.storage.ways import BUCKET, KEY, WAYS
+from benchmarks.storage.serving import environment_of, serving
+from benchmarks.storage.ways import BUCKET, CRT, CRT_MODULE, KEY, OURS, WAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,9 +56,9 @@ def compare(*, repeats: int, is_quick: bool) -> list[Sample]:
         for what, size in list(SIZES.items())[: 1 if is_quick else None]:
             source = folder / "s3" / BUCKET / KEY
             _write_object(source, size)
-            with _server(folder / "s3") as url:
+            with serving(folder / "s3") as url:
                 for _ in range(repeats):
-                    samples += [_fetch(way, what, source, folder, url) for way in WAYS]
+                    samples += [_fetch(way, what, source, folder, url) for way in _able_ways()]
     return samples
 
 
@@ -72,51 +71,18 @@ def _write_object(path: Path, size: int) -> None:
             sink.write(rng.randbytes(min(_PIECE, size - at)))
 
 
-@contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    port = 20_000 + os.getpid() % 20_000
-    command = [sys.executable, "-m", "benchmarks.storage.server", str(port), str(folder)]
-    process = subprocess.Popen(command, cwd=REPOSITORY)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        give_up_s = time.monotonic() + 20
-        while not _answers(url):
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise RuntimeError("the server did not start")
-            time.sleep(0.05)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.head(url, trust_env=False).status_code == httpx.codes.NOT_FOUND
-    except httpx.TransportError:
-        return False
-
-
 def _fetch(way: str, what: str, source: Path, folder: Path, url: str) -> Sample:
+    size = source.stat().st_size
     target = folder / "target"
     target.mkdir()
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("AWS_")}
-    environment |= {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "bench",
-        "AWS_SECRET_ACCESS_KEY": "bench",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "no_proxy": "127.0.0.1",
-    }
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.storage.ways", way, str(target)],
+            [sys.executable, "-m", "benchmarks.storage.ways", way, str(target), str(size)],
             cwd=REPOSITORY,
-            env=environment,
+            env=environment_of(url),
             check=True,
             stdout=subprocess.PIPE,
         )
-        size = source.stat().st_size
         (brought,) = (
             path for path in target.rglob("*") if path.is_file() and path.stat().st_size == size
         )
@@ -128,6 +94,29 @@ def _fetch(way: str, what: str, source: Path, folder: Path, url: str) -> Sample:
     return Sample(way, what, size, measured["seconds"], measured["cpu_s"], measured["peak_bytes"])
 
 
+def skipped() -> str:
+    """What is left out and why, or nothing."""
+    return "" if has_peer(CRT_MODULE) else f"{CRT}: awscrt is not installed (make bench-peers)"
+
+
+def _able_ways() -> list[str]:
+    return [way for way in WAYS if way != CRT or has_peer(CRT_MODULE)]
+
+
+def marks(samples: Sequence[Sample]) -> Iterator[Mark]:
+    """Ahead of every other way, object by object."""
+    for what in dict.fromkeys(each.object for each in samples):
+        took: dict[str, list[float]] = {}
+        for each in samples:
+            if each.object == what:
+                took.setdefault(each.way, []).append(each.seconds)
+        ours = median(took.pop(OURS))
+        for way, seconds in took.items():
+            other = median(seconds)
+            seen = f"{ours:.2f} s against {other:.2f} s, {other / ours:.2f} times"
+            yield Mark(f"{what} to disk ahead of {way}", seen, ours < other)
+
+
 def summary(samples: Sequence[Sample]) -> str:
     """A Markdown table of medians, with the spread over repeats."""
     lines = [
@@ -135,7 +124,7 @@ def summary(samples: Sequence[Sample]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for what in dict.fromkeys(sample.object for sample in samples):
-        for way in WAYS:
+        for way in dict.fromkeys(sample.way for sample in samples):
             of_way = [each for each in samples if (each.object, each.way) == (what, way)]
             took = spread([each.seconds for each in of_way])
             rate = spread([each.gb_per_s for each in of_way]).median

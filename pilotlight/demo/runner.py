@@ -59,7 +59,7 @@ def run_demo(home: Home, output: Output, *, full: bool) -> None:
         raise settings.home.already_running()
     prepare_samples(settings, output)
     log_to(settings)
-    output.note(f"The demo takes {'6 to 8 minutes' if full else '2 to 3 minutes'}.")
+    output.note(f"The demo takes {'4 to 6 minutes' if full else '2 to 3 minutes'}.")
     report = asyncio.run(_run(settings, output, scale))
     tell_end(output, report)
     if output.as_json:

@@ -239,7 +239,9 @@ def pool() -> str:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=30) as shared:
+    # No expiry: a thread that closes an idle connection may close another's that is in use.
+    limits = httpx.Limits(keepalive_expiry=None)
+    with httpx.Client(trust_env=False, timeout=30, limits=limits) as shared:
         yield shared
 
 

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
 from gateway.__main__ import running_front
 from gateway.client_request import ClientRequest
-from gateway.http_server import GatewayProtocol
+from gateway.http_server import MOST_HEAD_BYTES, GatewayProtocol
 from gateway.routes import Target
 from gateway.settings import GatewaySettings
 from registry.model import ModelName, Tier
@@ -200,6 +201,53 @@ def test_a_connection_is_not_idle_while_a_request_runs() -> None:
             await asyncio.sleep(1.2)
             release[1].set()
             assert await an_answer(reader) == b"ok"
+
+    run(test())
+
+
+@pytest.mark.parametrize("begun", [b"", HEAD, b"POST /v2/models/m/infer HT"])
+def test_a_client_that_does_not_finish_its_head_is_left(begun: bytes) -> None:
+    async def test() -> None:
+        async with connected(echo, keep_alive_s=1) as (reader, writer, made):
+            writer.write(begun)
+            assert await reader.read() == b""
+            await until(lambda: not made[0].connections)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
+)
+def test_a_head_without_an_end_is_refused(begun: bytes, more: bytes) -> None:
+    async def test() -> None:
+        async with connected(echo) as (reader, writer, _):
+            writer.write(begun + more * (MOST_HEAD_BYTES // len(more)))
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+
+    run(test())
+
+
+def test_a_head_of_many_reads_is_no_longer_than_it_is() -> None:
+    async def test() -> None:
+        async with connected(echo) as (reader, writer, _):
+            for _ in range(3):  # each is counted by itself
+                writer.write(HEAD + b"x-long: " + b"y" * (MOST_HEAD_BYTES // 2))
+                await asyncio.sleep(0.02)
+                writer.write(b"\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000)
+                assert await an_answer(reader) == b"z" * 100_000
+
+    run(test())
+
+
+def test_a_status_that_has_no_name_is_passed_on() -> None:
+    async def test() -> None:
+        async def odd(client: ClientRequest) -> None:
+            client.answer(799, [], b"odd")
+
+        async with connected(odd) as (reader, writer, _):
+            writer.write(HEAD + b"\r\n")
+            assert await reader.readline() == b"HTTP/1.1 799 \r\n"
 
     run(test())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,9 +14,11 @@ from runtime.device import DeviceWorker
 from runtime.device_memory import CpuMemory
 from runtime.disk_cache import DiskCache
 from runtime.eviction import POLICIES
+from runtime.finding import Finder
 from runtime.frontends import Frontends
 from runtime.host_tier import enter_host_tier
 from runtime.link import LinkRate
+from runtime.load_threads import LoadThreads
 from runtime.settings import PodSettings
 from runtime.skeletons import Skeletons
 from runtime.storages import Storages
@@ -85,25 +86,16 @@ async def local_pod(
     device.start()
     evictions: list[Eviction] = []
     store = ModelStore(budget_bytes, evictions.append, policy=POLICIES[policy])
-    with ThreadPoolExecutor(4) as threads:
+    with LoadThreads(6) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
                 frontends = Frontends(cache, threads, tasks)
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 demotions = Demotions(host, cache, threads, moved.put_nowait)
                 running = tasks.create_task(demotions.run())
-                bringer = Bringer(
-                    store,
-                    cache,
-                    host,
-                    memory,
-                    Skeletons(),
-                    frontends,
-                    device,
-                    threads,
-                    threads,
-                    PodSettings().generation_limits,
-                )
+                limits = PodSettings().generation_limits
+                finder = Finder(store, cache, host, frontends, threads, limits)
+                bringer = Bringer(store, finder, memory, Skeletons(), device, threads)
                 yield LocalPod(bringer, demotions, moved, evictions)
                 running.cancel()
         finally:

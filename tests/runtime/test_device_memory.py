@@ -91,7 +91,7 @@ def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
         assert await pod.answer(second) != expected
         await pod.load(first)  # beside it, with a skeleton of its own
         assert await pod.answer(first) == expected
-        frontends = [await pod.bringer.frontends.get(spec) for spec in (first, second)]
+        frontends = [await pod.bringer.finder.frontends.get(spec) for spec in (first, second)]
         assert frontends[0] is frontends[1]
 
     run(tmp_path, work)

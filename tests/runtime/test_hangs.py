@@ -28,7 +28,7 @@ def endless(models: Path, folder: Path) -> Path:
 def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     spec = cluster.declare("m", endless(models, tmp_path))
     cluster.declare("other", models / "tiny-bert")
-    pod = cluster.pod(slots=4, inference_timeout=1.0)
+    pod = cluster.pod(slots=4, inference_timeout=2.0)
     assert predict(pod.url, "other", "x").status_code == 200
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(predict, pod.url, "m", "quick brown fox")
@@ -38,12 +38,12 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
         assert predict(pod.url, "other", "x").status_code == 200
         answer = hung.result()
     assert answer.status_code == 504
-    assert "did not end within 1 s" in answer.json()["error"]
+    assert "did not end within 2 s" in answer.json()["error"]
     assert "x-pilotlight-not-executed" not in answer.headers
 
     refused = predict(pod.url, "m", "quick brown fox")
     assert refused.status_code == 503
-    assert "did not end within 1 s" in refused.json()["error"]
+    assert "did not end within 2 s" in refused.json()["error"]
     assert refused.headers["x-pilotlight-not-executed"] == "load-failed"
     assert int(refused.headers["retry-after"]) > 60
 
@@ -57,18 +57,18 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
 
 
 def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_path: Path) -> None:
-    cluster.declare("m", endless(models, tmp_path), policy=ModelPolicy(max_infer_s=0.5))
+    cluster.declare("m", endless(models, tmp_path), policy=ModelPolicy(max_infer_s=1.5))
     pod = cluster.pod(inference_timeout=300.0)
     answer = predict(pod.url, "m", "quick brown fox")
     assert answer.status_code == 504
-    assert "within 0.5 s" in answer.json()["error"]
+    assert "within 1.5 s" in answer.json()["error"]
 
 
 def test_too_many_hangs_end_the_pod(
     cluster: Cluster, models: Path, tmp_path: Path, zygote: servers.Zygote
 ) -> None:
     cluster.declare("m", endless(models, tmp_path))
-    with cluster.pod_context("pod-a", inference_timeout=0.5, most_stuck_threads=0) as pod:
+    with cluster.pod_context("pod-a", inference_timeout=1.5, most_stuck_threads=0) as pod:
         assert predict(pod.url, "m", "quick brown fox").status_code == 504
         ended = zygote.wait_event(exited="pod-a")
         zygote.events.append(ended)

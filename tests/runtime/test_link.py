@@ -1,10 +1,18 @@
-"""The link rate: the sum over all downloads keeps to it."""
+"""The link: the sum over all downloads keeps to its rate, and who is waited for goes first."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from runtime.link import LinkRate
+from runtime.errors import LoadCancelled, StorageFailed
+from runtime.link import MOST_PRELOAD_READERS, PRELOAD_SHARE, LinkRate
+from runtime.wish import Wish
+from tests.servers import wait_until
+
+CHUNK = 10_000
 
 
 class Clock:
@@ -20,19 +28,129 @@ class Clock:
 def test_bytes_take_their_time() -> None:
     clock = Clock()
     link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
-    for _ in range(20):
-        link.take(100)
+    with link.use(Wish()) as use:
+        for _ in range(20):
+            use.take(100)
     assert clock.now_s - 100 == pytest.approx(2.0, abs=0.06)
 
 
 def test_short_pauses_are_made_up() -> None:
     clock = Clock()
     link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
-    for _ in range(20):
-        link.take(100)
-        clock.sleep(0.03)  # the reader writes to disk
+    with link.use(Wish()) as use:
+        for _ in range(20):
+            use.take(100)
+            clock.sleep(0.03)  # the reader writes to disk
     assert clock.now_s - 100 == pytest.approx(2.03, abs=0.06)
 
 
 def test_no_rate_means_no_wait() -> None:
-    LinkRate(None, sleep=lambda _: pytest.fail("must not wait")).take(10**12)
+    with LinkRate(None, sleep=lambda _: pytest.fail("must not wait")).use(Wish()) as use:
+        use.take(10**12)
+
+
+class Race:
+    """A preload and an urgent download on one link; time stands still but for the link's rate."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.clock = Clock()
+        self.link = LinkRate(rate, clock=lambda: self.clock.now_s, sleep=self.clock.sleep)
+        self.preload, self.urgent = Wish(is_urgent=False), Wish()
+        self.preloaded = 0
+        self.ended: list[str] = []
+
+    def run_preload(self, chunks: int) -> None:
+        with self.link.use(self.preload) as use:
+            for _ in range(chunks):
+                use.take(CHUNK)
+                self.preloaded += CHUNK
+        self.ended.append("preload")
+
+
+@pytest.mark.parametrize("rate", [None, 1e6])
+def test_preload_has_its_share_and_no_more_beside_an_urgent_download(rate: float | None) -> None:
+    race = Race(rate)
+    with ThreadPoolExecutor(1) as threads:
+        with race.link.use(race.urgent) as use:
+            loading = threads.submit(race.run_preload, 10)  # begun first or not: it waits
+            for chunk in range(1, 161):
+                use.take(CHUNK)
+                assert race.preloaded <= PRELOAD_SHARE * chunk * CHUNK
+            wait_until(lambda: race.preloaded == 10 * CHUNK, what="the share is used up")
+            race.ended.append("urgent")
+        loading.result()
+    assert race.preloaded == PRELOAD_SHARE * 160 * CHUNK
+
+
+def test_urgent_download_ends_before_a_shorter_preload_that_began_first() -> None:
+    race = Race(1e6)
+    with ThreadPoolExecutor(1) as threads:
+        with race.link.use(race.preload) as early:
+            early.take(CHUNK)  # it is alone on the link
+        with race.link.use(race.urgent) as use:
+            loading = threads.submit(race.run_preload, 50)
+            for _ in range(100):
+                use.take(CHUNK)
+            race.ended.append("urgent")
+        loading.result()
+    assert race.ended == ["urgent", "preload"]
+
+
+def test_preload_that_a_request_joins_is_held_up_no_longer() -> None:
+    race = Race(None)
+    with ThreadPoolExecutor(1) as threads, race.link.use(race.urgent):
+        loading = threads.submit(race.run_preload, 1)
+        wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
+        assert race.preloaded == 0  # no time passes, and the urgent one brings nothing
+        race.preload.hasten()
+        loading.result(10)
+
+
+def test_urgent_download_that_stands_still_holds_nobody_up() -> None:
+    race = Race(None)
+    with ThreadPoolExecutor(1) as threads, race.link.use(race.urgent):
+        loading = threads.submit(race.run_preload, 1)
+        wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
+        race.clock.now_s += 1.5
+        loading.result(10)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_preload_that_waits_ends_when_it_is_given_up(*, is_cut: bool) -> None:
+    race = Race(None)
+    with ThreadPoolExecutor(1) as threads, race.link.use(race.urgent):
+        loading = threads.submit(race.run_preload, 1)
+        wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
+        if is_cut:
+            race.link.cut()
+        else:
+            race.preload.withdraw("of the test")
+        with pytest.raises(StorageFailed if is_cut else LoadCancelled):
+            loading.result(10)
+
+
+def test_preloads_leave_connections_to_urgent_downloads() -> None:
+    link = LinkRate(None)
+    inside, end = threading.Semaphore(0), threading.Event()
+
+    def read(wish: Wish) -> None:
+        with link.use(wish) as use, use.reader_place():
+            inside.release()
+            assert end.wait(30)
+
+    def enters() -> bool:
+        return inside.acquire(timeout=10)
+
+    preloads = [Wish(is_urgent=False) for _ in range(MOST_PRELOAD_READERS + 1)]
+    with ThreadPoolExecutor(MOST_PRELOAD_READERS + 2) as threads:
+        for wish in preloads[:-1]:
+            threads.submit(read, wish)
+        assert all(enters() for _ in preloads[:-1])
+        last = threads.submit(read, preloads[-1])
+        threads.submit(read, Wish())
+        assert enters()  # the urgent one
+        assert not inside.acquire(blocking=False)
+        preloads[-1].hasten()
+        assert enters()
+        end.set()
+        last.result(10)

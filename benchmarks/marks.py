@@ -1,0 +1,26 @@
+"""What a benchmark's figures are held against: one line for each mark, reached or missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One promise and what was measured."""
+
+    promise: str
+    seen: str
+    is_reached: bool
+
+
+def mark_lines(marks: Iterable[Mark]) -> str:
+    """A Markdown list."""
+    return "\n".join(
+        f"- {'reached' if mark.is_reached else 'MISSED'}: {mark.promise}: {mark.seen}"
+        for mark in marks
+    )

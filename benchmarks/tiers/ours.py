@@ -1,0 +1,118 @@
+"""The runtime's own parts as contestants: from disk and host; `again` has an earlier skeleton."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.tiers.contestants import DISK, Contestant, Start
+from benchmarks.tiers.models import WEIGHTS
+from runtime.device_memory import CpuMemory
+from runtime.host_tier import HostTier, PutOutcome, enter_host_tier
+from runtime.network import build_skeleton, signature_of
+from runtime.skeletons import Skeleton, Skeletons
+from runtime.storage import RemoteFile
+from runtime.weight_source import DiskWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from runtime.device_memory import DeviceMemory
+    from runtime.weight_source import WeightSource
+
+_KEY = "benchmark/t5@1"
+
+
+@contextmanager
+def our_ways(folder: Path) -> Iterator[list[Contestant]]:
+    """From disk, and from host where that tier has room."""
+    path = folder / WEIGHTS
+    with host_image(folder) as opened:
+        ways = [
+            _way("Pilotlight", folder, lambda: DiskWeights([path]), DISK, is_kept=False),
+            _way("Pilotlight, again", folder, lambda: DiskWeights([path]), DISK, is_kept=True),
+        ]
+        if opened is not None:
+            host = (Start.HOST,)
+            ways += [
+                _way("Pilotlight", folder, opened, host, is_kept=False),
+                _way("Pilotlight, again", folder, opened, host, is_kept=True),
+            ]
+        yield ways
+
+
+@contextmanager
+def host_image(folder: Path) -> Iterator[Callable[[], WeightSource] | None]:
+    """Opens the model's image in tier `host`; None where that has no room for it."""
+    path = folder / WEIGHTS
+    files = (RemoteFile(WEIGHTS, path.stat().st_size, "1"),)
+    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    name = f"pilotlight-benchmark-{os.getpid()}-{folder.name}"
+    tier = enter_host_tier(place / name, 2 * files[0].size_bytes)
+    try:
+        yield (lambda: _image(tier, files)) if _put(tier, files, path) else None
+    finally:
+        tier.close()
+
+
+def _way(
+    name: str,
+    folder: Path,
+    opened: Callable[[], WeightSource],
+    starts: tuple[Start, ...],
+    *,
+    is_kept: bool,
+) -> Contestant:
+    skeletons = Skeletons()
+    in_use: list[Skeleton] = []
+
+    def load() -> Any:
+        in_use.append(filled_skeleton(folder, opened(), skeletons))
+        return in_use[-1].network
+
+    def end() -> None:
+        skeleton = in_use.pop()
+        if is_kept:
+            skeletons.give_back(skeleton)
+        else:
+            skeleton.take_out()
+
+    return Contestant(name, load, starts, end, is_ours=True)
+
+
+def filled_skeleton(
+    folder: Path, source: WeightSource, skeletons: Skeletons, memory: DeviceMemory | None = None
+) -> Skeleton:
+    """What a pod does once the bytes are here, on the CPU by default; closes the source."""
+    memory = memory or CpuMemory()
+    try:
+        weights = memory.put(source)
+    finally:
+        source.close()
+    tensors = source.layout.tensors
+    signature = signature_of(folder, None, tensors)
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    skeleton = skeletons.take(
+        signature,
+        lambda: build_skeleton(folder, None, shapes, signature=signature, device=memory.device),
+    )
+    skeleton.put_in(weights.tensors)
+    return skeleton
+
+
+def _put(tier: HostTier, files: tuple[RemoteFile, ...], path: Path) -> bool:
+    source = DiskWeights([path])
+    try:
+        return tier.put(_KEY, files, source) is PutOutcome.DONE
+    finally:
+        source.close()
+
+
+def _image(tier: HostTier, files: tuple[RemoteFile, ...]) -> WeightSource:
+    image = tier.open(_KEY, files)
+    if image is None:
+        raise RuntimeError("the host tier lost the benchmark's image")
+    return image

@@ -1,0 +1,88 @@
+"""The benchmark of a GPU, run on the device that stands in for one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks.gpu.measure import Measured, Plan, marks, measure, summary
+from benchmarks.gpu.subject import Subject
+from runtime.make_model import make_model
+from tests.runtime.fake_engine import FakeEngine
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = make_model("tiny-t5", tmp_path_factory.mktemp("gpu") / "tiny-t5")
+    return Plan(folder, folder, repeats=2, inferences=2, cycles=3, pinned_bytes=1 << 16)
+
+
+class Hoarder(FakeEngine):
+    """Keeps every slab."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        self.kept.append(super().allocate(size_bytes))
+        return self.kept[-1]
+
+
+def measured_on(engine: FakeEngine, plan: Plan) -> Measured:
+    def allocated_bytes() -> int:
+        return engine.allocated_bytes
+
+    return measure(Subject("fake", engine, allocated_bytes, allocated_bytes), plan)
+
+
+def test_measures_copies_serving_and_cycles(plan: Plan) -> None:
+    engine = FakeEngine()
+    measured = measured_on(engine, plan)
+    assert len(measured.copies.load) == len(measured.copies.pinned) == plan.repeats
+    assert measured.copies.size_bytes > 0
+    assert len(measured.serving.alone_s) == plan.repeats * plan.inferences
+    assert len(measured.serving.beside_s) == plan.repeats * plan.inferences
+    assert measured.serving.loads >= plan.repeats
+    assert len(measured.cycles.allocated) == plan.cycles + 1
+    assert measured.cycles.left_bytes == 0
+    assert not engine.spoiled
+    assert "pinned memory" in summary(measured)
+
+
+def test_memory_that_is_kept_misses_its_mark(plan: Plan) -> None:
+    measured = measured_on(Hoarder(), plan)
+    assert measured.cycles.left_bytes >= plan.cycles * measured.copies.size_bytes
+    *_, memory = marks(measured)
+    assert not memory.is_reached
+
+
+def test_marks_follow_from_the_figures(plan: Plan) -> None:
+    measured = measured_on(FakeEngine(), plan)
+    copies = replace(measured.copies, pinned=[10.0, 10.0], load=[9.0, 9.5])
+    serving = replace(measured.serving, alone_s=[1.0, 1.0], beside_s=[1.2, 1.0, 1.2])
+    copied, served, memory = marks(replace(measured, copies=copies, serving=serving))
+    assert (copied.is_reached, served.is_reached, memory.is_reached) == (True, False, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_says_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    command.main()
+    assert "skipped, no CUDA device" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpus"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "gpus" in capsys.readouterr().err

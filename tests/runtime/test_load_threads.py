@@ -1,0 +1,89 @@
+"""The threads of loads: order of completion with the only thread held by a condition."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from runtime.errors import LoadCancelled
+from runtime.load_threads import LoadThreads
+from runtime.wish import Wish
+
+PRELOAD, URGENT = False, True
+
+
+class Line:
+    """One thread, busy until `gate` is set; what waits behind it writes its name when it runs."""
+
+    def __init__(self, *, most_preloading: int = 1) -> None:
+        self.threads = LoadThreads(1, most_preloading=most_preloading)
+        self.gate = threading.Event()
+        self.order: list[str] = []
+        self.first = self.threads.submit(self.gate.wait, 30)
+
+
+def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
+    line = Line()
+    early, late = Wish(is_urgent=False), Wish()
+    jobs = [
+        line.threads.of(early).submit(line.order.append, "preload"),
+        line.threads.of(late).submit(line.order.append, "urgent"),
+    ]
+    line.gate.set()
+    wait(jobs)
+    assert line.order == ["urgent", "preload"]
+    line.threads.shutdown()
+
+
+def test_preload_that_becomes_urgent_overtakes_with_what_waits_already() -> None:
+    line = Line()
+    wishes = {name: Wish(is_urgent=False) for name in ("a", "b", "c")}
+    jobs = [line.threads.of(wish).submit(line.order.append, name) for name, wish in wishes.items()]
+    wishes["c"].hasten()
+    line.gate.set()
+    wait(jobs)
+    assert line.order == ["c", "a", "b"]
+    line.threads.shutdown()
+
+
+def test_preloads_never_take_all_threads() -> None:
+    threads, gate = LoadThreads(2, most_preloading=1), threading.Event()
+    began: list[str] = []
+
+    def hold(name: str) -> None:
+        began.append(name)
+        assert gate.wait(30)
+
+    wishes = [Wish(is_urgent=False) for _ in range(2)]
+    preloads = [threads.of(wish).submit(hold, f"preload-{n}") for n, wish in enumerate(wishes)]
+    assert threads.submit(lambda: "ran").result(10) == "ran"
+    assert began == ["preload-0"]
+    wishes[1].hasten()  # it may have the thread that is left to urgent work
+    assert threads.submit(lambda: "ran").running() is False
+    gate.set()
+    wait(preloads)
+    assert began == ["preload-0", "preload-1"]
+    threads.shutdown()
+
+
+def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
+    line = Line()
+    wish = Wish(is_urgent=False)
+    job = line.threads.of(wish).submit(line.order.append, "never")
+    wish.withdraw("of the test")
+    with pytest.raises(LoadCancelled, match="given up: of the test"):
+        job.result(10)  # at once: the thread is still busy
+    assert not line.first.done()
+    line.gate.set()
+    line.threads.shutdown()
+    assert line.order == []
+
+
+def test_error_reaches_who_waits_and_the_thread_goes_on() -> None:
+    threads = LoadThreads(1)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 1, 0).result(10)
+    assert threads.submit(divmod, 7, 2).result(10) == (3, 1)
+    threads.shutdown()
