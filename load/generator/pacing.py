@@ -7,6 +7,7 @@ the scheduled time, so that a generator that falls behind looks slow instead of 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -75,7 +76,7 @@ class Player:
 
     async def _until(self, at_s: float) -> None:
         while (early_s := at_s - self.now_s()) > 0:  # noqa: ASYNC110 - waits for a time
-            await asyncio.sleep(early_s)
+            await asyncio.sleep(math.ceil(early_s * 1000) / 1000)  # shorter, uvloop spins
         if self.tally.due % 64 == 0:
             await asyncio.sleep(0)  # when behind: answers must be read, too
 
