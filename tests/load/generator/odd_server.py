@@ -80,6 +80,8 @@ class OddServer:
             pass
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; False when the connection is over."""
@@ -127,10 +129,11 @@ def odd_server(together: int = 0) -> Iterator[OddServer]:
         asyncio.set_event_loop(loop)
         with contextlib.closing(loop):
             loop.run_until_complete(server.serve(ready, stop))
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(asyncio.sleep(0))
+            while tasks := asyncio.all_tasks(loop):  # connections that came last are there now
+                for task in tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow import parquet
 
+from load.generator.arrivals import Arrival
+from load.generator.http_sender import HttpSender
+from load.generator.merging import read_parts
+from load.generator.origin import parse_url
+from load.generator.pacing import Player
+from load.generator.record_parts import RecordPart
+from load.generator.run import claim_output
+from load.generator.settings import Protocol, RunSettings
 from tests import servers
 from tests.load.generator.odd_server import odd_server
 
@@ -50,18 +60,35 @@ def test_each_odd_answer_is_a_row_that_says_what_it_was(
     assert "no answer: 3" in ran.out
 
 
-def test_streams_of_openai_count_as_answered_only_when_whole(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
+def _play(
+    models: list[str], folder: Path, url: str, *, output_size: int = 0, most: int = 100,
+    **settings: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Play arrivals of one moment in this process; the rows by request."""
+    arrivals = [
+        Arrival(row, 0.0, "default", model, 2, output_size, None)
+        for row, model in enumerate(models)
+    ]
+
+    async def play() -> None:
+        start_s = time.monotonic()
+        run = RunSettings("trace", url, **settings)
+        sender = HttpSender(run, parse_url(url, is_grpc=False), lambda: time.monotonic() - start_s)
+        records = RecordPart(folder / "worker-0.arrows")
+        player = Player(run, sender, records, lambda: time.monotonic() - start_s, most)
+        await player.play(iter([arrivals]))
+        await sender.close()
+        records.close()
+
+    asyncio.run(play())
+    return [row for batch in read_parts(folder) for row in batch.to_pylist()]
+
+
+def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> None:
     models = ["stream", "stream-broken", "stream-error", "openai-wrong"]
-    output = tmp_path / "run.parquet"
-    trace = write_trace(models, count=4, gap_s=0.0, output_size=5)
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
-                  "--protocol", "openai", "--json")  # fmt: skip
-    assert ran.document["ok"] == 1
-    errors = {model: row["error"] for model, row in _rows(output).items()}
-    assert errors == {
+        rows = _play(models, tmp_path, server.url, protocol=Protocol.OPENAI, output_size=5)
+    assert {row["model"]: row["error"] for row in rows} == {
         "stream": None,
         "stream-broken": "the stream ended without [DONE]",
         "stream-error": "too slow",
@@ -69,28 +96,19 @@ def test_streams_of_openai_count_as_answered_only_when_whole(
     }
 
 
-def test_arrivals_do_not_wait_for_answers(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
-    trace = write_trace(["together"], count=30, gap_s=0.002)
+def test_arrivals_do_not_wait_for_answers(tmp_path: Path) -> None:
     with odd_server(together=30) as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "--json",
-                  "-o", str(tmp_path / "run.parquet"))  # fmt: skip
-    assert ran.document["ok"] == 30
+        rows = _play(["together"] * 30, tmp_path, server.url, timeout_s=30.0)
+    assert [row["status"] for row in rows] == [200] * 30
 
 
-def test_what_is_over_the_bound_is_an_error_and_delays_nobody(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
-    output = tmp_path / "run.parquet"
-    trace = write_trace(["hold", "hold", "plain"], count=6, gap_s=0.0)
+def test_what_is_over_the_bound_is_an_error_and_delays_nobody(tmp_path: Path) -> None:
+    models = ["hold", "hold", "plain", "plain", "hold", "plain"]
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "--json", "-o", str(output),
-                  "--max-in-flight", "2", "--timeout", "500ms")  # fmt: skip
+        rows = _play(models, tmp_path, server.url, most=2, timeout_s=0.3)
         assert len(server.requests) == 2
-    rows = parquet.read_table(output).to_pylist()
     unsent = [row for row in rows if row["sent_s"] is None]
-    assert len(unsent) == ran.document["not_sent"] == 4
+    assert len(unsent) == 4
     assert all("--max-in-flight" in row["error"] and row["status"] == 0 for row in unsent)
 
 
@@ -142,6 +160,6 @@ def test_an_output_that_exists_is_left_alone(
         assert ran.status == 2
         assert "--overwrite" in ran.err
         assert output.read_text() == "mine"
-        again = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
-                    "--overwrite", "--json")  # fmt: skip
-    assert again.document["requests"] == 1
+    parts = claim_output(output, overwrite=True)
+    assert parts.is_dir()
+    assert not output.exists()
