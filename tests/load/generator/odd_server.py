@@ -63,9 +63,10 @@ class OddServer:
 
     def __post_init__(self) -> None:
         self._all_here: asyncio.Event | None = None
+        self._never: asyncio.Event | None = None  # its waiters are referred to by it alone
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        self._all_here = asyncio.Event()
+        self._all_here, self._never = asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
@@ -99,7 +100,8 @@ class OddServer:
 
     async def _treat(self, model: str, writer: asyncio.StreamWriter) -> bool:
         if model == "hold":
-            await asyncio.Event().wait()
+            assert self._never is not None
+            await self._never.wait()
         if model == "together":
             assert self._all_here is not None
             if self.asked("together") >= self.together:
