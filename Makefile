@@ -54,7 +54,7 @@ bench: $(STAMP)  ## The benchmarks, with the facts of this machine
 bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the usual way
 	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
 
-bench-peers: $(STAMP)  ## Ray Serve and LitServe for the benchmarks, in .venv-peers (495 MB)
+bench-peers: $(STAMP)  ## Other servers and loaders for the benchmarks, in .venv-peers (about 0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
 
 lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml

@@ -149,6 +149,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     # Room
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Room set aside for models on their way."""
+        return sum(self._reserved.values())
+
     async def reserve(self, key: str, memory_bytes: int) -> None:
         """Set room aside, evicting others if need be; raises MemoryBusy, ModelTooLarge."""
         self.check_fits(key, memory_bytes)
@@ -169,7 +174,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             )
 
     def _make_room(self, key: str, memory_bytes: int) -> bool:
-        free = self.budget_bytes - self.used_bytes - sum(self._reserved.values())
+        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
         if not self._evict(key, memory_bytes - free, "memory"):
             return False
         self._reserved[key] = memory_bytes
