@@ -57,7 +57,7 @@ bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the us
 bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, with real policies
 	$(BIN)/python -m benchmarks simulator $(FLAGS)
 
-bench-peers: $(STAMP)  ## Ray Serve and LitServe for the benchmarks, in .venv-peers (495 MB)
+bench-peers: $(STAMP)  ## Other servers and loaders for the benchmarks, in .venv-peers (about 0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
 
 lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml

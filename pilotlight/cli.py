@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands import ask, declare, profile, run, show
+from pilotlight.commands import ask, declare, forecast, profile, run, show
+from pilotlight.commands.load_app import load_app, report_runs
 from pilotlight.commands.options import (
     FilesOption,
     GatewayOption,
@@ -43,6 +44,9 @@ app = typer.Typer(
 )
 get_app = typer.Typer(no_args_is_help=True, help="Show models or pods.")
 app.add_typer(get_app, name="get")
+app.add_typer(load_app, name="load")
+app.command("report")(report_runs)
+app.add_typer(forecast.app, name="forecast")
 
 
 def main() -> int:

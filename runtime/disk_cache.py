@@ -240,6 +240,13 @@ class DiskCache:
                     arrivals.watch(partial)
                 arrivals.whole(generation.path)
             with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files))) as pool:
+                if len(files) > FILES_AT_ONCE:  # the layout needs the headers of all
+                    heads = [
+                        pool.submit(storage.fetch, each.file, each, link, head_only=True)
+                        for each in partials
+                    ]
+                    for head in heads:
+                        head.result()
                 fetches = [
                     pool.submit(self._fetch, storage, partial, generation, link)
                     for partial in partials

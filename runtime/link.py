@@ -91,6 +91,7 @@ class LinkRate:
             piece = min(byte_count, most)
             self._wait_turn(use, piece)
             self._pace(piece)
+            use.wish.note_arrived(piece)
             byte_count -= piece
 
     @contextmanager
@@ -191,7 +192,6 @@ class LinkUse:
     def take(self, byte_count: int) -> None:
         """Wait until so many more bytes have passed; raises StorageFailed, LoadCancelled."""
         self._link.take(self, byte_count)
-        self.wish.note_arrived(byte_count)
 
     @contextmanager
     def reader_place(self) -> Iterator[None]:

@@ -188,7 +188,7 @@ class Loads:
             load.wish.withdraw(reason)
             await load.over.wait()
         await self._preloads.wait_over(key)
-        if load is not None and not self._store.holds(key):
+        if not self._store.holds(key):
             await in_thread(self._finder.threads, self._finder.cache.discard_partial, key)
 
     async def give_up(self, key: str, reason: str) -> None:

@@ -20,7 +20,7 @@ from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.reader_count import FIRST_READERS, MOST_READERS, Pace, more_readers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from runtime.link import LinkUse
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.025
 """How often the pace is looked at: a fraction of the time to the first byte of a store."""
-CHUNK_BYTES = 256 * 1024
-"""Together with room allocated first, four times as fast to write as larger chunks."""
+CHUNK_BYTES = 1024**2
+"""The page cache takes long writes in long runs of pages, at half the CPU time of 256 KiB ones.
+
+Compare on memory that is at hand (`benchmarks.fresh_memory`): first use hides the difference."""
 ATTEMPTS = 6
 """In a row without a byte; 3 s of waiting in all."""
 FIRST_PAUSE_S = 0.1
@@ -56,23 +58,34 @@ class RangeSource(Protocol):
         """A reader for one thread."""
 
 
-def fetch_ranges(source: RangeSource, partial: PartialFile, link: LinkUse, *, what: str) -> None:
-    """Bring every missing span of `partial`, named `what` in errors.
+def fetch_ranges(
+    source: RangeSource, partial: PartialFile, link: LinkUse, *, what: str, head_only: bool = False
+) -> None:
+    """Bring every missing span of `partial`, named `what` in errors, or the first one alone.
 
     Raises LoadFailed, LoadCancelled, and OSError on a write error.
     """
-    _Fetch(source, partial, link, what).run()
+    spans = [span for span in partial.missing() if span.start == 0 or not head_only]
+    if spans:
+        _Fetch(source, partial, link, what, spans).run()
 
 
 class _Fetch:
     """One file's fetch. Workers take spans until there are none or one has failed."""
 
-    def __init__(self, source: RangeSource, partial: PartialFile, link: LinkUse, what: str) -> None:
+    def __init__(
+        self,
+        source: RangeSource,
+        partial: PartialFile,
+        link: LinkUse,
+        what: str,
+        spans: Sequence[Span],
+    ) -> None:
         self._source = source
         self._partial = partial
         self._link = link
         self._what = what
-        self._todo = deque(partial.missing())
+        self._todo = deque(spans)
         self._lock = threading.Lock()
         self._readers: list[RangeReader] = []
         self._working = 0

@@ -62,6 +62,11 @@ class Residents(Generic[R]):
         """Memory of all models on the device."""
         return sum(resident.memory_bytes for resident in self.by_key.values())
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Room set aside for models on their way."""
+        return sum(self._reserved.values())
+
     def use(self, resident: R, users: int = 1) -> None:
         """Keep a model there until as many `end_use`."""
         resident.users += users
@@ -76,7 +81,7 @@ class Residents(Generic[R]):
 
     def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
         """Set room aside for a model; who must leave for it, None: it is not to be had."""
-        free = self.budget_bytes - self.used_bytes - sum(self._reserved.values())
+        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
         victims = self.victims(memory_bytes - free)
         if victims is not None:
             self._reserved[key] = memory_bytes

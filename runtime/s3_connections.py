@@ -138,10 +138,12 @@ class S3Reader:
         self._size_bytes = size_bytes
         self._connection: http.client.HTTPConnection | None = None
         self._reading: http.client.HTTPConnection | None = None
+        self._is_aborted = False
         self._url = ""
 
     def abort(self) -> None:
-        """Shut the connection that a read in another thread waits for."""
+        """Shut the connection that a read in another thread waits for; nothing is read any more."""
+        self._is_aborted = True
         reading = self._reading
         if reading is not None and reading.sock is not None:
             with suppress(OSError):  # it ended by itself
@@ -160,6 +162,8 @@ class S3Reader:
         self._connection, self._reading = None, connection
         is_whole = False
         try:
+            if self._is_aborted:
+                raise BrokenOff("the load was given up")
             answer = self._ask(connection, start, end)
             while start < end:
                 count = answer.readinto(buffer[: end - start])

@@ -67,13 +67,15 @@ class FolderStorage:
                     str(status.st_mtime_ns),
                 )
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
+    def fetch(
+        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+    ) -> None:
         """Copy the missing spans of one file at the link's rate."""
         path = self._folder / file.path
         self._check_bounds(path)
         what = f"{self._uri}/{file.path}"
         _check_unchanged(path, file, what)
-        fetch_ranges(_File(path, what), partial, link, what=what)
+        fetch_ranges(_File(path, what), partial, link, what=what, head_only=head_only)
         _check_unchanged(path, file, what)
 
 

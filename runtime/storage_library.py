@@ -54,9 +54,11 @@ class LibraryStorage:
         """All files of the model, which are fetched for it."""
         return self._folder().list_files()
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
+    def fetch(
+        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+    ) -> None:
         """Copy one file out of what was fetched."""
-        self._folder().fetch(file, partial, link)
+        self._folder().fetch(file, partial, link, head_only=head_only)
 
     def _folder(self) -> FolderStorage:
         """What was fetched, in this call or an earlier one."""

@@ -118,12 +118,15 @@ class S3Storage:
                     )
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
-    def fetch(self, file: RemoteFile, partial: PartialFile, link: LinkUse) -> None:
-        """Bring the missing spans of one object, then compare S3's checksum."""
+    def fetch(
+        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+    ) -> None:
+        """Bring the missing spans of one object; of a whole one, compare S3's checksum."""
         what = f"{self._uri}/{file.path}"
         head = self._head(file, what)
-        fetch_ranges(_Object(self, file), partial, link, what=what)
-        _compare_checksum(head, partial, what)
+        fetch_ranges(_Object(self, file), partial, link, what=what, head_only=head_only)
+        if not head_only:
+            _compare_checksum(head, partial, what)
 
     def _head(self, file: RemoteFile, what: str) -> HeadObjectOutputTypeDef:
         """What S3 knows of the object; boto3 also learns here which region it is in."""

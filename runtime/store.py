@@ -138,6 +138,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     # Room
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Room set aside for models on their way."""
+        return self._on_device.reserved_bytes
+
     async def reserve(self, key: str, memory_bytes: int) -> None:
         """Set room aside, evicting others if need be; raises MemoryBusy, ModelTooLarge."""
         self.check_fits(key, memory_bytes)

@@ -7,7 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import ModelName, ModelSpec
+from registry.client import Registry
+from registry.model import ModelName, ModelSpec, Tier
+from registry.pod import PodInfo
+from registry.watch import ClusterWatch
+from runtime.abandoned import AbandonedParams
+from runtime.agent import Agent, Held, Inventory
 from runtime.bringing import Bringer
 from runtime.demotion import Demotions
 from runtime.device import DeviceWorker
@@ -19,16 +24,18 @@ from runtime.frontends import Frontends
 from runtime.host_tier import enter_host_tier
 from runtime.link import LinkRate
 from runtime.load_threads import LoadThreads
+from runtime.loads import Loads
+from runtime.measurements import Measurements
+from runtime.reload_costs import ReloadCosts
 from runtime.settings import PodSettings
 from runtime.skeletons import Skeletons
-from runtime.storages import Storages
+from runtime.storages import StorageOptions, Storages
 from runtime.store import Eviction, ModelStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from registry.model import Tier
     from runtime.device_memory import DeviceMemory
 
 
@@ -37,6 +44,8 @@ class LocalPod:
     """Loads, serves and unloads models."""
 
     bringer: Bringer
+    loads: Loads
+    """Without a registry, as when it is away: nobody is asked for claims."""
     demotions: Demotions
     moved: asyncio.Queue[str]
     """Models whose demotion has ended."""
@@ -77,10 +86,15 @@ async def local_pod(
     budget_bytes: int = 1 << 30,
     host_bytes: int = 0,
     policy: str = "lru",
+    cache_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    link_rate: float | None = None,
+    ends_downloads: bool = False,
 ) -> AsyncIterator[LocalPod]:
     """A running `LocalPod`; host tier only with a budget for it."""
     memory = memory or CpuMemory()
-    cache = DiskCache(folder / "cache", Storages(), LinkRate(None))
+    options = StorageOptions(environment=environment or {}, read_timeout_s=10)
+    cache = DiskCache(cache_folder or folder / "cache", Storages(options), LinkRate(link_rate))
     host = enter_host_tier(folder / "host", host_bytes)
     device = DeviceWorker(threads=1, most_waiting=16)
     device.start()
@@ -96,12 +110,40 @@ async def local_pod(
                 limits = PodSettings().generation_limits
                 finder = Finder(store, cache, host, frontends, threads, limits)
                 bringer = Bringer(store, finder, memory, Skeletons(), device, threads)
-                yield LocalPod(bringer, demotions, moved, evictions)
+                abandoned = AbandonedParams(ends_downloads)
+                loads = _loads(bringer, tasks, abandoned)
+                yield LocalPod(bringer, loads, demotions, moved, evictions)
                 running.cancel()
         finally:
+            cache.close()
             device.close()
             host.close()
             memory.close()
+
+
+def _loads(bringer: Bringer, tasks: asyncio.TaskGroup, abandoned: AbandonedParams) -> Loads:
+    registry = Registry("redis://127.0.0.1:1/0", "nowhere")
+    info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
+    measurements = Measurements()
+    inventory = Inventory(
+        keys=set,
+        held=lambda _: Held(Tier.REMOTE, 0),
+        is_loading=lambda _: False,
+        used_bytes=dict,
+        loads_total=lambda: 0,
+    )
+    agent = Agent(
+        registry, info, inventory, measurements=measurements, heartbeat_s=1, lease_ttl_s=3
+    )
+    return Loads(
+        bringer,
+        agent=agent,
+        watch=ClusterWatch(registry, counts=False),
+        measurements=measurements,
+        costs=ReloadCosts(),
+        tasks=tasks,
+        abandoned=abandoned,
+    )
 
 
 def spec_of(name: str, folder: Path) -> ModelSpec:

@@ -16,6 +16,7 @@ import pytest
 from registry.client import Registry
 from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
 from tests import servers
+from tests.runtime.large_models import Held, held_store, make_large, put_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -152,3 +153,20 @@ def cluster(
 ) -> Iterator[Cluster]:
     with ExitStack() as stack:
         yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+
+
+@pytest.fixture
+def held(s3: servers.S3Server) -> Iterator[Held]:
+    with held_store(s3) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def large(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_large(models / "tiny-bert", tmp_path_factory.mktemp("large") / "model")
+
+
+@pytest.fixture(scope="session")
+def large_spec(s3: servers.S3Server, large: Path) -> ModelSpec:
+    """The large model, in the store."""
+    return put_model(s3, large, "large")

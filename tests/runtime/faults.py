@@ -45,6 +45,8 @@ class Fault:
     stall_at: int = -1
     """Send nothing more after so many bytes, until the client gives up."""
     bytes_per_s: float = 0
+    until: threading.Event | None = None
+    """Answer nothing before this is set."""
     flip: int = -1
     """Invert the bits of this byte of the body."""
 
@@ -106,6 +108,8 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
                     proxy.at_once -= 1
 
         def _send(self, asked: Asked, fault: Fault) -> None:
+            if fault.until is not None:
+                fault.until.wait(60)
             if fault.status:
                 self._send_status(fault.status)
                 return

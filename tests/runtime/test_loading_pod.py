@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from registry.client import ClaimScope, Registry
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from registry.model import ModelSpec
     from tests.runtime.conftest import Cluster
 
 TINY_BYTES = 170_000
@@ -226,6 +229,51 @@ def test_repository_load_makes_a_model_warm(cluster: Cluster, models: Path) -> N
     assert post(f"{pod.url}/v2/repository/models/default~none/unload").status_code == 404
 
 
+def load(pod: servers.Pod, model: str, **parameters: object) -> httpx.Response:
+    url = f"{pod.url}/v2/repository/models/default~{model}/load"
+    return httpx.post(url, json={"parameters": parameters}, timeout=30)
+
+
+def are_at(cluster: Cluster, spec: ModelSpec, tier: str) -> bool:
+    return cluster.tiers(spec) == {"pod-a": tier}
+
+
+def test_repository_load_brings_a_model_as_near_as_it_is_told(
+    cluster: Cluster, models: Path
+) -> None:
+    specs = {name: cluster.declare(name, models / "tiny-bert") for name in ("disk", "host")}
+    pod = cluster.pod()
+    for name, spec in specs.items():
+        assert load(pod, name, tier=name).json() == {"name": f"default~{name}", "load": True}
+        servers.wait_until(partial(are_at, cluster, spec, name), timeout_s=5)
+        assert get(f"{pod.url}/v2/models/default~{name}/ready").status_code == 503
+        assert predict(pod.url, name, "x").headers["x-pilotlight-start"] == name
+    for wrong in ({"tier": "remote"}, {"tier": ["disk"]}, {"tier": None}, {"config": "{}"}):
+        answer = load(pod, "disk", **wrong)
+        assert answer.status_code == 400
+        assert "disk, host, device" in answer.json()["error"]
+    assert load(pod, "none", tier="disk").status_code == 404
+
+
+def test_unloading_a_model_that_is_on_its_way_ends_its_load(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod(link_rate=50_000)
+    with ThreadPoolExecutor(1) as clients:
+        waiting = clients.submit(predict, pod.url, "m", "x")
+        servers.wait_until(
+            lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 10_000, timeout_s=10
+        )
+        assert post(f"{pod.url}/v2/repository/models/default~m/unload").json()["unload"] is True
+        answer = waiting.result()
+    assert answer.status_code == 503
+    assert "m was unloaded" in answer.json()["error"]
+    assert answer.headers["x-pilotlight-not-executed"] == "load-failed"
+    assert metric(pod.url, "pilotlight_loads_total", outcome="cancelled") == 1
+    servers.wait_until(lambda: cluster.tiers(spec) == {"pod-a": "remote"}, timeout_s=5)
+    assert not list(pod.folder.rglob("*.part"))
+    assert cluster.record("m").failure is None
+
+
 def test_restarted_pod_adopts_what_is_on_disk(
     cluster: Cluster, models: Path, s3: servers.S3Server
 ) -> None:
@@ -275,7 +323,7 @@ def test_deadline_ends_the_wait_for_a_load(cluster: Cluster, models: Path) -> No
     assert answer.status_code == 504
     assert answer.headers["x-pilotlight-not-executed"] == "deadline"
     servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200, timeout_s=10)
-    assert metric(pod.url, "pilotlight_loads_total") == 1  # the load went on for the next
+    assert metric(pod.url, "pilotlight_loads_total", outcome="ok") == 1
 
 
 def test_deadline_that_is_over_is_refused(cluster: Cluster, models: Path) -> None:

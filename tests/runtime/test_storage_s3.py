@@ -192,10 +192,18 @@ def test_next_try_asks_only_for_what_is_missing(
     spec: ModelSpec,
     weights: bytes,
 ) -> None:
-    proxy.fault = lambda asked: Fault(status=403) if last_span(asked) else None
+    folder = cache.folder_of(spec.key).parent
+
+    def refuse_when_some_is_here(asked: Asked) -> Fault | None:
+        if not last_span(asked):
+            return None
+        servers.wait_until(lambda: bool(noted_spans(folder)), what="a span is here")
+        return Fault(status=403)
+
+    proxy.fault = refuse_when_some_is_here
     with pytest.raises(StorageFailed):
         fetch(cache, spec)
-    here = noted_spans(cache.folder_of(spec.key).parent)
+    here = noted_spans(folder)
     assert here
     proxy.fault = lambda _: None
     proxy.asked.clear()

@@ -1,0 +1,106 @@
+"""How busy a time of day is: per model, leaning on what all models share where it has few arrivals.
+
+With it goes *operational time*: minutes stretched so that all models together arrive evenly. Gaps
+measured in it do not grow only because a night lies in between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Floats, History
+
+BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
+_FLOOR: Final = 0.03
+"""No time of day is quieter than this share of the mean: a quiet week proves no quiet hour."""
+_KERNEL: Final = np.array([1, 2, 3, 2, 1]) / 9
+_SHARED_ARRIVALS: Final = 20.0
+"""A model's own profile weighs as much as the shared one at so many arrivals per time of day."""
+
+
+def shared_profile(history: History) -> Floats:
+    """(BINS,) with mean 1. Each model weighs by the root of its arrivals: none decides alone.
+
+    Flat while less than a day is known; the more days, the further from flat.
+    """
+    days = _known_days(history)
+    if days < 1 or not history.models:
+        return np.ones(BINS)
+    by_day = _by_time_of_day(history)
+    total = by_day.sum(axis=1)
+    summed = (by_day / np.sqrt(np.maximum(total, 1.0))[:, None]).sum(axis=0)
+    if not summed.sum():
+        return np.ones(BINS)
+    shape = _smooth(summed / summed.mean())
+    shape = np.maximum((days * shape + 1.0) / (days + 1.0), _FLOOR)
+    result: Floats = shape / shape.mean()
+    return result
+
+
+def own_profiles(history: History, shared: Floats) -> Floats:
+    """(models, BINS), each with mean 1: own arrivals, plus some in the shared shape."""
+    by_day = _smooth(_by_time_of_day(history))
+    each = np.maximum(by_day + _SHARED_ARRIVALS * shared, 1e-9)
+    profiles = np.maximum(each / each.mean(axis=1, keepdims=True), _FLOOR)
+    result: Floats = profiles / profiles.mean(axis=1, keepdims=True)
+    return result
+
+
+def operational_minutes(minutes: Floats, profile: Floats) -> Floats:
+    """Operational time of points in time, both in minutes; a whole day is as long in either."""
+    edges = np.concatenate([[0.0], np.cumsum(profile) * MINUTES_OF_TEN])
+    day, within = np.divmod(minutes, MINUTES_OF_DAY)
+    grid = np.arange(BINS + 1) * MINUTES_OF_TEN
+    result: Floats = day * MINUTES_OF_DAY + np.interp(within, grid, edges)
+    return result
+
+
+def span_weights(start_min: float, length_min: float) -> Floats:
+    """(BINS,) summing to 1: how much of a span of time lies in each time of day."""
+    days, rest = divmod(length_min, MINUTES_OF_DAY)
+    weights = np.full(BINS, days * MINUTES_OF_TEN, dtype=np.float64)
+    edges = np.arange(2 * BINS + 1) * float(MINUTES_OF_TEN)
+    start = start_min % MINUTES_OF_DAY
+    covered = np.clip(edges[1:], start, start + rest) - np.clip(edges[:-1], start, start + rest)
+    weights += covered[:BINS] + covered[BINS:]
+    result: Floats = weights / weights.sum()
+    return result
+
+
+def decay_weights(end_min: float, half_life_min: float) -> Floats:
+    """(BINS,) summing to 1: how much an average that ends here sees of each time of day."""
+    steps = np.arange(4 * BINS)
+    weights = np.exp2(-(steps + 0.5) * MINUTES_OF_TEN / half_life_min)
+    at = ((end_min - (steps + 0.5) * MINUTES_OF_TEN) // MINUTES_OF_TEN).astype(np.int64) % BINS
+    summed = np.bincount(at, weights=weights, minlength=BINS)
+    result: Floats = summed / summed.sum()
+    return result
+
+
+def _by_time_of_day(history: History) -> Floats:
+    """(models, BINS): arrivals of all days."""
+    last = (history.origin_minute // MINUTES_OF_TEN) % BINS
+    bins = history.tens.shape[1]
+    missing = -bins % BINS
+    padded = np.pad(history.tens.astype(np.float32), ((0, 0), (missing, 0)))
+    days = padded.reshape(history.models, (bins + missing) // BINS, BINS).sum(
+        axis=1, dtype=np.float64
+    )
+    return np.roll(days, last, axis=1)
+
+
+def _smooth(values: Floats) -> Floats:
+    """Circular smoothing over 50 minutes along the last axis."""
+    half = len(_KERNEL) // 2
+    parts = [weight * np.roll(values, at - half, axis=-1) for at, weight in enumerate(_KERNEL)]
+    result: Floats = np.sum(parts, axis=0)
+    return result
+
+
+def _known_days(history: History) -> float:
+    if not history.models:
+        return 0.0
+    known = history.origin_minute - int(history.since_minute.min())
+    return float(min(known / MINUTES_OF_DAY, history.tens.shape[1] / BINS))

@@ -1,0 +1,95 @@
+"""What is learnt from counts between forecasts: small, explicit, and found again from the counts.
+
+`fit` costs more than a forecast and is due every ten minutes or so, at once or a share of models
+at a time (`refit_rows`). Nothing is lost in a restart but the memory of types (`behaviour`), which
+then are taken as found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from autoscaler.forecasting.behaviour import Behaviour, classify
+from autoscaler.forecasting.day_profile import own_profiles, shared_profile
+from autoscaler.forecasting.gaps import PooledGaps, pool_gaps
+from autoscaler.forecasting.levels import LevelFit, fit_levels
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats, History, Integers
+
+_Rows = TypeVar("_Rows", Behaviour, LevelFit)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all models share."""
+
+    profile: Floats
+    """(144,): how busy each ten minutes of day are, mean 1."""
+    gaps: PooledGaps
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What is known of each model, rows as in the history, and what all share."""
+
+    shared: Shared
+    behaviour: Behaviour
+    profiles: Floats
+    """(models, 144): how busy each ten minutes of day are, mean 1."""
+    levels: LevelFit
+
+    def take(self, rows: Integers) -> Fit:
+        """Of some models only."""
+        return replace(
+            self,
+            behaviour=_take(self.behaviour, rows),
+            profiles=self.profiles[rows],
+            levels=_take(self.levels, rows),
+        )
+
+
+def share(history: History) -> Shared:
+    """What all models of a history share: cheap, to be renewed with each round of `fit`."""
+    profile = shared_profile(history)
+    return Shared(profile=profile, gaps=pool_gaps(history, profile))
+
+
+def fit(history: History, previous: Behaviour | None = None, shared: Shared | None = None) -> Fit:
+    """Learn of all models of a history; `previous` types hold until they are clearly others."""
+    shared = shared or share(history)
+    profiles = own_profiles(history, shared.profile)
+    behaviour = classify(history, previous)
+    return Fit(
+        shared=shared,
+        behaviour=behaviour,
+        profiles=profiles,
+        levels=fit_levels(history, profiles, behaviour.period_min),
+    )
+
+
+def refit_rows(fitted: Fit, history: History, rows: Integers) -> Fit:
+    """Learn anew of some models only, with what is shared as it was."""
+    part = fit(history.take(rows), _take(fitted.behaviour, rows), fitted.shared)
+    profiles = fitted.profiles.copy()
+    profiles[rows] = part.profiles
+    return Fit(
+        shared=fitted.shared,
+        behaviour=_put(fitted.behaviour, part.behaviour, rows),
+        profiles=profiles,
+        levels=_put(fitted.levels, part.levels, rows),
+    )
+
+
+def _take(of: _Rows, rows: Integers) -> _Rows:
+    return type(of)(*(getattr(of, field.name)[rows] for field in fields(of)))
+
+
+def _put(whole: _Rows, part: _Rows, rows: Integers) -> _Rows:
+    def changed(name: str) -> Any:
+        values = getattr(whole, name).copy()
+        values[rows] = getattr(part, name)
+        return values
+
+    return type(whole)(*(changed(field.name) for field in fields(whole)))

@@ -1,0 +1,156 @@
+"""What a forecast starts from (`History`), what is asked (`Question`) and the answer (`Forecast`).
+
+Rows are models, in the order of the store they came from. All times are in seconds or whole
+minutes since one epoch, which must be midnight of the time zone whose days matter. Nothing here
+keeps state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.forecasting.errors import BadCounts, BadQuestion
+
+Floats: TypeAlias = NDArray[np.floating]
+Integers: TypeAlias = NDArray[np.integer]
+Booleans: TypeAlias = NDArray[np.bool_]
+
+NEVER: Final = -1
+"""In `History.active`: no such arrival."""
+MINUTES_OF_TEN: Final = 10
+MINUTES_OF_DAY: Final = 1440
+_MAX_WINDOW_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Arrivals up to `origin_s`, per model.
+
+    A window that is forecast begins at `origin_s`. The minute under way is not yet in `minutes`,
+    but what came in it is in `recent`.
+    """
+
+    origin_s: float
+    minutes: NDArray[np.generic]
+    """(models, bins): whole minutes, oldest first; the last one ended at or before `origin_s`."""
+    tens: NDArray[np.generic]
+    """(models, bins): whole spans of ten minutes, oldest first, over a longer past."""
+    active: Integers
+    """(models, k): the last minutes with arrivals, oldest first, `NEVER` in front where fewer."""
+    since_minute: Integers
+    """(models,): the minute from which on a model's counts are known."""
+    recent: Floats
+    """(models,): arrivals in the last 60 seconds, the minute under way or not."""
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.origin_s) or self.origin_s < 0:
+            raise BadCounts(f"origin_s must be finite and not negative, was {self.origin_s}")
+        models = self.active.shape[0]
+        for name in ("minutes", "tens", "active", "since_minute", "recent"):
+            values = getattr(self, name)
+            _check_counts(name, values, models, may_be_never=name == "active")
+
+    @property
+    def models(self) -> int:
+        """How many rows there are."""
+        return int(self.active.shape[0])
+
+    @property
+    def origin_minute(self) -> int:
+        """The minute under way: the first that is not in `minutes`."""
+        return int(self.origin_s // 60)
+
+    @property
+    def known_minutes(self) -> Floats:
+        """(models,): of how many of the last whole minutes the counts are known."""
+        known = self.origin_minute - self.since_minute
+        return np.clip(known, 1, self.minutes.shape[1]).astype(np.float64)
+
+    @property
+    def age_minutes(self) -> Floats:
+        """(models,): minutes since the last arrival, infinite without one."""
+        if not self.active.shape[1]:
+            return np.full(self.models, np.inf)
+        last = self.active[:, -1]
+        age = np.maximum(self.origin_s / 60 - (last + 0.5), 0.0)
+        return np.where(last == NEVER, np.inf, age)
+
+    def take(self, rows: Integers | Booleans) -> History:
+        """The history of some models only."""
+        return replace(
+            self,
+            minutes=self.minutes[rows],
+            tens=self.tens[rows],
+            active=self.active[rows],
+            since_minute=self.since_minute[rows],
+            recent=self.recent[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which windows, all beginning at the origin, and which quantiles of the arrivals in them."""
+
+    windows_s: tuple[float, ...] = (10.0, 60.0, 600.0, 3600.0)
+    probabilities: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)
+    most_per_s: float = 100_000.0
+    """No model gets more; a mean beyond it is clipped to it."""
+
+    def __post_init__(self) -> None:
+        if not self.windows_s or not all(1 <= each <= _MAX_WINDOW_S for each in self.windows_s):
+            raise BadQuestion(
+                f"windows_s must be one or more of 1 to {_MAX_WINDOW_S:.0f} s, was {self.windows_s}"
+            )
+        if list(self.windows_s) != sorted(set(self.windows_s)):
+            raise BadQuestion(f"windows_s must grow, was {self.windows_s}")
+        inside = all(0.001 <= each <= 0.9999 for each in self.probabilities)
+        if not self.probabilities or not inside:
+            raise BadQuestion(
+                f"probabilities must be one or more of 0.001 to 0.9999, was {self.probabilities}"
+            )
+        if list(self.probabilities) != sorted(set(self.probabilities)):
+            raise BadQuestion(f"probabilities must grow, was {self.probabilities}")
+        if not 0 < self.most_per_s < np.inf:
+            raise BadQuestion(f"most_per_s must be positive and finite, was {self.most_per_s}")
+
+    @property
+    def windows_min(self) -> Floats:
+        """(windows,): lengths in minutes."""
+        return np.asarray(self.windows_s) / 60
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer to a `Question`: finite, never negative; mean and P(arrival) grow with windows."""
+
+    mean: Floats
+    """(models, windows): expected arrivals."""
+    quantiles: Floats
+    """(models, windows, probabilities): whole arrivals."""
+    p_arrival: Floats
+    """(models, windows): probability of at least one arrival, in [0, 1]."""
+
+
+def _check_counts(
+    name: str, values: NDArray[np.generic], models: int, *, may_be_never: bool
+) -> None:
+    if values.shape[0] != models:
+        raise BadCounts(f"{name} must have {models} rows, one per model, had {values.shape[0]}")
+    if values.dtype.kind == "u" or not values.size:
+        return
+    if values.dtype.kind not in "if":
+        raise BadCounts(f"{name} must hold numbers, was {values.dtype}")
+    numbers: Floats = values.astype(np.float64, copy=False)
+    if not np.isfinite(numbers).all():
+        raise BadCounts(f"{name} must be finite; row {_first(~np.isfinite(numbers))} is not")
+    least = NEVER if may_be_never else 0
+    if numbers.min() < least:
+        raise BadCounts(f"{name} must be at least {least}, was {numbers.min():g}")
+
+
+def _first(wrong: Booleans) -> int:
+    return int(np.argwhere(wrong)[0][0])

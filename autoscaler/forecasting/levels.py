@@ -1,0 +1,191 @@
+"""Expected arrivals from exponential averages over several spans, weighed by how well each did.
+
+Every average is a linear function of the counts, so the forecasts that would have been made at past
+origins cost one matrix product, and their errors give weights and noise for each length of window:
+also what arrivals that come in bursts do to the spread over an hour. Exponential smoothing with
+count noise: Gardner 2006, section 3; weighing forecasts by past loss: Vovk 1990.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.forecasting import negative_binomial
+from autoscaler.forecasting.day_profile import decay_weights, span_weights
+from autoscaler.forecasting.seasonal import recurring_means
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats, History
+
+HALF_LIVES_MIN: Final = (3.0, 15.0, 90.0, 720.0)
+NOISE_WINDOWS_MIN: Final = (1, 10, 60)
+_LAGS_MIN: Final = (*range(67, 1408, 67),)
+"""Past origins. Prime to an hour, so that all phases of hours are met; a day later than the counts
+begin, so that the day before is known at each."""
+_TEMPERATURE: Final = 2.0
+"""Sums of losses are divided by this before they weigh: past windows are not independent."""
+_SHARED_ERRORS: Final = 6.0
+"""A model's own noise weighs as much as the noise all share at so many past windows."""
+_OPTIMISM: Final = np.array([1.0, 1.3, 2.0])
+"""Per noise window: how much larger squared errors are than those of the past that gave the
+weights. Found on the first part of two traces: docs/experiments/forecasting.md."""
+_LEAST_BACK: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LevelFit:
+    """What past errors say, per model and noise window."""
+
+    weights: Floats
+    """(models, noise windows, experts), summing to 1 over experts."""
+    size: Floats
+    """(models, noise windows): size of the negative binomial."""
+
+
+def fit_levels(history: History, profiles: Floats, period_min: Floats) -> LevelFit:
+    """Weigh the experts by their loss at past origins, and measure the noise around the mixture."""
+    lags = [lag for lag in _LAGS_MIN if lag <= history.minutes.shape[1] // 2] or [60]
+    windows = np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64)
+    means = _means(history, profiles, period_min, lags, windows)
+    seen = _outcomes(history, lags)
+    is_known = (history.known_minutes[:, None] >= np.asarray(lags) + 60).astype(np.float64)
+    size = _size(means.mean(axis=-1), seen, is_known[..., None])[:, None, :, None]
+    loss = (_loss(means, seen[..., None], size) * is_known[..., None, None]).sum(axis=1)
+    weights = np.exp(-(loss - loss.min(axis=-1, keepdims=True)) / _TEMPERATURE)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed = (means * weights[:, None]).sum(axis=-1)
+    return LevelFit(weights=weights, size=_size(mixed, seen, is_known[..., None]))
+
+
+def level_means(
+    history: History,
+    profiles: Floats,
+    period_min: Floats,
+    fit: LevelFit,
+    windows_min: Floats,
+    lag_min: int = 0,
+) -> tuple[Floats, Floats]:
+    """(models, windows) means of the mixture, and (models, windows, experts) of each.
+
+    With `lag_min`: as they were so many minutes before the origin.
+    """
+    means = _means(history, profiles, period_min, [lag_min], windows_min)[:, 0]
+    weights = _between(fit.weights, windows_min)
+    return (means * weights).sum(axis=-1), means
+
+
+def level_sizes(fit: LevelFit, windows_min: Floats) -> Floats:
+    """(models, windows): size of the negative binomial around the means."""
+    return np.exp(_between(np.log(fit.size), windows_min))
+
+
+def _means(
+    history: History, profiles: Floats, period_min: Floats, lags: list[int], windows_min: Floats
+) -> Floats:
+    """(models, lags, windows, experts): expected arrivals, seen `lag` minutes before the origin.
+
+    Experts: an average per half-life, the mean of all that is kept, the own period, the day before.
+    Who knows nothing says what the mean of all says.
+    """
+    averages = _averages(history, profiles, lags, windows_min)
+    recurring = recurring_means(history, period_min, lags, windows_min)
+    recurring = np.where(np.isfinite(recurring), recurring, averages[..., -1:])
+    return np.concatenate([averages, recurring], axis=-1)
+
+
+def _averages(history: History, profiles: Floats, lags: list[int], windows_min: Floats) -> Floats:
+    """(models, lags, windows, scales): averages per minute, carried to the window's time of day."""
+    levels = _levels(history, lags)
+    now = history.origin_s / 60
+    spans = np.stack(
+        [span_weights(now - lag, each) for lag in lags for each in windows_min], axis=1
+    )
+    backs = [decay_weights(now - lag, each) for lag in lags for each in HALF_LIVES_MIN]
+    ahead = (profiles @ spans).reshape(history.models, len(lags), windows_min.size, 1)
+    behind = (profiles @ np.stack(backs, axis=1)).reshape(
+        history.models, len(lags), 1, len(HALF_LIVES_MIN)
+    )
+    behind = np.concatenate([behind, np.ones((*behind.shape[:3], 1))], axis=-1)
+    factor = ahead / np.maximum(behind, _LEAST_BACK)
+    result: Floats = levels[:, :, None] * factor * windows_min[:, None]
+    return result
+
+
+def _levels(history: History, lags: list[int]) -> Floats:
+    """(models, lags, scales): arrivals per minute; the last scale is the mean of all kept."""
+    bins = history.minutes.shape[1]
+    age = np.arange(bins - 1, -1, -1.0)[:, None, None] - np.asarray(lags)[:, None]
+    half = np.asarray(HALF_LIVES_MIN)
+    decay = np.where(age >= 0, np.exp2(-np.maximum(age, 0) / half), 0) * -np.expm1(
+        -np.log(2) / half
+    )
+    counts = history.minutes.astype(np.float32)
+    sums = counts @ decay.reshape(bins, -1).astype(np.float32)
+    known = np.maximum(history.known_minutes[:, None] - np.asarray(lags), 1.0)[..., None]
+    covered = -np.expm1(-np.log(2) * known / half)
+    recent = sums.reshape(history.models, len(lags), half.size) / covered
+    return np.concatenate([recent, _long_run(history, lags)[..., None]], axis=-1)
+
+
+def _long_run(history: History, lags: list[int]) -> Floats:
+    """(models, lags): mean arrivals per minute over all spans of ten minutes before the lag."""
+    tens = history.tens
+    last = max(lags) // 10 + 1
+    early = tens[:, :-last].sum(axis=1, dtype=np.float64)
+    late = np.cumsum(tens[:, -last:], axis=1, dtype=np.float64)
+    at = [last - lag // 10 - 1 for lag in lags]
+    known = np.minimum(history.origin_minute - history.since_minute, tens.shape[1] * 10)
+    spans = np.maximum(known[:, None] - np.asarray(lags), 60.0)
+    result: Floats = (early[:, None] + late[:, at]) / spans
+    return result
+
+
+def _outcomes(history: History, lags: list[int]) -> Floats:
+    """(models, lags, noise windows): arrivals that came in windows that began `lag` minutes ago."""
+    bins = history.minutes.shape[1]
+    recent = history.minutes[:, max(bins - max(lags), 0) :]
+    total = np.cumsum(recent, axis=1, dtype=np.float64)
+    total = np.pad(total, ((0, 0), (1, 0)))
+    starts = np.maximum(total.shape[1] - 1 - np.asarray(lags), 0)
+    ends = np.minimum(starts[:, None] + np.asarray(NOISE_WINDOWS_MIN), total.shape[1] - 1)
+    result: Floats = total[:, ends] - total[:, starts][..., None]
+    return result
+
+
+def _loss(mean: Floats, seen: Floats, size: Floats) -> Floats:
+    """Log loss of a negative binomial, up to what the mean does not change."""
+    mean = np.maximum(mean, 1e-4)
+    result: Floats = (seen + size) * np.log1p(mean / size) - seen * np.log(mean)
+    return result
+
+
+def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
+    squared = ((seen - mean) ** 2 * is_known).sum(axis=1)
+    total, weight = (mean * is_known).sum(axis=1), (mean**2 * is_known).sum(axis=1)
+    lags = np.maximum(is_known.sum(axis=1), 1.0)
+    # Each model speaks for the shared noise once, whatever its volume.
+    relative = np.maximum(squared - total, 0.0) / np.maximum(weight, 1e-9)
+    shared = np.median(np.clip(relative, 1e-3, 50.0), axis=0) if mean.shape[0] else 1.0
+    added = _SHARED_ERRORS * weight / lags
+    excess = _OPTIMISM * np.maximum(squared - total, 0.0) + added * shared
+    result: Floats = np.clip(
+        (weight + added + 1e-12) / np.maximum(excess, 1e-12),
+        negative_binomial.SIZE_MIN,
+        negative_binomial.SIZE_MAX,
+    )
+    return result
+
+
+def _between(values: Floats, windows_min: Floats) -> Floats:
+    """Values at noise windows (axis 1), interpolated over the logarithm of the window."""
+    grid = np.log(NOISE_WINDOWS_MIN)
+    at = np.clip(np.log(windows_min), grid[0], grid[-1])
+    right = np.clip(np.searchsorted(grid, at), 1, grid.size - 1)
+    share = (at - grid[right - 1]) / (grid[right] - grid[right - 1])
+    shape = (1, -1) + (1,) * (values.ndim - 2)
+    share = share.reshape(shape)
+    result: Floats = values[:, right - 1] * (1 - share) + values[:, right] * share
+    return result

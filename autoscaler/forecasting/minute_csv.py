@@ -1,0 +1,84 @@
+"""Reads arrivals per minute: CSV with `minute,model,count`, absent rows being none; .gz too.
+
+A table with one column per model (`minute,R1,R2,...`) is read as well; an empty cell is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.forecasting.errors import BadTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from autoscaler.forecasting.history import Integers
+
+_MAX_CELLS: Final = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteTrace:
+    """Arrivals per model and minute."""
+
+    models: tuple[str, ...]
+    counts: Integers
+    """(models, minutes), from minute 0 on."""
+
+
+def read_minutes(path: Path) -> MinuteTrace:
+    """The trace in a file; raises BadTrace, which names the line, for anything else."""
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            rows = list(_cells(csv.reader(file), path))
+    except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
+        raise BadTrace(f"cannot read {path}: {error}") from error
+    if not rows:
+        raise BadTrace(f"{path} has no arrivals")
+    models = tuple(sorted({model for _, model, _ in rows}))
+    minutes = max(minute for minute, _, _ in rows) + 1
+    if len(models) * minutes > _MAX_CELLS:
+        raise BadTrace(
+            f"{path}: {len(models)} models x {minutes} minutes are more than {_MAX_CELLS}"
+        )
+    places = {model: row for row, model in enumerate(models)}
+    counts = np.zeros((len(models), minutes), dtype=np.uint32)
+    at = np.array([(places[model], minute) for minute, model, _ in rows])
+    np.add.at(counts, (at[:, 0], at[:, 1]), np.array([count for _, _, count in rows], np.uint32))
+    return MinuteTrace(models=models, counts=counts)
+
+
+def _cells(lines: Iterator[list[str]], path: Path) -> Iterator[tuple[int, str, int]]:
+    header = next(lines, [])
+    if not header or header[0] != "minute" or len(header) < 2:
+        raise BadTrace(
+            f"{path} must begin with minute,model,count or minute,NAME,..., was {header}"
+        )
+    is_long = header == ["minute", "model", "count"]
+    for number, line in enumerate(lines, start=2):
+        if len(line) != len(header):
+            raise BadTrace(f"{path}:{number} must have {len(header)} cells, had {len(line)}")
+        where = f"{path}:{number}"
+        minute = _whole(line[0], where, most=10_000_000)
+        pairs: Sequence[tuple[str, str]] = (
+            [(line[1], line[2])] if is_long else list(zip(header[1:], line[1:], strict=True))
+        )
+        for model, count in pairs:
+            if count:
+                yield minute, model, _whole(count, where, most=10**9)
+
+
+def _whole(text: str, where: str, *, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= most:
+        raise BadTrace(f"{where}: must be a whole number from 0 to {most}, was {text!r}")
+    return value

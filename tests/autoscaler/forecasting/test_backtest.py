@@ -1,0 +1,158 @@
+"""The back-test: no future in a forecast, the same past as `Counts`, right scores."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoscaler.forecasting.backtest import BacktestParams, backtest, history_at
+from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.errors import BadQuestion, BadTrace
+from autoscaler.forecasting.fitting import Fit, fit
+from autoscaler.forecasting.history import Floats, Forecast, History, Question
+from autoscaler.forecasting.methods import METHODS
+from autoscaler.forecasting.minute_csv import read_minutes
+from autoscaler.forecasting.scores import scores, tally
+from tests.autoscaler.forecasting import streams
+
+QUESTION = Question(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+_DATA = os.environ.get("PILOTLIGHT_DATA")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_future_is_the_same_forecast(method: str) -> None:
+    """The past of two traces is the same; all that they differ in comes after the origin."""
+    origin = 2 * streams.DAY + 333
+    one = streams.poisson(0.3, models=6, minutes=3 * streams.DAY)
+    other = one.copy()
+    other[:, origin:] = streams.poisson(20.0, models=6, minutes=3 * streams.DAY - origin, seed=1)
+    found = []
+    for counts in (one, other):
+        history = history_at(counts, origin)
+        found.append(METHODS[method](history, fit(history), QUESTION))
+    assert (found[0].mean == found[1].mean).all()
+    assert (found[0].quantiles == found[1].quantiles).all()
+    assert (found[0].p_arrival == found[1].p_arrival).all()
+
+
+def test_the_back_test_itself_does_not_look_ahead() -> None:
+    """Through the whole back-test: forecasts up to a change do not depend on the change."""
+    change = 2 * streams.DAY
+    one = streams.poisson(0.3, models=4, minutes=change + 400)
+    other = one.copy()
+    other[:, change:] = 50
+    seen: list[list[Floats]] = []
+    for counts in (one, other):
+        kept: list[Floats] = []
+
+        def noting(
+            history: History, fitted: Fit, question: Question, kept: list[Floats] = kept
+        ) -> Forecast:
+            forecast = METHODS["typed"](history, fitted, question)
+            kept.append(forecast.quantiles)
+            return forecast
+
+        params = BacktestParams(change - 200, change + 1, every_min=50, refit_every=2)
+        backtest(counts, {"typed": noting}, QUESTION, params)
+        seen.append(kept)
+    assert len(seen[0]) == 5
+    assert all((a == b).all() for a, b in zip(*seen, strict=True))
+
+
+def test_a_method_that_knows_the_future_would_be_seen() -> None:
+    """The scores tell: right answers have no error."""
+    seen = np.array([[3.0, 0.0], [1.0, 5.0]])
+    perfect = Forecast(
+        mean=seen, quantiles=np.repeat(seen[..., None], 2, 2), p_arrival=1.0 * (seen > 0)
+    )
+    total = tally(perfect, seen, (0.5, 0.9), np.array([True, True]))
+    found = scores(total, 0, (0.5, 0.9))
+    assert (found.mae, found.brier, found.pinball) == (0.0, 0.0, (0.0, 0.0))
+
+
+def test_scores_are_those_worked_by_hand() -> None:
+    seen = np.array([[4.0], [0.0], [1.0], [2.0]])
+    quantiles = np.array([[[1.0, 3.0]]] * 4)
+    p_arrival = np.full((4, 1), 0.8)
+    forecast = Forecast(mean=p_arrival, quantiles=quantiles, p_arrival=p_arrival)
+    found = scores(tally(forecast, seen, (0.5, 0.9), np.full(4, True)), 0, (0.5, 0.9))
+    assert found.mae == pytest.approx((3 + 1 + 0 + 1) / 4)
+    assert found.pinball == pytest.approx((1.25 / 2, (0.9 + 0.3 + 0.2 + 0.1) / 4))
+    assert found.at_or_below == (0.5, 0.75)
+    assert found.below == (0.25, 0.75)
+    assert found.miscalibration == pytest.approx((0.0, 0.15))
+    assert found.brier == pytest.approx((3 * 0.04 + 0.64) / 4)
+
+
+def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
+    counts = streams.poisson(0.2, models=3, minutes=3 * streams.DAY + 7)
+    store = Counts()
+    store.advance(0.0)
+    for name in ("a", "b", "c"):
+        store.declare(name)
+    for minute in np.flatnonzero(counts.any(axis=0)):
+        store.advance(minute * 60.0 + 30)
+        rows = np.flatnonzero(counts[:, minute])
+        store.add(
+            ["abc"[row] for row in rows], [minute * 60.0] * rows.size, counts[rows, minute].tolist()
+        )
+    live, tested = store.history(counts.shape[1] * 60.0), streams.of(counts)
+    assert (live.minutes == tested.minutes).all()
+    assert (live.tens == tested.tens).all()
+    assert (live.active == tested.active).all()
+    assert (live.recent == tested.recent).all()
+    assert live.origin_s == tested.origin_s
+
+
+def test_windows_must_be_whole_minutes() -> None:
+    counts = streams.poisson(1.0, models=1, minutes=200)
+    with pytest.raises(BadQuestion, match="whole minutes"):
+        backtest(counts, {}, Question(windows_s=(10.0,)), BacktestParams(1, 2))
+
+
+def test_reads_long_and_wide_traces(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("minute,model,count\n1,b,2\n3,a,1\n1,b,1\n")
+    with gzip.open(tmp_path / "wide.csv.gz", "wt") as file:
+        file.write("minute,a,b\n1,0,3\n3,1,\n")
+    for name in ("long.csv", "wide.csv.gz"):
+        trace = read_minutes(tmp_path / name)
+        assert trace.models == ("a", "b")
+        assert trace.counts.tolist() == [[0, 0, 0, 1], [0, 3, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must begin with"),
+        ("time,model,count\n", "must begin with"),
+        ("minute,model,count\n", "no arrivals"),
+        ("minute,model,count\n1,a\n", ":2 must have 3 cells"),
+        ("minute,model,count\n1,a,-4\n", "was '-4'"),
+        ("minute,model,count\n1,a,1e9\n", "was '1e9'"),
+        ("minute,model,count\nnan,a,1\n", "was 'nan'"),
+    ],
+)
+def test_bad_traces_are_told_with_their_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=says):
+        read_minutes(path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _DATA, reason="PILOTLIGHT_DATA names no folder with traces")
+def test_ours_is_ahead_of_its_peers_on_a_real_trace() -> None:
+    trace = read_minutes(Path(_DATA or "") / "gentd26_per_minute.csv.gz")
+    names = ("typed", "naive", "ewma", "hybrid-histogram")
+    params = BacktestParams(14 * streams.DAY, 23 * streams.DAY, every_min=331)
+    done = backtest(trace.counts, {name: METHODS[name] for name in names}, QUESTION, params)
+    brier = {}
+    for name in names:
+        total = done.of(name)
+        assert total is not None
+        brier[name] = scores(total, 1, QUESTION.probabilities).brier
+    assert min(brier, key=brier.__getitem__) == "typed"

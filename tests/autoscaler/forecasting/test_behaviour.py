@@ -1,0 +1,87 @@
+"""Types of models on streams whose type is plain, and that they do not flap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from autoscaler.forecasting.behaviour import Behaviour, Kind, classify
+from tests.autoscaler.forecasting import streams
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Integers
+
+MINUTES = 3 * streams.DAY
+
+
+def _bursts(models: int) -> Integers:
+    rng = np.random.default_rng(2)
+    is_on = np.repeat(rng.random((models, MINUTES // 20)) < 0.3, 20, axis=1)
+    return rng.poisson(np.where(is_on, 8.0, 0.2)).astype(np.uint32)
+
+
+def _jittered(models: int) -> Integers:
+    rng = np.random.default_rng(4)
+    counts = np.zeros((models, MINUTES), dtype=np.uint32)
+    for row in range(models):
+        at = np.arange(30, MINUTES - 5, 45)
+        counts[row, at + rng.integers(-1, 2, at.size)] = 3
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind"),
+    [
+        pytest.param(streams.hourly(models=8, minutes=MINUTES), Kind.PERIODIC, id="hourly"),
+        pytest.param(_jittered(8), Kind.PERIODIC, id="every-45-minutes-or-so"),
+        pytest.param(streams.poisson(0.01, models=8, minutes=MINUTES), Kind.SPARSE, id="rare"),
+        pytest.param(streams.poisson(3.0, models=8, minutes=MINUTES), Kind.STEADY, id="poisson"),
+        pytest.param(_bursts(8), Kind.BURSTY, id="on-and-off"),
+        pytest.param(np.zeros((8, 8 * streams.DAY), dtype=np.uint32), Kind.SPARSE, id="new"),
+    ],
+)
+def test_plain_streams_have_their_type(counts: Integers, kind: Kind) -> None:
+    history = streams.of(counts)
+    assert (classify(history).kind == kind).mean() >= 7 / 8
+
+
+def test_the_period_is_found() -> None:
+    hourly = classify(streams.of(streams.hourly(models=4, minutes=MINUTES)))
+    assert hourly.period_min == pytest.approx(60, abs=0.5)
+    assert classify(streams.of(_jittered(4))).period_min == pytest.approx(45, abs=1)
+
+
+def test_silence_for_long_is_dead() -> None:
+    counts = np.zeros((2, 12 * streams.DAY), dtype=np.uint32)
+    counts[0, : 2 * streams.DAY : 30] = 1
+    counts[1, :: streams.DAY] = 1
+    assert classify(streams.of(counts)).kind.tolist() == [Kind.DEAD, Kind.PERIODIC]
+
+
+def test_a_type_changes_only_when_found_three_times() -> None:
+    calm = streams.of(streams.poisson(3.0, models=4, minutes=MINUTES))
+    rare = streams.of(streams.poisson(0.01, models=4, minutes=MINUTES))
+    first = classify(calm)
+    once = classify(rare, first)
+    back = classify(calm, once)
+    again = classify(rare, classify(rare, back))
+    assert (once.kind == Kind.STEADY).all()
+    assert (again.kind == Kind.STEADY).all()
+    assert (classify(rare, again).kind == Kind.SPARSE).all()
+
+
+def test_between_two_thresholds_a_type_stays() -> None:
+    counts = streams.poisson(0.32, models=20, minutes=MINUTES)  # active in 27 % of minutes
+    history = streams.of(counts)
+
+    def after_looks(kind: Kind) -> Behaviour:
+        kinds = np.full(20, int(kind))
+        known = Behaviour(kinds, np.zeros(20), kinds, np.full(20, 3))
+        for _ in range(5):
+            known = classify(history, known)
+        return known
+
+    assert (after_looks(Kind.SPARSE).kind == Kind.SPARSE).all()
+    assert (after_looks(Kind.STEADY).kind == Kind.STEADY).all()

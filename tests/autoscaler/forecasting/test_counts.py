@@ -1,0 +1,186 @@
+"""The bounded store of arrivals: bins roll over, clocks jump, bad increments are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.forecasting.counts import Added, Counts, CountsParams
+from autoscaler.forecasting.errors import BadCounts
+from autoscaler.forecasting.history import NEVER
+
+SMALL = CountsParams(seconds=20, minutes=10, tens=4, active=3, models=4)
+START = 1_000_000 * 60.0
+
+
+def _counts(params: CountsParams = SMALL, at: float = START) -> Counts:
+    counts = Counts(params)
+    counts.advance(at)
+    return counts
+
+
+def test_counts_fall_into_seconds_minutes_and_tens() -> None:
+    counts = _counts()
+    counts.advance(START + 125)
+    added = counts.add(["a", "a", "b"], [START + 10, START + 124, START + 125], [1, 2, 3])
+    assert added == Added(counted=6)
+    history = counts.history(START + 180)
+    assert counts.names == ["a", "b"]
+    assert history.minutes[:, -3:].tolist() == [[1, 0, 2], [0, 0, 3]]
+    assert history.active.tolist() == [
+        [NEVER, START // 60, START // 60 + 2],
+        [NEVER, NEVER, START // 60 + 2],
+    ]
+    later = counts.history(START + 1200)
+    assert later.tens[:, -2:].sum(axis=1).tolist() == [3, 3]
+
+
+def test_the_minute_under_way_is_recent_and_no_whole_one() -> None:
+    counts = _counts(CountsParams())
+    counts.advance(START + 30)
+    counts.add(["a", "a", "a"], [START + 20, START - 20, START - 31], [5, 6, 7])
+    history = counts.history(START + 30)
+    assert history.recent.tolist() == [11]
+    assert history.minutes[0, -1] == 13
+    assert counts.recent_seconds()[0, -11] == 5
+
+
+def test_a_week_of_silence_leaves_zeros() -> None:
+    counts = _counts()
+    counts.add(["a"], [START], [5])
+    history = counts.history(START + 7 * 86400)
+    assert history.minutes.sum() == 0
+    assert history.tens.sum() == 0
+    assert history.age_minutes[0] == pytest.approx(7 * 1440, abs=1)
+
+
+def test_a_small_step_back_changes_nothing() -> None:
+    counts = _counts()
+    counts.add(["a"], [START], [5])
+    before = counts.history(START + 90)
+    after = counts.history(START + 50)
+    assert after.origin_s == before.origin_s
+    assert (after.minutes == before.minutes).all()
+
+
+def test_a_clock_set_back_forgets_what_lies_ahead() -> None:
+    counts = _counts()
+    counts.add(["a"], [START], [5])
+    counts.advance(START + 300)
+    counts.add(["a"], [START + 300], [7])
+    history = counts.history(START + 120)
+    assert history.origin_s == START + 120
+    assert history.minutes[0].sum() == 5
+    assert history.active[0].tolist() == [NEVER, NEVER, START // 60]
+    assert counts.add(["a"], [START + 110], [2]).counted == 2
+    assert counts.history(START + 360).minutes[0].sum() == 7
+
+
+def test_increments_that_cannot_be_counted_are_told() -> None:
+    counts = _counts()
+    added = counts.add(
+        ["a"] * 6,
+        [START + 6, START - 86400, float("nan"), START, START, START],
+        [1, 2, 1, -1, 0, 4],
+    )
+    assert added == Added(counted=4, too_old=2, ahead=1, broken=3)
+
+
+def test_a_full_store_forgets_who_was_quiet_longest() -> None:
+    counts = _counts()
+    for at, name in enumerate("abcd"):
+        counts.advance(START + 60 * at)
+        counts.add([name], [START + 60 * at], [1])
+    counts.add(["a"], [START + 180], [1])
+    counts.add(["e"], [START + 180], [9])
+    assert sorted(counts.names) == ["a", "c", "d", "e"]
+    history = counts.history(START + 240)
+    assert history.minutes[counts.names.index("e")].sum() == 9
+
+
+def test_more_new_models_at_once_than_fit_leave_each_row_to_one() -> None:
+    counts = _counts()
+    names = [f"m{index}" for index in range(9)]
+    counts.add(names, [START] * 9, list(range(1, 10)))
+    history = counts.history(START + 60)
+    found = {name: int(history.minutes[row].sum()) for row, name in enumerate(counts.names)}
+    assert len(found) == 4
+    assert all(found[name] == int(name[1:]) + 1 for name in found)
+
+
+def test_forgetting_moves_the_last_row() -> None:
+    counts = _counts()
+    counts.add(["a", "b", "c"], [START] * 3, [1, 2, 3])
+    counts.forget("a")
+    counts.forget("nobody")
+    assert counts.names == ["c", "b"]
+    assert counts.history(START + 60).minutes.sum(axis=1).tolist() == [3, 2]
+    counts.add(["d"], [START + 60], [4])
+    assert counts.history(START + 120).minutes.sum(axis=1).tolist() == [3, 2, 4]
+
+
+def test_memory_is_what_the_docstring_says() -> None:
+    counts = Counts(CountsParams(models=64))
+    counts.advance(START)
+    counts.add([f"m{index}" for index in range(500)], [START] * 500, [1] * 500)
+    assert len(counts.names) == 64
+    assert counts.memory_bytes / 64 == 21_226
+
+
+def test_counters_stop_at_their_limit() -> None:
+    counts = _counts()
+    counts.add(["a", "a"], [START, START], [10**9, 10**9])
+    assert counts.recent_seconds()[0, -1] == 65_535
+    assert counts.history(START + 60).minutes[0, -1] == 2 * 10**9
+
+
+def test_survives_being_written_and_read() -> None:
+    counts = _counts()
+    counts.add(["a", "ns/b"], [START, START - 60], [5, 6])
+    again = Counts.from_bytes(counts.to_bytes())
+    assert again.names == counts.names
+    one, other = counts.history(START + 70), again.history(START + 70)
+    for name in ("minutes", "tens", "active", "since_minute", "recent"):
+        assert (getattr(one, name) == getattr(other, name)).all()
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", Counts(SMALL).to_bytes()[:-40]])
+def test_refuses_what_it_did_not_write(data: bytes) -> None:
+    with pytest.raises(BadCounts, match="to_bytes"):
+        Counts.from_bytes(data)
+
+
+@pytest.mark.parametrize("now_s", [float("nan"), float("inf"), -1.0])
+def test_refuses_a_time_that_is_none(now_s: float) -> None:
+    with pytest.raises(BadCounts, match="now_s"):
+        _counts().advance(now_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-400, 1500), st.integers(0, 700), st.integers(1, 9)), max_size=25
+    )
+)
+def test_holds_exactly_what_came_within_the_time_kept(steps: list[tuple[int, int, int]]) -> None:
+    """Against a plain list of arrivals, whatever way the clock jumps."""
+    counts, now, kept = _counts(), START, list[tuple[float, int]]()
+    for jump, age, number in steps:
+        target = max(now + jump, START - 3000)
+        counts.advance(target)
+        if target < now - SMALL.step_back_s or target > now:
+            kept = [(at, each) for at, each in kept if at // 60 <= target // 60 or target > now]
+            kept = [(at, each) for at, each in kept if target // 60 - SMALL.minutes <= at // 60]
+            now = target
+        counts.add(["a"], [now - age], [number])
+        if now // 60 - SMALL.minutes <= (now - age) // 60:
+            kept.append((now - age, number))
+    expected = np.zeros(SMALL.minutes)
+    for at, number in kept:
+        back = int(now // 60 - 1 - at // 60)
+        if 0 <= back < SMALL.minutes:
+            expected[SMALL.minutes - 1 - back] += number
+    if counts.names:
+        assert counts.history(now).minutes[0].tolist() == expected.tolist()

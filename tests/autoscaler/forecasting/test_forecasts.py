@@ -1,0 +1,216 @@
+"""Forecasts of streams whose right answer is known, and what holds for any counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from autoscaler.forecasting.behaviour import Kind
+from autoscaler.forecasting.errors import BadCounts, BadQuestion
+from autoscaler.forecasting.fitting import fit, refit_rows
+from autoscaler.forecasting.forecasts import has_changed, typed
+from autoscaler.forecasting.history import Forecast, History, Integers, Question
+from autoscaler.forecasting.methods import METHODS
+from tests.autoscaler.forecasting import streams
+
+MINUTES = 3 * streams.DAY
+QUESTION = Question()
+
+
+def _forecast(counts: Integers, method: str = "typed", minute: int | None = None) -> Forecast:
+    history = streams.of(counts, minute)
+    return METHODS[method](history, fit(history), QUESTION)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.15, 2.0, 50.0])
+def test_steady_poisson_is_calibrated(rate: float) -> None:
+    models = 400
+    counts = streams.poisson(rate, models=models, minutes=MINUTES + 60)
+    found = _forecast(counts, minute=MINUTES)
+    for column, window in ((1, 1), (2, 10), (3, 60)):
+        seen = counts[:, MINUTES : MINUTES + window].sum(axis=1)
+        slack = 4 * np.sqrt(0.25 / models)
+        assert found.mean[:, column].mean() == pytest.approx(rate * window, rel=0.15)
+        expected = 1 - np.exp(-rate * window)
+        assert found.p_arrival[:, column].mean() == pytest.approx(expected, abs=0.06)
+        for at, level in enumerate(QUESTION.probabilities):
+            quantile = found.quantiles[:, column, at]
+            assert (seen <= quantile).mean() >= level - slack
+            assert (seen < quantile).mean() <= level + slack
+
+
+def test_hourly_arrivals_are_seen_coming() -> None:
+    counts = streams.hourly(models=4, minutes=MINUTES + 60, phase=7)
+    question = Question(windows_s=(60.0, 600.0, 3600.0))
+    history = streams.of(counts, MINUTES)
+    fitted = fit(history)
+    p_arrival = {}
+    for minute in (0, 6, 7, 8, 30):
+        now = streams.of(counts, MINUTES + minute)
+        p_arrival[minute] = typed(now, fitted, question).p_arrival[0]
+    assert p_arrival[7][0] > 0.9
+    assert p_arrival[0][0] < 0.05
+    assert p_arrival[0][1] > 0.9
+    assert p_arrival[8][1] < 0.05
+    assert p_arrival[30][1] < 0.05
+    assert min(each[2] for each in p_arrival.values()) > 0.9
+
+
+def test_a_burst_is_followed_at_once() -> None:
+    rng = np.random.default_rng(8)
+    is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
+    counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
+    calm, burst = counts.copy(), counts.copy()
+    calm[:, -120:] = rng.poisson(0.3, (20, 120))
+    burst[:, -120:] = calm[:, -120:]
+    burst[:, -5:] = 40
+    quiet, loud = streams.of(calm), streams.of(burst)
+    fitted = fit(quiet)
+    assert has_changed(loud, fitted).all()
+    assert has_changed(quiet, fitted).mean() <= 0.1
+    before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (quiet, loud))
+    assert (after.mean[:, 1] > 8 * before.mean[:, 1]).all()
+
+
+def test_a_burst_is_seen_in_the_minute_in_which_it_begins() -> None:
+    rng = np.random.default_rng(8)
+    is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
+    counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
+    counts[:, -120:] = rng.poisson(0.3, (20, 120))
+    calm = streams.of(counts)
+    fitted = fit(calm)
+    half_a_minute_on = replace(calm, origin_s=calm.origin_s + 30, recent=np.full(20, 200.0))
+    before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (calm, half_a_minute_on))
+    assert (after.mean[:, 1] > before.mean[:, 1] + 0.2 * 200).all()
+
+
+def test_who_has_been_silent_for_long_is_less_likely_to_come() -> None:
+    rng = np.random.default_rng(9)
+    is_on = np.repeat(rng.random((30, 12 * 24)) < 0.06, 60, axis=1)[:, : 12 * streams.DAY]
+    counts = rng.poisson(np.where(is_on, 0.2, 0.0)).astype(np.uint32)
+    recent, silent = counts.copy(), counts.copy()
+    recent[:, -2] = 1
+    silent[:, -12 * 60 :] = 0
+    one, other = _forecast(recent, "sparse"), _forecast(silent, "sparse")
+    assert (one.p_arrival[:, 2] > 2 * other.p_arrival[:, 2]).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_known_is_no_error(method: str) -> None:
+    none = np.zeros((3, 40), dtype=np.uint32)
+    found = _forecast(none, method)
+    _check(found)
+    assert found.quantiles[:, :2, 0].max() == 0
+    _check(_forecast(np.zeros((0, 40), dtype=np.uint32), method))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=arrays.arrays(
+        np.uint32,
+        st.tuples(st.integers(1, 4), st.sampled_from([1, 30, 700, 3000])),
+        elements=st.sampled_from([0, 0, 0, 0, 1, 2, 60, 10**6, 2**31]),
+        fill=st.sampled_from([0, 1, 5]),
+    ),
+    method=st.sampled_from(sorted(METHODS)),
+)
+def test_any_counts_give_sound_forecasts(counts: Integers, method: str) -> None:
+    history = streams.of(counts)
+    fitted = fit(history)
+    found = METHODS[method](history, fitted, QUESTION)
+    _check(found)
+    again = METHODS[method](history, fit(history), QUESTION)
+    assert (again.quantiles == found.quantiles).all()
+    assert (again.p_arrival == found.p_arrival).all()
+
+
+def _check(found: Forecast) -> None:
+    for values in (found.mean, found.quantiles, found.p_arrival):
+        assert np.isfinite(values).all()
+        assert (values >= 0).all()
+    assert (found.p_arrival <= 1).all()
+    assert (np.diff(found.quantiles, axis=2) >= 0).all()
+    most = QUESTION.most_per_s * np.asarray(QUESTION.windows_s)
+    assert (found.mean <= most).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.001, 30))
+def test_longer_windows_hold_no_less(seed: int, rate: float) -> None:
+    found = _forecast(streams.poisson(rate, models=3, minutes=MINUTES, seed=seed))
+    assert (np.diff(found.mean, axis=1) >= 0).all()
+    assert (np.diff(found.p_arrival, axis=1) >= 0).all()
+
+
+def test_ten_times_the_arrivals_are_ten_times_the_forecast() -> None:
+    counts = streams.poisson(5.0, models=10, minutes=MINUTES)
+    one, ten = _forecast(counts, "steady"), _forecast(counts * 10, "steady")
+    assert ten.mean == pytest.approx(10 * one.mean, rel=0.1)
+
+
+def test_each_model_is_forecast_by_itself() -> None:
+    counts = np.concatenate(
+        [
+            streams.poisson(2.0, models=3, minutes=MINUTES),
+            streams.hourly(models=3, minutes=MINUTES),
+            streams.poisson(0.01, models=3, minutes=MINUTES),
+        ]
+    )
+    history = streams.of(counts)
+    fitted = fit(history)
+    whole = typed(history, fitted, QUESTION)
+    order = np.array([7, 1, 4])
+    part = typed(history.take(order), fitted.take(order), QUESTION)
+    assert part.mean == pytest.approx(whole.mean[order])
+    assert (part.quantiles == whole.quantiles[order]).all()
+
+
+def test_fitting_a_share_of_models_changes_those_only() -> None:
+    before = streams.of(streams.poisson(2.0, models=6, minutes=MINUTES))
+    after = streams.of(streams.hourly(models=6, minutes=MINUTES, count=5))
+    fitted = fit(before)
+    rows = np.array([1, 4])
+    for _ in range(3):
+        fitted = refit_rows(fitted, after, rows)
+    assert np.flatnonzero(fitted.behaviour.kind == Kind.PERIODIC).tolist() == [1, 4]
+    assert (fitted.levels.size[[0, 2, 3, 5]] == fit(before).levels.size[[0, 2, 3, 5]]).all()
+
+
+@pytest.mark.parametrize(
+    ("windows_s", "probabilities", "most_per_s"),
+    [
+        ((), (0.5,), 1.0),
+        ((0.0,), (0.5,), 1.0),
+        ((float("nan"),), (0.5,), 1.0),
+        ((60.0, 10.0), (0.5,), 1.0),
+        ((10**9,), (0.5,), 1.0),
+        ((60.0,), (0.9, 0.5), 1.0),
+        ((60.0,), (1.0,), 1.0),
+        ((60.0,), (0.5,), 0.0),
+    ],
+)
+def test_absurd_questions_are_refused(
+    windows_s: tuple[float, ...], probabilities: tuple[float, ...], most_per_s: float
+) -> None:
+    with pytest.raises(BadQuestion, match="must"):
+        Question(windows_s, probabilities, most_per_s)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_absurd_counts_are_refused(value: float) -> None:
+    minutes = np.zeros((2, 10))
+    minutes[1, 3] = value
+    with pytest.raises(BadCounts, match="minutes"):
+        History(
+            origin_s=600.0,
+            minutes=minutes,
+            tens=np.zeros((2, 1)),
+            active=np.full((2, 3), -1),
+            since_minute=np.zeros(2, dtype=np.int64),
+            recent=np.zeros(2),
+        )

@@ -1,0 +1,67 @@
+"""`pilotlight forecast backtest`: table, document, and mistakes told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three days of a model that is asked every half hour."""
+    rows = [f"{minute},m,1" for minute in range(0, 3 * 1440, 30)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["minute,model,count", *rows]))
+    return path
+
+
+def test_writes_one_document(cli: Cli, trace: Path) -> None:
+    ran = cli(
+        "forecast", "backtest", "--trace", str(trace), "--method", "typed", "--method", "naive",
+        "--every", "97", "--json",
+    )  # fmt: skip
+    assert ran.status == 0
+    document = ran.document
+    assert document["trace"] == "trace.csv"
+    assert document["origins"] == 18
+    overall = {
+        (each["method"], each["window_s"]): each
+        for each in document["results"]
+        if each["type"] == "all"
+    }
+    assert overall["typed", 60.0]["forecasts"] == 18
+    assert overall["typed", 60.0]["brier"] < overall["naive", 60.0]["brier"]
+
+
+def test_shows_a_table_and_finds_the_trace_by_the_setting(
+    cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTLIGHT_DATA", str(trace.parent))
+    ran = cli("forecast", "backtest", "--trace", trace.name, "--method", "typed", "--every", "200")
+    assert ran.status == 0
+    assert ran.out.splitlines()[0].split()[:3] == ["TYPE", "WINDOW", "METHOD"]
+    assert "periodic" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--trace", "nowhere.csv"], "PILOTLIGHT_DATA is not set"),
+        (["--method", "magic"], "--method must be one of typed"),
+        (["--quantile", "1.5"], "probabilities must be"),
+        (["--window", "60", "--window", "1"], "windows_s must grow"),
+        (["--from-day", "2", "--to-day", "1"], "positive minute to a later one"),
+        (["--from-day", "2.96"], "give an earlier --from-day"),
+    ],
+)
+def test_tells_mistakes(cli: Cli, trace: Path, flags: list[str], says: str) -> None:
+    given = flags if "--trace" in flags else ["--trace", str(trace), *flags]
+    ran = cli("forecast", "backtest", *given)
+    assert ran.status == 2
+    assert says in ran.err

@@ -1,0 +1,99 @@
+"""Arrivals of a fetch: headers first, and what is told when it ends badly."""
+
+from __future__ import annotations
+
+import json
+import struct
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.model import ModelName, ModelSpec
+from runtime.arrivals import Arrivals
+from runtime.arriving_weights import ArrivingWeights
+from runtime.disk_cache import FILES_AT_ONCE, DiskCache
+from runtime.errors import LoadCancelled, ModelInvalid
+from runtime.link import LinkRate
+from runtime.partial_file import SPAN_BYTES
+from runtime.storage import RemoteFile
+from runtime.storages import StorageOptions, Storages
+from runtime.wish import Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHARDS = FILES_AT_ONCE + 2
+
+
+def write_shard(path: Path, name: str, content_bytes: int) -> None:
+    """A safetensors file of one tensor of zeros, most of it a hole."""
+    entry = {"dtype": "U8", "shape": [content_bytes], "data_offsets": [0, content_bytes]}
+    header = json.dumps({name: entry}).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + content_bytes)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> ModelSpec:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    names = [f"{number}.safetensors" for number in range(SHARDS)]
+    for name in names:
+        write_shard(folder / name, name, SPAN_BYTES + 1000)
+    index = {"weight_map": {name: name for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return ModelSpec(ModelName("default", "m"), folder.as_uri())
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DiskCache:
+    return DiskCache(tmp_path / "cache", Storages(StorageOptions({})), LinkRate(None))
+
+
+def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) -> None:
+    cache.fetch_assets(sharded)
+    wish = Wish()
+    arrivals = Arrivals(cache.weight_files(sharded), wish)
+    cache.fetch_weights(sharded, wish, arrivals)
+    order = [span.number for span in arrivals.spans()]
+    assert order[:SHARDS] == [0] * SHARDS
+    assert sorted(order[SHARDS:]) == [1] * SHARDS
+    weights = ArrivingWeights(arrivals)
+    parts = list(weights.parts(1 << 30))
+    assert sum(part.size_bytes for part in parts) == weights.layout.size_bytes
+    assert len({part.offset for part in parts}) == len(parts)
+    arrivals.close()
+
+
+def test_files_that_are_here_already_have_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
+    cache.fetch_assets(sharded)
+    cache.fetch_weights(sharded)
+    wish = Wish()
+    arrivals = Arrivals(cache.weight_files(sharded), wish)
+    cache.fetch_weights(sharded, wish, arrivals)
+    assert arrivals.headers.done()
+    arrivals.wait_over()
+    assert len(list(arrivals.spans())) == 2 * SHARDS
+    arrivals.close()
+
+
+@pytest.mark.parametrize("is_withdrawn", [True, False])
+def test_reader_that_waits_hears_of_the_end(*, is_withdrawn: bool) -> None:
+    wish = Wish()
+    arrivals = Arrivals([RemoteFile("a.safetensors", 100)], wish)
+    with ThreadPoolExecutor(2) as threads:
+        waiting: list[Future[object]] = [
+            threads.submit(list, arrivals.spans()),
+            threads.submit(arrivals.wait_over),
+        ]
+        if is_withdrawn:
+            wish.withdraw("of the test")
+        else:
+            arrivals.fail(ModelInvalid("spoiled"))
+        for each in waiting:
+            with pytest.raises(LoadCancelled if is_withdrawn else ModelInvalid):
+                each.result(10)
+    arrivals.close()

@@ -1,0 +1,240 @@
+"""Loads that nobody waits for any more, and loads of models that are unloaded meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.client import ClaimScope
+from registry.model import Tier
+from runtime.abandoned import AbandonedParams, goes_on
+from runtime.errors import DeadlinePassed, LoadCancelled
+from runtime.partial_file import SPAN_BYTES
+from runtime.wish import Progress
+from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.large_models import (
+    SPANS,
+    Held,
+    assert_nothing_is_taken,
+    run,
+    staged,
+    until,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.model import ModelSpec
+    from tests.runtime.bringers import LocalPod
+
+COPIES = 7
+"""Parts that the first two spans are good for."""
+
+
+@pytest.mark.parametrize(
+    ("progress", "ends_downloads", "expected"),
+    [
+        pytest.param(Progress(), False, False, id="nothing-has-come"),
+        pytest.param(Progress(False, 0, 100), False, False, id="download-has-brought-nothing"),
+        pytest.param(Progress(False, 90, 100), True, False, id="only-an-earlier-download-has"),
+        pytest.param(Progress(True, 1, 100), False, True, id="bytes-come"),
+        pytest.param(Progress(True, 1, 100), True, False, id="bytes-come-but-ends"),
+        pytest.param(Progress(True, 79, 100), True, False, id="not-nearly-done"),
+        pytest.param(Progress(True, 80, 100), True, True, id="nearly-done"),
+        pytest.param(Progress(True, 0, 0), True, True, id="from-this-node"),
+    ],
+)
+def test_rule(progress: Progress, *, ends_downloads: bool, expected: bool) -> None:
+    assert goes_on(progress, AbandonedParams(ends_downloads)) is expected
+
+
+async def two_spans(engine: FakeEngine, copies: int = COPIES) -> None:
+    await until(lambda: len(engine.done_order) == copies, "two spans are on the device")
+
+
+async def leave(waiting: asyncio.Task[object]) -> None:
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+    held.from_span = 0
+
+    async def work(pod: LocalPod) -> None:
+        first, second = (asyncio.create_task(pod.loads.hold(large_spec)) for _ in range(2))
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        await leave(first)
+        assert pod.loads.is_loading(large_spec.key)
+        await leave(second)
+        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        assert not held.open.is_set()
+        assert_nothing_is_taken(pod, large_spec, engine)
+
+    run(tmp_path, held, work, memory=staged(engine))
+
+
+def test_deadline_that_passes_counts_as_leaving(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    held.from_span = 0
+
+    async def work(pod: LocalPod) -> None:
+        with pytest.raises(DeadlinePassed):
+            await pod.loads.hold(large_spec, deadline_s=time.monotonic() + 0.05)
+        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+
+    run(tmp_path, held, work)
+
+
+def test_request_that_comes_while_a_load_is_given_up_loads_anew(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    held.from_span = 0
+
+    async def work(pod: LocalPod) -> None:
+        first = asyncio.create_task(pod.loads.hold(large_spec))
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        first.cancel()
+        second = asyncio.create_task(pod.loads.hold(large_spec))
+        await asyncio.wait({first})
+        held.open.set()
+        async with asyncio.timeout(20):
+            await pod.loads.release(await second)
+
+    run(tmp_path, held, work)
+
+
+def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+
+    async def work(pod: LocalPod) -> None:
+        first = asyncio.create_task(pod.loads.hold(large_spec))
+        await two_spans(engine)
+        wish = pod.loads._under_way[large_spec.key].wish
+        assert wish.is_urgent
+        await leave(first)
+        assert pod.loads.is_loading(large_spec.key)
+        assert not wish.is_urgent
+        second = asyncio.create_task(pod.loads.hold(large_spec))
+        await until(lambda: wish.is_urgent, "it is urgent again")
+        held.open.set()
+        await pod.loads.release(await second)
+        assert len(held.starts()) == SPANS
+
+    run(tmp_path, held, work, memory=staged(engine))
+
+
+def test_download_ends_half_way_where_the_pod_is_told_so(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+
+    async def work(pod: LocalPod) -> None:
+        first = asyncio.create_task(pod.loads.hold(large_spec))
+        await until(lambda: bool(engine.done_order), "a span is on the device")
+        await leave(first)
+        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        assert_nothing_is_taken(pod, large_spec, engine)
+        held.open.set()
+        asked = held.starts()
+        await pod.loads.release(await pod.loads.hold(large_spec))
+        assert held.starts().count(0) == asked.count(0) == 1  # what had come, stayed
+
+    held.from_span = 1
+    run(tmp_path, held, work, memory=staged(engine), ends_downloads=True)
+
+
+def test_preload_goes_on_when_a_request_that_joined_it_leaves(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    held.from_span = 0
+
+    async def work(pod: LocalPod) -> None:
+        preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
+        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        wish = pod.loads._under_way[large_spec.key].wish
+        assert not wish.is_urgent
+        joined = asyncio.create_task(pod.loads.hold(large_spec))
+        await until(lambda: wish.is_urgent, "somebody waits")
+        await leave(joined)
+        assert not wish.is_urgent
+        held.open.set()
+        await preload
+        assert pod.bringer.store.holds(large_spec.key)
+
+    run(tmp_path, held, work)
+
+
+@pytest.mark.parametrize("from_span", [0, 1, 2])
+def test_unloading_a_model_that_is_loaded_gives_everything_back(
+    held: Held, large_spec: ModelSpec, tmp_path: Path, from_span: int
+) -> None:
+    engine = FakeEngine()
+    held.from_span = from_span
+
+    async def work(pod: LocalPod) -> None:
+        waiting = asyncio.create_task(pod.loads.hold(large_spec))
+        preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
+        await until(lambda: len(held.starts()) >= min(SPANS, from_span + 2), "it waits for bytes")
+        await pod.loads.cancel(large_spec.key, "it was unloaded")
+        for each in (waiting, preload):
+            with pytest.raises(LoadCancelled, match="it was unloaded"):
+                await each
+        assert_nothing_is_taken(pod, large_spec, engine)
+        cache = pod.bringer.finder.cache
+        assert not list(cache.folder_of(large_spec.key).rglob("*.part*"))
+        held.open.set()
+        await pod.loads.release(await pod.loads.hold(large_spec))
+        assert held.starts().count(0) == 2  # nothing was left of the first download
+
+    run(tmp_path, held, work, memory=staged(engine))
+
+
+def test_load_that_waits_for_room_ends_with_its_last_waiter(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    held.open.set()
+
+    async def work(pod: LocalPod) -> None:
+        store = pod.bringer.store
+        await pod.loads.preload(large_spec, ClaimScope.POD, Tier.DISK)
+        await store.reserve("other", 1 << 30)
+        waiting = asyncio.create_task(pod.loads.hold(large_spec))
+        await until(lambda: bool(store._freed._waiters), "it waits for room")
+        await leave(waiting)
+        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        await store.cancel_reservation("other")
+        assert store.reserved_bytes == 0
+        await pod.loads.release(await pod.loads.hold(large_spec))
+
+    run(tmp_path, held, work)
+
+
+def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
+    held: Held, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    async def work(pod: LocalPod) -> None:
+        locks = pod.bringer.finder.cache._locks
+        folder = pod.bringer.finder.cache.folder_of(large_spec.key)
+        await pod.bringer.finder.frontends.folder(large_spec)
+        with locks.fetch(folder.name):  # as another pod of the node
+            waiting = asyncio.create_task(pod.loads.hold(large_spec))
+            await until(lambda: pod.bringer.finder.frontends.has(large_spec.key), "it is under way")
+            await leave(waiting)
+            await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        assert held.starts() == []
+
+    run(tmp_path, held, work)
+
+
+def test_bytes_of_two_spans_are_what_the_tests_count() -> None:
+    assert -(-2 * SPAN_BYTES // (2 * 1024**2)) - 1 == COPIES

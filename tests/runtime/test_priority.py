@@ -1,0 +1,189 @@
+"""Loads that requests wait for overtake preloads, by order of completion on a limited link."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.client import ClaimScope
+from registry.model import Tier
+from runtime.errors import HostTierRefused, LoadCancelled
+from tests.runtime.bringers import local_pod, spec_of
+from tests.runtime.large_models import until
+from tests.servers import copy_model
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+    from typing import Any
+
+    from registry.model import ModelSpec
+    from tests.runtime.bringers import LocalPod
+
+RATE = 15_000_000
+"""Bytes per second: a large model takes a good second, time enough to be overtaken."""
+
+
+@pytest.fixture
+def specs(models: Path) -> dict[str, ModelSpec]:
+    return {name: spec_of(name, models / "tiny-bert") for name in ("a", "b")}
+
+
+@pytest.fixture
+def pair(large: Path) -> dict[str, ModelSpec]:
+    """Two models of one size: side by side, the one that began first ends first."""
+    return {name: spec_of(name, large) for name in ("a", "b")}
+
+
+async def fetch_small_files(pod: LocalPod, pair: dict[str, ModelSpec]) -> None:
+    for spec in pair.values():
+        await pod.bringer.finder.frontends.get(spec)
+
+
+class Ends:
+    """Writes down in which order things end."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.order: list[str] = []
+        self._tasks = tasks
+
+    def start(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        async def run() -> None:
+            await work
+            self.order.append(name)
+
+        self._tasks.create_task(run())
+
+
+async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
+    def have_begun() -> bool:
+        load = pod.loads._under_way.get(spec.key)
+        return load is not None and load.wish.progress.has_begun
+
+    await until(have_begun, "bytes of weights come")
+
+
+def test_request_overtakes_a_preload_that_began_first(
+    pair: dict[str, ModelSpec], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, link_rate=RATE) as pod:
+            await fetch_small_files(pod, pair)
+            async with asyncio.TaskGroup() as tasks:
+                ends = Ends(tasks)
+                ends.start("preload", pod.loads.preload(pair["a"], ClaimScope.POD))
+                await weights_begin(pod, pair["a"])
+                ends.start("request", pod.loads.hold(pair["b"]))
+            assert ends.order == ["request", "preload"]
+
+    asyncio.run(main())
+
+
+def test_preload_that_a_request_joins_overtakes_one_that_began_first(
+    pair: dict[str, ModelSpec], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, link_rate=RATE) as pod:
+            await fetch_small_files(pod, pair)
+            async with asyncio.TaskGroup() as tasks:
+                ends = Ends(tasks)
+                ends.start("first", pod.loads.preload(pair["a"], ClaimScope.POD))
+                await weights_begin(pod, pair["a"])
+                ends.start("joined", pod.loads.preload(pair["b"], ClaimScope.POD))
+                await until(lambda: pod.loads.is_loading(pair["b"].key), "it is under way")
+                ends.start("request", pod.loads.hold(pair["b"]))
+            assert sorted(ends.order[:2]) == ["joined", "request"]
+            assert ends.order[2] == "first"
+
+    asyncio.run(main())
+
+
+def test_request_makes_the_preload_to_disk_urgent_that_brings_its_bytes(
+    pair: dict[str, ModelSpec], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, link_rate=RATE) as pod:
+            await fetch_small_files(pod, pair)
+            async with asyncio.TaskGroup() as tasks:
+                ends = Ends(tasks)
+                ends.start("preload", pod.loads.preload(pair["a"], ClaimScope.POD))
+                await weights_begin(pod, pair["a"])
+                ends.start("disk", pod.loads.preload(pair["b"], ClaimScope.POD, Tier.DISK))
+                await until(lambda: pair["b"].key in pod.loads._preloads._wishes, "it runs")
+                ends.start("request", pod.loads.hold(pair["b"]))
+            assert ends.order[-1] == "preload"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("tier", [Tier.DISK, Tier.HOST])
+def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
+    specs: dict[str, ModelSpec], tmp_path: Path, tier: Tier
+) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
+            spec, finder = specs["a"], pod.bringer.finder
+            await pod.loads.preload(spec, ClaimScope.POD, tier)
+            assert not pod.bringer.store.holds(spec.key)
+            assert finder.frontends.has(spec.key)
+            assert await finder.nearest_tier(spec.key) is tier
+            await pod.loads.preload(spec, ClaimScope.POD, tier)  # which is nothing more to do
+            held = await pod.loads.hold(spec)
+            assert held.start == tier.value
+            await pod.loads.release(held)
+
+    asyncio.run(main())
+
+
+def test_model_on_disk_is_copied_to_host_without_a_download(
+    specs: dict[str, ModelSpec], models: Path, tmp_path: Path
+) -> None:
+    source = copy_model(models / "tiny-bert", tmp_path / "source")
+    spec = spec_of("moved", source)
+
+    async def main() -> None:
+        async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
+            await pod.loads.preload(spec, ClaimScope.POD, Tier.DISK)
+            source.rename(tmp_path / "away")
+            await pod.loads.preload(spec, ClaimScope.POD, Tier.HOST)
+            assert pod.bringer.finder.host.bytes_of(spec.key)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "message", "is_on_disk"),
+    [
+        pytest.param(0, "it is off at this pod", False, id="off"),
+        pytest.param(10_000, "its budget has no room", True, id="too-small"),
+    ],
+)
+def test_host_tier_that_takes_no_model_says_why(
+    specs: dict[str, ModelSpec], tmp_path: Path, host_bytes: int, message: str, *, is_on_disk: bool
+) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, host_bytes=host_bytes) as pod:
+            with pytest.raises(HostTierRefused, match=message):
+                await pod.loads.preload(specs["a"], ClaimScope.POD, Tier.HOST)
+            cache = pod.bringer.finder.cache
+            assert (cache.bytes_on_disk(specs["a"].key) > 0) is is_on_disk
+
+    asyncio.run(main())
+
+
+def test_unloading_ends_a_preload_to_a_tier(specs: dict[str, ModelSpec], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_pod(tmp_path, link_rate=50_000) as pod:
+            preload = asyncio.create_task(pod.loads.preload(specs["a"], ClaimScope.POD, Tier.DISK))
+            await until(lambda: specs["a"].key in pod.loads._preloads._wishes, "it runs")
+            (wish,) = pod.loads._preloads._wishes[specs["a"].key]
+            await until(lambda: wish.progress.has_begun, "bytes of weights come")
+            await pod.loads.cancel(specs["a"].key, "it was unloaded")
+            with pytest.raises(LoadCancelled, match="it was unloaded"):
+                await preload
+            cache = pod.bringer.finder.cache
+            assert not list(cache.folder_of(specs["a"].key).rglob("*.part*"))
+
+    asyncio.run(main())
