@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from load.errors import LoadError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class SimulatorError(Exception):
+class SimulatorError(LoadError):
     """Root of the simulator's errors; the text tells the user what to do."""
 
 

@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from load.errors import InvalidTraceName, TraceError
 from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import InvalidCluster, WrongTrace
 from load.simulator.records import parquet_writer
 from load.simulator.simulate import simulate
 from load.simulator.sweep import parse_sweep, variants
-from load.simulator.trace_files import open_trace
+from load.traces.naming import open_trace
 from pilotlight.errors import InvalidInput
 from registry.model import RoutingPolicy
 
@@ -54,9 +55,9 @@ def run_simulations(plan: Plan, output: Output) -> None:
         rows = [
             _run(plan, cluster, policy, value) for value, cluster in clusters for policy in policies
         ]
-    except InvalidCluster as error:
+    except (InvalidCluster, InvalidTraceName) as error:
         raise InvalidInput(error.problems) from None
-    except WrongTrace as error:
+    except (TraceError, WrongTrace) as error:
         raise InvalidInput([str(error)]) from None
     if output.as_json:
         output.result({"simulated": True, "seed": plan.seed, "runs": rows})
