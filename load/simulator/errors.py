@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from load.errors import LoadError, TraceError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class SimulatorError(Exception):
-    """Root of the simulator's errors; the text tells the user what to do."""
-
-
-class InvalidCluster(SimulatorError):
+class InvalidCluster(LoadError):
     """A cluster file has mistakes; `problems` holds all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -20,5 +18,5 @@ class InvalidCluster(SimulatorError):
         self.problems = tuple(problems)
 
 
-class WrongTrace(SimulatorError):
-    """A trace cannot be read, has other columns, or goes back in time."""
+class WrongTrace(TraceError):
+    """A trace has other columns than `TRACE_SCHEMA`, or goes back in time."""

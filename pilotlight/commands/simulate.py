@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from load.errors import TraceError
 from load.simulator.cluster_file import cluster_of
-from load.simulator.errors import InvalidCluster, WrongTrace
+from load.simulator.errors import InvalidCluster
 from load.simulator.records import parquet_writer
 from load.simulator.simulate import simulate
 from load.simulator.sweep import parse_sweep, variants
-from load.simulator.trace_files import open_trace
+from load.traces.naming import open_trace
 from pilotlight.errors import InvalidInput
 from registry.model import RoutingPolicy
 
@@ -56,8 +57,8 @@ def run_simulations(plan: Plan, output: Output) -> None:
         ]
     except InvalidCluster as error:
         raise InvalidInput(error.problems) from None
-    except WrongTrace as error:
-        raise InvalidInput([str(error)]) from None
+    except TraceError as error:
+        raise InvalidInput(str(error).splitlines()) from None
     if output.as_json:
         output.result({"simulated": True, "seed": plan.seed, "runs": rows})
         return
