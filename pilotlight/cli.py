@@ -300,6 +300,30 @@ def profile_model(
 
 
 @app.command()
+def simulate(
+    *,
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="The cluster, as YAML.")],
+    trace: Annotated[str, typer.Option(help="The arrivals: a CSV or Parquet file.")],
+    policy: Annotated[
+        str, typer.Option(metavar="P[,P…]", help="Routing policies; own: each model's own.")
+    ] = "own",
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the records, as Parquet.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run a trace through a simulated cluster with the policies of the gateway."""
+    from pilotlight.commands.simulate import Plan, run_simulations  # pyarrow is an extra
+
+    run_simulations(Plan(cluster, trace, policy, sweep, seed, out), Output(json_))
+
+
+@app.command()
 def demo(
     *,
     full: Annotated[
