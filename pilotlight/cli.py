@@ -303,7 +303,7 @@ def profile_model(
 def simulate(
     *,
     cluster: Annotated[Path, typer.Option(metavar="FILE", help="The cluster, as YAML.")],
-    trace: Annotated[str, typer.Option(help="The arrivals: a CSV or Parquet file.")],
+    trace: Annotated[str, typer.Option(help="The arrivals: a file, or the name of a trace.")],
     policy: Annotated[
         str, typer.Option(metavar="P[,P…]", help="Routing policies; own: each model's own.")
     ] = "own",

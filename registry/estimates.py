@@ -67,20 +67,27 @@ class StageTimes:
 class Measurements:
     """The latest samples of one model generation, with their medians at hand."""
 
-    __slots__ = ("_medians", "_samples", "stages")
+    __slots__ = ("_medians", "_samples", "_stages")
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
-        self.stages = self._stage_times()
+        """Worked out when asked for: samples come more often than most models are looked at."""
+        self._stages: StageTimes | None = None
 
     def add(self, measure: str, values_s: Iterable[float]) -> None:
         """Take in new samples of a measure."""
         samples = self._samples.setdefault(measure, deque(maxlen=WINDOW))
         samples.extend(values_s)
-        if samples:
-            self._medians[measure] = Estimate(median(samples), is_measured=True)
-            self.stages = self._stage_times()
+        self._medians.pop(measure, None)
+        self._stages = None
+
+    @property
+    def stages(self) -> StageTimes:
+        """The stage times that the samples say."""
+        if self._stages is None:
+            self._stages = self._stage_times()
+        return self._stages
 
     def _stage_times(self) -> StageTimes:
         infer, before, after = self.infer, self.preprocess, self.postprocess
@@ -93,13 +100,16 @@ class Measurements:
 
     def get(self, measure: str) -> Estimate | None:
         """The median of a measure, if it was ever taken."""
-        return self._medians.get(measure)
+        known = self._medians.get(measure)
+        if known is None and (samples := self._samples.get(measure)):
+            known = self._medians[measure] = Estimate(median(samples), is_measured=True)
+        return known
 
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load that starts at `tier`; a slower tier's time bounds an unmeasured one."""
         order = (Tier.HOST, Tier.DISK, Tier.REMOTE)
         for candidate in order[order.index(tier) :] if tier in order else ():
-            known = self._medians.get(f"load:{candidate}")
+            known = self.get(f"load:{candidate}")
             if known is not None:
                 return Estimate(known.seconds, is_measured=candidate == tier)
         if link_bytes_per_s and tier == Tier.REMOTE:
@@ -109,32 +119,32 @@ class Measurements:
     @property
     def infer(self) -> Estimate:
         """Time of one inference, which is that of the whole batch a request is in."""
-        return self._medians.get("infer") or Estimate(PRIORS.infer_s, is_measured=False)
+        return self.get("infer") or Estimate(PRIORS.infer_s, is_measured=False)
 
     @property
     def share(self) -> Estimate:
         """Time of the device per request: that of its batch by its share of the items."""
-        return self._medians.get("share") or self.infer
+        return self.get("share") or self.infer
 
     @property
     def preprocess(self) -> Estimate:
         """Time of preprocessing one request."""
-        return self._medians.get("preprocess") or Estimate(PRIORS.preprocess_s, is_measured=False)
+        return self.get("preprocess") or Estimate(PRIORS.preprocess_s, is_measured=False)
 
     @property
     def postprocess(self) -> Estimate:
         """Time of postprocessing one request."""
-        return self._medians.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
+        return self.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
 
     @property
     def network(self) -> Estimate:
         """Time a request spends between an entry pod and another predict pod."""
-        return self._medians.get("network") or Estimate(PRIORS.network_s, is_measured=False)
+        return self.get("network") or Estimate(PRIORS.network_s, is_measured=False)
 
     @property
     def assets(self) -> Estimate:
         """Time an entry pod takes to get the model's small files ready, the first time."""
-        return self._medians.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
+        return self.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
 
 
 UNMEASURED: Final = Measurements()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from registry.model import Tier
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _NEARNESS: Mapping[Tier, int] = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _FAR = _NEARNESS[Tier.REMOTE]
 _DEVICE = Tier.DEVICE
+_name = attrgetter("name")
 
 
 def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
@@ -101,7 +103,3 @@ def _nearest(pods: Sequence[PodView], holders: Mapping[str, Residency]) -> Seque
 
 def _slots_and_name(pod: PodView) -> tuple[int, str]:
     return (pod.slots_busy, pod.name)
-
-
-def _name(pod: PodView) -> str:
-    return pod.name

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from load.errors import LoadError, TraceError
+from load.errors import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class InvalidCluster(LoadError):
+class SimulatorError(LoadError):
+    """Root of the simulator's errors; the text tells the user what to do."""
+
+
+class InvalidCluster(SimulatorError):
     """A cluster file has mistakes; `problems` holds all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -18,5 +22,5 @@ class InvalidCluster(LoadError):
         self.problems = tuple(problems)
 
 
-class WrongTrace(TraceError):
-    """A trace has other columns than `TRACE_SCHEMA`, or goes back in time."""
+class WrongTrace(SimulatorError):
+    """A trace cannot be read, has other columns, or goes back in time."""

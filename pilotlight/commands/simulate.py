@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from load.errors import TraceError
+from load.errors import InvalidTraceName, TraceError
 from load.simulator.cluster_file import cluster_of
-from load.simulator.errors import InvalidCluster
+from load.simulator.errors import InvalidCluster, WrongTrace
 from load.simulator.records import parquet_writer
 from load.simulator.simulate import simulate
 from load.simulator.sweep import parse_sweep, variants
@@ -55,10 +55,10 @@ def run_simulations(plan: Plan, output: Output) -> None:
         rows = [
             _run(plan, cluster, policy, value) for value, cluster in clusters for policy in policies
         ]
-    except InvalidCluster as error:
+    except (InvalidCluster, InvalidTraceName) as error:
         raise InvalidInput(error.problems) from None
-    except TraceError as error:
-        raise InvalidInput(str(error).splitlines()) from None
+    except (TraceError, WrongTrace) as error:
+        raise InvalidInput([str(error)]) from None
     if output.as_json:
         output.result({"simulated": True, "seed": plan.seed, "runs": rows})
         return
