@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from registry.model import Tier
 from runtime.download import Download
+from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
 from runtime.threads import in_thread
 from runtime.weight_source import DiskWeights
@@ -113,6 +114,8 @@ class Finder:
             self._open(spec, files, wish),
             return_exceptions=True,
         )
+        if isinstance(source, BaseException) and isinstance(frontend, LoadCancelled):
+            raise source  # whose end gave up the rest
         if isinstance(frontend, BaseException):  # the first cause: it takes the files away
             if not isinstance(source, BaseException):
                 await source.end()
