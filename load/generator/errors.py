@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from load.errors import LoadError
 
-class GeneratorError(Exception):
+
+class GeneratorError(LoadError):
     """Root: the text says what was wrong and what to do."""
 
 
 class BadTrace(GeneratorError):
-    """The trace cannot be read, or has not the columns of `TRACE_SCHEMA`."""
+    """The trace holds nothing to send."""
 
 
 class BadPayload(GeneratorError):

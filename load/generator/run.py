@@ -26,8 +26,8 @@ from load.generator.origin import parse_url
 from load.generator.progress import added_up
 from load.generator.record_parts import parts_folder
 from load.generator.settings import Protocol
-from load.generator.trace_file import open_trace
 from load.generator.worker import Orders
+from load.traces.naming import open_trace
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process

@@ -27,7 +27,7 @@ from load.generator.origin import parse_url
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
-from load.generator.trace_file import open_trace
+from load.traces.naming import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

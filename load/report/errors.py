@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from load.errors import LoadError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class ReportError(Exception):
+class ReportError(LoadError):
     """Root: the text says what was wrong and what to do."""
 
 

@@ -13,6 +13,7 @@ from registry.durations import parse_duration_s
 from registry.model import RoutingPolicy
 
 try:
+    from load.errors import TraceError
     from load.generator.content import read_payloads
     from load.generator.errors import GeneratorError, TargetUnreachable, WorkerFailed
     from load.generator.run import Played, Prepared, claim_output, play, prepare
@@ -60,7 +61,7 @@ def run_load(wish: Wish, output: Output) -> None:
         path, ended = asyncio.run(_run(settings, wish, output))
     except (TargetUnreachable, WorkerFailed) as error:
         raise RequestFailed(str(error)) from error
-    except GeneratorError as error:
+    except (GeneratorError, TraceError) as error:
         raise InvalidInput(str(error).splitlines()) from error
     _tell(output, path, summarise(read_run(path, path.stem)))
     if ended.signal_number is not None:

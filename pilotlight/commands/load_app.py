@@ -20,7 +20,7 @@ def _load() -> None:
 @load_app.command("run")
 def run_command(
     *,
-    trace: Annotated[str, typer.Option(help="What arrives when: a CSV or Parquet file.")],
+    trace: Annotated[str, typer.Option(help="A file or generator; see docs/load.md.")],
     url: Annotated[
         str | None,
         typer.Option(

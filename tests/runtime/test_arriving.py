@@ -28,6 +28,7 @@ from tests.runtime.large_models import (
     until,
     visible,
 )
+from tests.servers import copy_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +105,26 @@ def test_weights_that_do_not_fit_are_refused_before_they_have_come(
         assert_nothing_is_taken(pod, wrong, engine)
 
     run(tmp_path / kind, held, work, memory=staged(engine) if kind == "staged" else None)
+
+
+def test_header_that_is_wrong_is_told_while_the_tokenizer_is_still_read(
+    held: Held, s3: S3Server, large: Path, tmp_path: Path
+) -> None:
+    folder = copy_model(large, tmp_path / "cut")
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:-1000])
+    cut = put_model(s3, folder, "cut")
+
+    async def work(pod: LocalPod) -> None:
+        frontends = pod.bringer.finder.frontends
+        await frontends.folder(cut)
+        reading = asyncio.get_running_loop().create_future()
+        frontends._builds._flights[cut.key] = reading  # it takes as long as the test likes
+        with pytest.raises(ModelInvalid, match="truncated"):
+            await asyncio.wait_for(pod.load(cut), 20)
+        reading.cancel()
+
+    run(tmp_path, held, work)
 
 
 def last_span(asked: Asked) -> bool:

@@ -19,7 +19,7 @@ from load.generator.latencies import Latencies, percentile_s
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
-from load.generator.trace_file import open_trace
+from load.traces.naming import open_trace
 from runtime.v2 import decode_request
 
 if TYPE_CHECKING:
@@ -130,23 +130,11 @@ def test_live_percentiles_are_within_a_bucket() -> None:
         assert percentile_s(latencies, fraction) == pytest.approx(exact, rel=0.06)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        pytest.param("when,model\n1,a\n", "columns missing: at_s", id="column"),
-        pytest.param("at_s,model\n2,a\n1,a\n", "never go back", id="order"),
-        pytest.param("at_s,model\n-1,a\n", "start at 0 or later", id="negative"),
-        pytest.param("at_s,model\nsoon,a\n", "at_s", id="type"),
-        pytest.param("at_s,model\n1,a\n2\n", "not readable", id="ragged"),
-        pytest.param("", "not readable", id="empty"),
-        pytest.param("at_s,model\n", "holds no request", id="rowless"),
-    ],
-)
-def test_a_wrong_trace_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_a_trace_without_arrivals_in_time_is_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(BadTrace, match=said):
-        survey(open_trace(str(path), seed=0), None)
+    path.write_text("at_s,tenant,model,input_size,output_size,deadline_s\n5,t,m,1,0,\n")
+    with pytest.raises(BadTrace, match="holds no request within --duration 2 s"):
+        survey(open_trace(str(path), seed=0), 2.0)
 
 
 class _Echo:

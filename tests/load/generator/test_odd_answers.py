@@ -149,6 +149,15 @@ def test_a_wrong_url_is_told(cli: Cli, write_trace: WriteTrace, url: str) -> Non
     assert "--url" in ran.err
 
 
+@pytest.mark.parametrize("trace", ["absent.parquet", "poisson:rate=fast", "soap:x"])
+def test_a_wrong_trace_is_told(cli: Cli, tmp_path: Path, trace: str) -> None:
+    ran = cli("load", "run", "--trace", trace, "--url", "http://127.0.0.1:1",
+              "-o", str(tmp_path / "run.parquet"))  # fmt: skip
+    assert ran.status == 2
+    assert ran.err.startswith("error: ")
+    assert list(tmp_path.glob("run*")) == []
+
+
 def test_an_output_that_exists_is_left_alone(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
