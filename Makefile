@@ -16,10 +16,10 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo up test test-slow check format bench bench-runtime bench-peers lock clean
+.PHONY: help install demo up test test-slow check format bench bench-runtime bench-simulator bench-peers lock clean
 
 help:  ## What there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP):
 	@scripts/install $@
@@ -54,7 +54,10 @@ bench: $(STAMP)  ## The benchmarks, with the facts of this machine
 bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the usual way
 	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
 
-bench-peers: $(STAMP)  ## Ray Serve and LitServe for the benchmarks, in .venv-peers (495 MB)
+bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, with real policies
+	$(BIN)/python -m benchmarks simulator $(FLAGS)
+
+bench-peers: $(STAMP)  ## Other servers and loaders for the benchmarks, in .venv-peers (about 0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
 
 lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml

@@ -62,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of names, separated by commas: of peers (proxy), of models (tiers)",
+        help="parts of names, separated by commas: of peers (proxy), of models (tiers), policies",
     )
     arguments = parser.parse_args()
     arguments.what = arguments.what or list(DEFAULT)
@@ -186,6 +186,19 @@ def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("gpu", machine, {name: str(value) for name, value in settings.items()}, asdict(measured))
 
 
+def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks import simulator  # pyarrow is an extra
+
+    repeats = arguments.repeats or (1 if arguments.quick else 3)
+    print(f"## The simulator, one core, CPU time ({repeats} repeats, seed {arguments.seed})\n")
+    results = simulator.measure(
+        seed=arguments.seed, repeats=repeats, is_quick=arguments.quick, only=arguments.only
+    )
+    print(simulator.summary(results))
+    settings = {"seed": arguments.seed, "repeats": repeats}
+    _save("simulator", machine, settings, [asdict(each) for each in results])
+
+
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:
     path = save(name, machine, settings, samples)
     print(f"\nRaw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
@@ -198,6 +211,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
     "eviction": Benchmark(_eviction, "which rule of eviction loads less (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
+    "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
     "gpu": Benchmark(_gpu, "copies to a GPU, serving beside a load, memory after unloads"),
 }
 

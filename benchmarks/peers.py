@@ -42,7 +42,7 @@ def install() -> None:
         print(f"{ENVIRONMENT.name} is there already")
         return
     count = sum("==" in line for line in _LOCK.read_text().splitlines())
-    print(f"{count} packages into {ENVIRONMENT.name}: about 0.2 GB to download, 1 GB on disk.")
+    print(f"{count} packages into {ENVIRONMENT.name}: about 0.2 GB to download, 0.6 GB on disk.")
     venv.create(ENVIRONMENT, with_pip=True, clear=True)
     # The lock is complete but for torch, which the loaders would bring once more.
     command = ["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", str(_LOCK)]

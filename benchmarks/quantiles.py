@@ -1,13 +1,21 @@
-"""Quantiles of samples, and their spread over repeats."""
+"""Quantiles of samples, their spread over repeats, and whose turn is first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+Item = TypeVar("Item")
+
+
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    """The same in another turn, so that nobody always comes after the same."""
+    first = by % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
 
 def quantile(samples: Sequence[float], share: float) -> float:

@@ -10,22 +10,22 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.decide import Arrival, Decided, decide
-from gateway.errors import Rejected
-from gateway.policies.decision import Reason, Reject, SendTo, Wait
-from gateway.queueing import Ticket, WaitingRoom, ticket
+from gateway.decide import Decided
+from gateway.policies.decision import Reject, SendTo, Wait
 from gateway.reservations import Reservation
+from gateway.waiting import Waiter, WaitingLine, rejected, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.decide import Arrival
     from gateway.explanations import Explanations
     from gateway.reservations import Reservations
     from registry.cluster import ClusterState
-    from registry.model import ModelName, ModelSpec, RoutingPolicy
+    from registry.model import ModelSpec, RoutingPolicy
     from registry.reservation import Refusal
 
-_LOOK_AGAIN_S: Final = 0.25
+LOOK_AGAIN_S: Final = 0.25
 """Forecasts change with time alone, so a quiet waiting room is looked at this often."""
 _DIRECT_TRIES: Final = 4
 _REFUSED_FIRST_S: Final = 0.001
@@ -48,12 +48,8 @@ _Outcome = tuple[Decided, "asyncio.Future[Reservation | Refusal]"]
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
-    arrival: Arrival
-    ticket: Ticket
-    turn: asyncio.Future[_Outcome]
-    waited_from: str | None = None
-    last: Reason = field(default=Reason.QUEUE_NO_SLOT)
+class _Waiter(Waiter):
+    turn: asyncio.Future[_Outcome] = field(kw_only=True)
 
 
 class Dispatcher:
@@ -66,24 +62,20 @@ class Dispatcher:
         explanations: Explanations,
         now_s: Callable[[], float],
     ) -> None:
-        self._state = state
         self._reservations = reservations
-        self._explanations = explanations
-        self._now_s = now_s
-        self._room = WaitingRoom()
-        self._waiters: dict[Ticket, _Waiter] = {}
-        self._moved_s: dict[ModelName, float] = {}
-        """Per model that is waited for: when its queue last moved."""
+        self._line: WaitingLine[_Waiter] = WaitingLine(
+            state, now_s, lambda arrival, decided: explanations.record(arrival, decided, state)
+        )
         self._changed = asyncio.Event()
 
     @property
     def waiting_total(self) -> int:
         """Requests in the waiting room."""
-        return len(self._room)
+        return len(self._line)
 
     def kick(self) -> None:
         """Something changed: whoever waits may have a place now."""
-        if self._room:
+        if self._line:
             self._changed.set()
 
     async def place(self, arrival: Arrival) -> Placement:
@@ -95,12 +87,11 @@ class Dispatcher:
         for _ in range(_DIRECT_TRIES):
             if self._changed.is_set():  # who waits goes first, so that tenants take turns
                 self._changed.clear()
-                self._pump()
-            ahead = self._room.depth(arrival.model.namespace, arrival.model.name)
-            decided = self._decide(arrival, ahead)
+                self._pump(only_if_free=True)
+            decided = self._line.decide(arrival)
             if isinstance(decided.decision, Wait):
                 break
-            decision, key = _sendable(decided), _spec(decided).key
+            decision, key = _sendable(decided), spec_of(decided).key
             if brief := self._reservations.take_brief(decision, key):
                 return _placement(decided, brief, None)
             outcome = self._reservations.take(decision, key)
@@ -110,45 +101,34 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Serve the waiting room until cancelled."""
+        loop = asyncio.get_running_loop()
+        look_again_s = loop.time() + LOOK_AGAIN_S
         while True:
+            is_quiet = False
             try:
-                async with asyncio.timeout(_LOOK_AGAIN_S):
+                async with asyncio.timeout_at(look_again_s):
                     await self._changed.wait()
             except TimeoutError:
-                pass
+                is_quiet = True
+                look_again_s = loop.time() + LOOK_AGAIN_S
             self._changed.clear()
-            if self._room:
-                self._pump()
+            if self._line:
+                self._pump(only_if_free=not is_quiet)
 
     # One request's view
 
     async def _wait(self, arrival: Arrival, decided: Decided) -> Placement:
-        spec = self._admit(arrival)
-        place = ticket(
-            tenant=arrival.model.namespace,
-            model=arrival.model.name,
-            sequence=arrival.sequence,
-            priority=spec.policy.priority,
-            deadline_s=arrival.deadline_s,
-        )
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(arrival, place, loop.create_future())
-        if isinstance(decided.decision, Wait):
-            self._waits(waiter, decided, decided.decision.reason)
-        self._waiters[place] = waiter
-        self._moved_s.setdefault(arrival.model, self._now_s())
-        self._room.add(place)
+        spec, place = self._line.admit(arrival)
+        waiter = _Waiter(arrival, place, turn=asyncio.get_running_loop().create_future())
+        self._line.enter(waiter, decided)
         self._changed.set()
         try:
-            async with asyncio.timeout(self._patience_s(arrival, spec)):
+            async with asyncio.timeout(self._line.patience_s(arrival, spec)):
                 return await self._await_turn(waiter)
         except TimeoutError:
-            raise self._ran_out(waiter, spec) from None
+            raise self._line.ran_out(waiter, spec) from None
         finally:
-            self._room.remove(place)
-            del self._waiters[place]
-            if not self._room.depth(place.tenant, place.model):
-                self._moved_s.pop(arrival.model, None)
+            self._line.leave(waiter)
             self._abandon(waiter.turn)
 
     async def _await_turn(self, waiter: _Waiter) -> Placement:
@@ -160,7 +140,7 @@ class Dispatcher:
                 return _placement(decided, taken, waiter.waited_from)
             refusals += 1  # the copy is behind: give the push that will mend it time to come
             await asyncio.sleep(min(_REFUSED_FIRST_S * 2**refusals, _REFUSED_LONGEST_S))
-            self._room.add(waiter.ticket)
+            self._line.return_to_place(waiter)
             self._changed.set()
 
     async def _settled(
@@ -185,93 +165,26 @@ class Dispatcher:
             return
         self._forgo(turn.result()[1])
 
-    def _admit(self, arrival: Arrival) -> ModelSpec:
-        record = self._state.models.get(arrival.model)
-        if record is None:
-            raise Rejected(Reason.MODEL_GONE, f"model {arrival.model} does not exist")
-        spec = record.serving
-        depth = self._room.depth(arrival.model.namespace, arrival.model.name)
-        if depth >= spec.policy.queue_depth:
-            hold_s = self._state.measured(spec.key).infer.seconds
-            raise Rejected(
-                Reason.QUEUE_FULL,
-                f"{depth} requests of {arrival.model} wait already; queue-depth is "
-                f"{spec.policy.queue_depth}",
-                retry_after_s=max(1.0, depth * hold_s / max(1, len(self._state.pods))),
-            )
-        return spec
-
-    def _patience_s(self, arrival: Arrival, spec: ModelSpec) -> float:
-        patience_s = spec.policy.queue_timeout_s
-        if arrival.deadline_s is not None:
-            patience_s = min(patience_s, arrival.deadline_s - self._now_s())
-        return max(0.0, patience_s)
-
-    def _ran_out(self, waiter: _Waiter, spec: ModelSpec) -> Rejected:
-        arrival = waiter.arrival
-        if arrival.deadline_s is not None and self._now_s() >= arrival.deadline_s - 0.001:
-            return Rejected(
-                Reason.DEADLINE,
-                f"the deadline passed in the queue ({waiter.last}) before a pod could take it",
-            )
-        return Rejected(
-            Reason.QUEUE_TIMEOUT,
-            f"no pod could take the request within queue-timeout "
-            f"{spec.policy.queue_timeout_s:g} s ({waiter.last}); {len(self._state.pods)} pods",
-        )
-
     # The waiting room
 
-    def _pump(self) -> None:
-        """Try the head of every queue in fair order, again while anybody was placed."""
-        while any(self._try(self._waiters[place]) for place in list(self._room.heads())):
-            pass
-
-    def _try(self, waiter: _Waiter) -> bool:
-        if waiter.turn.done():  # it is leaving, and has not run since
-            return self._room.remove(waiter.ticket)
-        decided = self._decide(waiter.arrival)
-        match decided.decision:
-            case Wait(reason=reason):
-                self._waits(waiter, decided, reason)
-                return False
-            case Reject() as decision:
-                self._room.remove(waiter.ticket)
-                waiter.turn.set_exception(_rejected(decision))
-                return True
-            case SendTo() as decision:
-                self._room.remove(waiter.ticket)
-                self._room.took_turn(waiter.ticket.tenant)
-                self._moved_s[waiter.arrival.model] = self._now_s()
-                outcome = self._reservations.take(decision, _spec(decided).key)
-                waiter.turn.set_result((decided, outcome))
-                return True
-
-    def _waits(self, waiter: _Waiter, decided: Decided, reason: Reason) -> None:
-        """Remember what a request waits for: a load under way makes it a cold start."""
-        waiter.last = reason
-        if reason is Reason.QUEUE_WARMING and waiter.waited_from is None:
-            waiter.waited_from = self._tier_under_way(_spec(decided).key)
-
-    def _tier_under_way(self, key: str) -> str:
-        for residency in self._state.holders(key).values():
-            if residency.loading_from is not None:
-                return str(residency.loading_from)
-        return "remote"
-
-    def _decide(self, arrival: Arrival, ahead: int = 0) -> Decided:
-        now_s = self._now_s()
-        stalled_s = now_s - self._moved_s.get(arrival.model, now_s)
-        decided = decide(
-            arrival,
-            self._state.models,
-            self._state,
-            now_s=now_s,
-            ahead=ahead,
-            stalled_s=stalled_s,
+    def _pump(self, *, only_if_free: bool) -> None:
+        """Give those a turn whose place is free now."""
+        self._line.pump(
+            is_leaving=_is_leaving, send=self._send, refuse=_refuse, only_if_free=only_if_free
         )
-        self._explanations.record(arrival, decided, self._state)
-        return decided
+
+    def _send(self, waiter: _Waiter, decided: Decided, decision: SendTo) -> None:
+        outcome = self._reservations.take(decision, spec_of(decided).key)
+        waiter.turn.set_result((decided, outcome))
+
+
+def _is_leaving(waiter: _Waiter) -> bool:
+    """Whether it was cancelled, and has not run since."""
+    return waiter.turn.done()
+
+
+def _refuse(waiter: _Waiter, decision: Reject) -> None:
+    waiter.turn.set_exception(rejected(decision))
 
 
 def _sendable(decided: Decided) -> SendTo:
@@ -279,26 +192,11 @@ def _sendable(decided: Decided) -> SendTo:
         case SendTo() as decision:
             return decision
         case Reject() as decision:
-            raise _rejected(decision)
+            raise rejected(decision)
         case Wait():
             raise AssertionError("a decision to wait is handled before")
 
 
-def _rejected(decision: Reject) -> Rejected:
-    return Rejected(
-        decision.reason,
-        decision.message,
-        retry_after_s=decision.retry_after_s,
-        http_status=decision.http_status,
-    )
-
-
-def _spec(decided: Decided) -> ModelSpec:
-    if decided.spec is None:
-        raise Rejected(Reason.MODEL_GONE, "the model does not exist any more")
-    return decided.spec
-
-
 def _placement(decided: Decided, taken: Reservation, waited_from: str | None) -> Placement:
-    policy = decided.policy or _spec(decided).policy.routing
-    return Placement(taken, _sendable(decided), policy, _spec(decided), waited_from)
+    policy = decided.policy or spec_of(decided).policy.routing
+    return Placement(taken, _sendable(decided), policy, spec_of(decided), waited_from)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import ask, declare, forecast, profile, run, show
+from pilotlight.commands.load_app import load_app, report_runs
 from pilotlight.commands.options import (
     FilesOption,
     GatewayOption,
@@ -43,6 +44,8 @@ app = typer.Typer(
 )
 get_app = typer.Typer(no_args_is_help=True, help="Show models or pods.")
 app.add_typer(get_app, name="get")
+app.add_typer(load_app, name="load")
+app.command("report")(report_runs)
 app.add_typer(forecast.app, name="forecast")
 
 
@@ -294,6 +297,30 @@ def profile_model(
     [model] = model_names([name], namespace)
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
     asyncio.run(profile.profile(target, Output(json_), model, pod=pod, plan=plan))
+
+
+@app.command()
+def simulate(
+    *,
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="The cluster, as YAML.")],
+    trace: Annotated[str, typer.Option(help="The arrivals: a CSV or Parquet file.")],
+    policy: Annotated[
+        str, typer.Option(metavar="P[,P…]", help="Routing policies; own: each model's own.")
+    ] = "own",
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the records, as Parquet.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run a trace through a simulated cluster with the policies of the gateway."""
+    from pilotlight.commands.simulate import Plan, run_simulations  # pyarrow is an extra
+
+    run_simulations(Plan(cluster, trace, policy, sweep, seed, out), Output(json_))
 
 
 @app.command()

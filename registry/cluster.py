@@ -47,11 +47,15 @@ class Residency:
 
 
 class PodState:
-    """One pod as last heard of. Mutable for speed: a decision reads it, its owner writes it."""
+    """One pod as last heard of. Mutable for speed: a decision reads it, its owner writes it.
+
+    What policies ask of many pods for each decision is worked out when it changes.
+    """
 
     __slots__ = (
-        "counts_version", "epoch", "info", "is_suspect", "loads_total", "name", "ongoing",
-        "ongoing_pending", "phase", "slots", "slots_pending", "slots_used", "used_bytes", "version",
+        "_is_suspect", "_ongoing", "_ongoing_pending", "_phase", "_slots_pending", "_slots_used",
+        "_used_bytes", "counts_version", "epoch", "free_bytes", "has_free_slot", "inferring",
+        "info", "is_accepting", "loads_total", "name", "slots", "slots_busy", "version",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -59,18 +63,24 @@ class PodState:
         self.name = info.name
         self.slots = info.slots
         self.epoch = 0
-        self.phase = PodPhase.READY
-        self.slots_used = 0
-        self.ongoing = 0
-        self.slots_pending = 0
-        """Slots this process has asked for, less those it has given back, not heard about yet."""
-        self.ongoing_pending = 0
-        self.used_bytes: Mapping[str, int] = {}
         self.loads_total = 0
-        self.is_suspect = False
-        """A gateway could not reach it; cleared by any news of the pod."""
         self.version = 0
         self.counts_version = 0
+        self.slots_busy = 0
+        """Slots taken, those asked for here included."""
+        self.inferring = 0
+        """Requests in their inference stage, those asked for here included."""
+        self.is_accepting = True
+        """Whether requests may be sent to it at all."""
+        self.has_free_slot = info.slots > 0
+        """Whether it can be a request's entry pod now."""
+        self.free_bytes = info.memory_bytes
+        """Device memory a load can take without an eviction."""
+        self._phase = PodPhase.READY
+        self._is_suspect = False
+        self._slots_used = self._slots_pending = 0
+        self._ongoing = self._ongoing_pending = 0
+        self._used_bytes: Mapping[str, int] = {}
 
     @property
     def address(self) -> str:
@@ -88,33 +98,82 @@ class PodState:
         return self.info.memory_bytes
 
     @property
-    def is_accepting(self) -> bool:
-        """Whether requests may be sent to it at all."""
-        return self.phase is PodPhase.READY and not self.is_suspect
+    def slots_used(self) -> int:
+        """Slots taken, as last heard."""
+        return self._slots_used
+
+    @slots_used.setter
+    def slots_used(self, count: int) -> None:
+        self._slots_used = count
+        self.slots_busy = busy = count + self._slots_pending
+        self.has_free_slot = busy < self.slots and self.is_accepting
 
     @property
-    def slots_busy(self) -> int:
-        """Slots taken, those asked for here included."""
-        return self.slots_used + self.slots_pending
+    def slots_pending(self) -> int:
+        """Slots this process has asked for, less those it has given back, not heard about yet."""
+        return self._slots_pending
+
+    @slots_pending.setter
+    def slots_pending(self, count: int) -> None:
+        self._slots_pending = count
+        self.slots_busy = busy = count + self._slots_used
+        self.has_free_slot = busy < self.slots and self.is_accepting
 
     @property
-    def inferring(self) -> int:
-        """Requests in their inference stage, those asked for here included."""
-        return max(0, self.ongoing + self.ongoing_pending)
+    def ongoing(self) -> int:
+        """Requests in their inference stage, as last heard."""
+        return self._ongoing
+
+    @ongoing.setter
+    def ongoing(self, count: int) -> None:
+        self._ongoing = count
+        count += self._ongoing_pending
+        self.inferring = count if count > 0 else 0
 
     @property
-    def has_free_slot(self) -> bool:
-        """Whether it can be a request's entry pod now."""
-        return (
-            self.slots_used + self.slots_pending < self.slots
-            and self.phase is PodPhase.READY
-            and not self.is_suspect
-        )
+    def ongoing_pending(self) -> int:
+        """As `slots_pending`, of requests in their inference stage."""
+        return self._ongoing_pending
+
+    @ongoing_pending.setter
+    def ongoing_pending(self, count: int) -> None:
+        self._ongoing_pending = count
+        count += self._ongoing
+        self.inferring = count if count > 0 else 0
 
     @property
-    def free_bytes(self) -> int:
-        """Device memory a load can take without an eviction."""
-        return self.info.memory_bytes - self.used_bytes.get(Tier.DEVICE, 0)
+    def phase(self) -> PodPhase:
+        """Whether the pod says that it takes requests."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: PodPhase) -> None:
+        self._phase = phase
+        self._reconsider()
+
+    @property
+    def is_suspect(self) -> bool:
+        """A gateway could not reach it; cleared by any news of the pod."""
+        return self._is_suspect
+
+    @is_suspect.setter
+    def is_suspect(self, is_suspect: bool) -> None:
+        self._is_suspect = is_suspect
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        self.is_accepting = self._phase is PodPhase.READY and not self._is_suspect
+        self.has_free_slot = self.slots_busy < self.slots and self.is_accepting
+
+    @property
+    def used_bytes(self) -> Mapping[str, int]:
+        """Bytes in use per tier."""
+        return self._used_bytes
+
+    @used_bytes.setter
+    def used_bytes(self, used_bytes: Mapping[str, int]) -> None:
+        self._used_bytes = used_bytes
+        self.free_bytes = self.info.memory_bytes - used_bytes.get(Tier.DEVICE, 0)
 
 
 _NOWHERE: Mapping[str, Residency] = {}

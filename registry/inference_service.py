@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
-MODEL_FORMATS = ("huggingface", "safetensors")
+MODEL_FORMATS = ("huggingface", "safetensors", "pytorch")
 PROTOCOLS = ("v1", "v2")
 STORAGE_SCHEMES = ("s3", "file")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

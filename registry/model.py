@@ -27,6 +27,7 @@ class Task(StrEnum):
     TEXT_GENERATION = "text-generation"
     TEXT_CLASSIFICATION = "text-classification"
     IMAGE_CLASSIFICATION = "image-classification"
+    TEXT_TO_IMAGE = "text-to-image"
 
 
 class RoutingPolicy(StrEnum):

@@ -17,6 +17,8 @@ class Family(StrEnum):
     BERT = "bert"
     VIT = "vit"
     GPT2 = "gpt2"
+    PROGRAM = "program"
+    DIFFUSION = "diffusion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +130,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         piece_count=1000,
         new_token_count=8,
     ),
+    "tiny-program": Architecture(Family.PROGRAM, {}),
+    "tiny-diffusion": Architecture(Family.DIFFUSION, {}),
 }
 """The names `make_model` takes."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from registry.model import Tier
+from runtime.building import build_skeleton, signature_of
 from runtime.errors import DeviceFull, ModelInvalid, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.network import build_skeleton, signature_of
 from runtime.served_model import ServedModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
@@ -164,11 +164,10 @@ class Bringer:
     def _skeleton(self, spec: ModelSpec, found: Found) -> Skeleton:
         tensors = found.weights.layout.tensors
         signature = signature_of(found.folder, spec.task, tensors)
-        shapes = {tensor.name: tensor.shape for tensor in tensors}
         return self.skeletons.take(
             signature,
             lambda: build_skeleton(
-                found.folder, spec.task, shapes, signature=signature, device=self.memory.device
+                found.folder, spec.task, tensors, signature=signature, device=self.memory.device
             ),
         )
 

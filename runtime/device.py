@@ -63,7 +63,7 @@ class DeviceWorker:
         self._threads = threads
         self._most_waiting = most_waiting
         self._time_limit_s = time_limit_s
-        self._queue = DeviceQueue(self.times)
+        self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
         self._sequence = itertools.count()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)

@@ -1,6 +1,6 @@
 """What waits for the device, per model, and the choice of what runs next.
 
-Owned by the device worker, which locks around every call.
+Owned by the device worker, which locks around every call, or by a simulated device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Q = TypeVar("Q", bound="Queued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,17 @@ class Ran(Generic[Result]):
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """One request at the device, or one piece of work."""
+class Queued:
+    """What waits for the device: whose, and since when."""
 
     lane: Lane
     waiting: Waiting
+
+
+@dataclass(eq=False, slots=True)
+class Job(Queued):
+    """One request at the device, or one piece of work."""
+
     content: Any
     infer: Callable[[Sequence[Any]], list[Any]]
     """The results for the contents of several jobs of its kind."""
@@ -50,23 +57,23 @@ class Job:
     is_running: bool = False
 
 
-class DeviceQueue:
+class DeviceQueue(Generic[Q]):
     """Waiting jobs by lane and order of arrival."""
 
     def __init__(self, times: BatchTimes) -> None:
         self._times = times
-        self._lanes: dict[Lane, dict[int, Job]] = {}
+        self._lanes: dict[Lane, dict[int, Q]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Q) -> None:
         """One more waits."""
         self._lanes.setdefault(job.lane, {})[job.waiting.sequence] = job
         self._count += 1
 
-    def remove(self, job: Job) -> bool:
+    def remove(self, job: Q) -> bool:
         """Take a job out; False: it had left already."""
         jobs = self._lanes.get(job.lane, {})
         if jobs.pop(job.waiting.sequence, None) is None:
@@ -76,7 +83,7 @@ class DeviceQueue:
             del self._lanes[job.lane]
         return True
 
-    def take_next(self, now_s: float) -> tuple[list[Job], float]:
+    def take_next(self, now_s: float) -> tuple[list[Q], float]:
         """The jobs of the most urgent batch that is ready, else when to look again."""
         wake_s = math.inf
         for lane in sorted(self._lanes, key=self._urgency):
@@ -95,21 +102,21 @@ class DeviceQueue:
     def _urgency(self, lane: Lane) -> tuple[float, int]:
         return min(job.waiting.urgency for job in self._lanes[lane].values())
 
-    def take_late(self, now_s: float) -> list[Job]:
+    def take_late(self, now_s: float) -> list[Q]:
         """Those whose deadline is over."""
         return self._take(
             lambda job: job.waiting.deadline_s is not None and job.waiting.deadline_s <= now_s
         )
 
-    def take_lane(self, lane: Lane) -> list[Job]:
+    def take_lane(self, lane: Lane) -> list[Q]:
         """All of one lane."""
         return self._take(lambda job: job.lane is lane)
 
-    def take_all(self) -> list[Job]:
+    def take_all(self) -> list[Q]:
         """Everything."""
         return self._take(lambda job: True)
 
-    def _take(self, is_wanted: Callable[[Job], bool]) -> list[Job]:
+    def _take(self, is_wanted: Callable[[Q], bool]) -> list[Q]:
         jobs = [job for jobs in self._lanes.values() for job in jobs.values() if is_wanted(job)]
         for job in jobs:
             self.remove(job)

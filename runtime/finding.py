@@ -15,6 +15,7 @@ from registry.model import Tier
 from runtime.download import Download
 from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
+from runtime.storage import PROGRAM_SUFFIX
 from runtime.threads import in_thread
 from runtime.weight_source import DiskWeights
 from runtime.wish import unless_withdrawn
@@ -88,6 +89,7 @@ class Finder:
         Raises LoadFailed, LoadCancelled.
         """
         threads = self.threads.of(wish)
+        was_here = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_withdrawn(wish, self.frontends.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         working_bytes = await in_thread(
@@ -95,8 +97,12 @@ class Finder:
         )
         self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
         frontend, source = await self._open_both(spec, files, wish)
+        tier = source.tier
+        if tier is Tier.DISK and not was_here and files[0].path.endswith(PROGRAM_SUFFIX):
+            tier = Tier.REMOTE  # a program comes whole with the small files, just now
+            wish.note_begun()
         try:
-            yield Found(folder, frontend, source.weights, source.tier, working_bytes)
+            yield Found(folder, frontend, source.weights, tier, working_bytes)
         except asyncio.CancelledError:  # the pod ends: its threads have no more to wait for
             wish.withdraw("the pod shuts down")
             raise
@@ -114,15 +120,11 @@ class Finder:
             self._open(spec, files, wish),
             return_exceptions=True,
         )
-        if isinstance(source, BaseException) and isinstance(frontend, LoadCancelled):
-            raise source  # whose end gave up the rest
-        if isinstance(frontend, BaseException):  # the first cause: it takes the files away
-            if not isinstance(source, BaseException):
-                await source.end()
-            raise frontend
-        if isinstance(source, BaseException):
-            raise source
-        return frontend, source
+        if not isinstance(frontend, BaseException) and not isinstance(source, BaseException):
+            return frontend, source
+        if isinstance(source, _Source):
+            await source.end()
+        raise _cause(frontend, source)
 
     async def _open(self, spec: ModelSpec, files: Sequence[RemoteFile], wish: Wish) -> _Source:
         threads = self.threads.of(wish)
@@ -141,3 +143,9 @@ class Finder:
         except BaseException:
             await download.end()
             raise
+
+
+def _cause(*results: object) -> BaseException:
+    """The error that came first: one part's failure ends the other, which is then cancelled."""
+    errors = [result for result in results if isinstance(result, BaseException)]
+    return min(errors, key=lambda error: isinstance(error, LoadCancelled))

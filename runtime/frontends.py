@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from runtime.errors import ModelInvalid
+from runtime.programs.archive import SUFFIX, Archive
+from runtime.programs.program import is_hidden
 from runtime.single_flight import SingleFlight
 from runtime.tasks.frontends import load_frontend
 from runtime.threads import in_thread
@@ -105,7 +107,10 @@ def _digest(folder: Path, declared: Task | None) -> str:
     digest = hashlib.sha256(repr(declared).encode())
     for path in sorted(folder.rglob("*")):
         is_weights = ".safetensors" in path.name  # they may be on their way just now
-        if not is_weights and not path.name.startswith(".") and path.is_file():
+        if path.suffix == SUFFIX:
+            if not is_hidden(path, folder):
+                digest.update(Archive(path).program_bytes())
+        elif not is_weights and not path.name.startswith(".") and path.is_file():
             digest.update(f"{path.relative_to(folder)}:{path.stat().st_size}:".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -36,14 +36,17 @@ class Lane:
     infer: Callable[[Sequence[Any]], list[Any]] = list
     """The results of one inference over the contents of several payloads; runs on the device."""
     policy: ModelPolicy = field(default_factory=ModelPolicy)
+    most_rows: int | None = None
+    """Most items that the network takes at once; None: as many as fit."""
     broken: str | None = None
     """Why nothing of it runs any more."""
 
     def limits(self, times: BatchTimes) -> BatchLimits:
         """The bounds of its next batch."""
         wait_s = self.policy.max_batch_wait_s
+        wanted = self.policy.max_batch_size or times.most_rows(self.key)
         return BatchLimits(
-            most_rows=self.policy.max_batch_size or times.most_rows(self.key),
+            most_rows=wanted if self.most_rows is None else min(wanted, self.most_rows),
             most_wait_s=wait_s,
             run_s=times.longest_s(self.key) if wait_s else 0.0,
         )

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-WANTED = ("*.json", "*.txt", "*.model", "*.safetensors")
+WANTED = ("*.json", "*.txt", "*.model", "*.safetensors", "*.pt2")
 HUB = "hf://"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

@@ -36,6 +36,8 @@ from transformers import (
 )
 
 from runtime.architectures import ARCHITECTURES, Architecture, Family
+from runtime.make_pipeline import write_pipeline
+from runtime.make_program import write_program
 from runtime.vocabulary import byte_level_vocabulary, unigram_pieces, wordpiece_vocabulary
 
 if TYPE_CHECKING:
@@ -57,14 +59,26 @@ def make_model(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
     try:
-        skeleton = _write_assets(architecture, aside)
-        save_file(_random_weights(skeleton, name), aside / "model.safetensors", {"format": "pt"})
-        for path in sorted(aside.iterdir()):
+        match architecture.family:
+            case Family.PROGRAM:
+                write_program(name, aside / "model.pt2")
+            case Family.DIFFUSION:
+                write_pipeline(name, aside)
+            case _:
+                _write_transformers(architecture, name, aside)
+        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
             path.chmod(0o644)
-            os.replace(path, folder / path.name)  # a mapped older file stays whole for its readers
+            target = folder / path.relative_to(aside)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)  # a mapped older file stays whole for its readers
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _write_transformers(architecture: Architecture, name: str, folder: Path) -> None:
+    skeleton = _write_assets(architecture, folder)
+    save_file(_random_weights(skeleton, name), folder / "model.safetensors", {"format": "pt"})
 
 
 def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
@@ -78,6 +92,8 @@ def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
             skeleton = _vit_assets(architecture, folder)
         case Family.GPT2:
             skeleton = _gpt2_assets(architecture, folder)
+        case other:
+            raise ValueError(f"{other.value} is no family of transformers")
     skeleton.config.architectures = [type(skeleton).__name__]
     skeleton.config.save_pretrained(folder)
     return skeleton
@@ -198,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     folder = make_model(cast("str", options.name), cast("Path", options.folder))
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    size = sum(path.stat().st_size for path in folder.rglob("*"))
     sys.stdout.write(f"made {options.name} in {folder}: {size / 1e6:.1f} MB\n")
     return 0
 

@@ -80,6 +80,32 @@ def build_skeleton(
     return Skeleton(signature, network, places)
 
 
+def build_transformer(
+    folder: Path, class_name: str, shapes: Shapes, device: torch.device
+) -> tuple[PreTrainedModel, tuple[Place, ...]]:
+    """A network of transformers that is a part of a model, without weights, and where they go.
+
+    Raises ModelInvalid.
+    """
+    import transformers
+
+    config = read_config(folder)
+    kind: Any = getattr(transformers, class_name)
+    if not isinstance(config, kind.config_class):
+        raise ModelInvalid(f"{folder.name}/config.json is of no {class_name}")
+    try:
+        with SKELETON_LOCK, torch.device("meta"):
+            network: PreTrainedModel = kind(config)
+    except Exception as error:  # an absurd shape fails in its own way
+        raise ModelInvalid(f"{folder.name}/config.json gives no network: {error}") from error
+    places = _places(network, shapes)
+    _fill_unsaved_buffers(network, device)
+    _check_complete(network, places)
+    network.eval()
+    network.requires_grad_(requires_grad=False)
+    return network, places
+
+
 def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
     import transformers
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from registry.profile import ENOUGH, Profile, ProfilePoint
 from runtime.batch_times import LIMITED_BY_MEMORY
 from runtime.device import PATIENCE_S, is_out_of_memory
-from runtime.joining import example
 from runtime.peak_memory import PeakMemory, available_bytes
 from runtime.threads import in_thread
 
@@ -79,7 +78,8 @@ class Profiler:
 
     async def _take(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
-        for rows in sizes(plan.most_rows):
+        takes = model.frontend.joining.most_rows or plan.most_rows
+        for rows in sizes(min(plan.most_rows, takes)):
             available = await in_thread(self._threads, available_bytes, self._profiles.device)
             if points and not _fits(points[-1], available):
                 return self._made(model, points, LIMITED_BY_MEMORY)
@@ -100,7 +100,7 @@ class Profiler:
         """The first inference of a size sets things up and is not timed; it shows the memory."""
         joining = model.frontend.joining
         tokens = max(1, min(plan.tokens, joining.most_tokens))
-        inputs = await in_thread(self._threads, example, joining, rows, tokens)
+        inputs = await in_thread(self._threads, joining.example, rows, tokens)
         first = await self._infer(model, inputs)
         timed = [(await self._infer(model, inputs)).seconds for _ in range(plan.repeats)]
         return ProfilePoint(rows, median(timed), first.memory_bytes)

@@ -10,8 +10,8 @@ from kserve import InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
 from runtime.errors import InvalidRequest
-from runtime.joining import checked, join, kind_of, length_of, split
 from runtime.lane import Lane, Payload
+from runtime.stepwise import Stepwise, run_steps
 from runtime.tensors import BYTES, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
@@ -53,7 +53,13 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self._network: PreTrainedModel | None = network
         self._device = device
         self._threads = threads
-        self.lane = Lane(spec.key, str(spec.name), self.infer_together, spec.policy)
+        self.lane = Lane(
+            spec.key,
+            str(spec.name),
+            self.infer_together,
+            spec.policy,
+            most_rows=frontend.joining.most_rows,
+        )
         self.generator: Engine | None = None
         """Makes tokens, where the model generates text."""
         self.ready = True
@@ -81,16 +87,20 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         """
         self.lane.policy = policy or self.lane.policy
         joining = self.frontend.joining
-        payload = Payload(inputs, len(inputs[0].data), length_of(joining, inputs), kind_of(inputs))
+        if isinstance(self.frontend, Stepwise):
+            steps = self.frontend.steps(self._network_in_use(), inputs)
+            return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
+        kind = joining.kind_of(inputs, self._network_in_use())
+        payload = Payload(inputs, joining.rows_of(inputs), joining.length_of(inputs), kind)
         return await self._device.infer(self.lane, payload, deadline_s=deadline_s)
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The network's outputs for each request, from one inference; called by the device."""
         network, joining = self._network_in_use(), self.frontend.joining
-        outputs = self.frontend.infer(network, join(joining, requests))
+        outputs = self.frontend.infer(network, joining.join(requests))
         if len(requests) == 1:
             return [outputs]
-        return split(joining, outputs, [len(inputs[0].data) for inputs in requests])
+        return joining.split(outputs, [joining.rows_of(inputs) for inputs in requests])
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:
@@ -112,7 +122,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             raise InvalidInput(str(error)) from error
         loop = asyncio.get_running_loop()
         tensors = await loop.run_in_executor(self._threads, self.frontend.preprocess, items)
-        return _Stage(checked(self.frontend.joining, tensors), request)
+        return _Stage(self.frontend.joining.checked(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: inference on the device."""

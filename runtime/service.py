@@ -26,7 +26,6 @@ from runtime.errors import (
     RuntimePackageError,
     SlotsFull,
 )
-from runtime.joining import checked
 from runtime.lives import Lives
 from runtime.metrics import SLOTS_USED, STAGE_SECONDS
 from runtime.stages import postprocessed, preprocessed, simulate
@@ -239,7 +238,7 @@ class PredictService:
             held = await self._hold(progress)
             try:
                 rules = held.model.frontend.joining
-                inputs = await in_thread(self._threads, checked, rules, request.inputs)
+                inputs = await in_thread(self._threads, rules.checked, request.inputs)
                 outputs = await self._infer(progress, held, inputs)
             finally:
                 await self._loads.release(held)
@@ -293,7 +292,8 @@ class PredictService:
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
             raise InferenceFailed(f"inference of {held.resident.key} failed: {error}") from error
         self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
-        share_s = ran.compute_s * len(inputs[0].data) / ran.rows
+        rows = held.model.frontend.joining.rows_of(inputs)
+        share_s = ran.compute_s * rows / ran.rows
         self._measurements.add(progress.spec.key, "share", share_s)
         return ran.value
 

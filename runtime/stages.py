@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.bodies import ReadBody, write_answer
 from runtime.errors import InvalidRequest
-from runtime.joining import checked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +30,7 @@ def preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
         else frontend.read_tensors(body.v2.inputs)
     )
     try:
-        return checked(frontend.joining, frontend.preprocess(items))
+        return frontend.joining.checked(frontend.preprocess(items))
     except (ValueError, TypeError, OSError) as error:
         raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
 

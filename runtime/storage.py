@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from runtime.link import LinkUse
     from runtime.partial_file import PartialFile
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
+PROGRAM_SUFFIX = ".pt2"
+PIPELINE_INDEX = "model_index.json"
+PIPELINE_PARTS: Mapping[str, str] = {
+    "text_encoder": "model.safetensors",
+    "unet": "diffusion_pytorch_model.safetensors",
+    "vae": "diffusion_pytorch_model.safetensors",
+}
+"""The parts of a pipeline that have weights, and how diffusers calls their files."""
+TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".torchscript")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
 
 MOST_FILES = 1_000
@@ -54,7 +63,11 @@ class ModelStorage(Protocol):
 
 
 def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
-    """The small files: configuration, tokenizer, index; raises ModelInvalid on absurd listings."""
+    """The small files: configuration, tokenizer, index; raises ModelInvalid on absurd listings.
+
+    A program's signature lies in one file with its weights, which is among them.
+    """
+    files = tuple(files)
     chosen = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
     total = sum(file.size_bytes for file in chosen)
     if len(chosen) > MOST_FILES or total > MOST_ASSET_BYTES:
@@ -62,7 +75,10 @@ def assets_of(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
             f"{uri} has {len(chosen)} small files of {total} bytes;"
             f" at most {MOST_FILES} files and {MOST_ASSET_BYTES} bytes are fetched"
         )
-    if all(file.path != "config.json" for file in chosen):
+    if (program := _program_of(files, uri)) is not None:
+        return (*chosen, *_bounded((program,), uri))
+    if not {"config.json", PIPELINE_INDEX} & {file.path for file in chosen}:
+        _check_not_torchscript(files, uri)
         seen = sorted(file.path for file in files)[:8]
         raise ModelInvalid(f"{uri} has no config.json; found {seen}")
     return chosen
@@ -73,6 +89,10 @@ def weights_of(
 ) -> tuple[RemoteFile, ...]:
     """The files of weights: those of the index where there is one, else the only one."""
     by_path = {file.path: file for file in files}
+    if (program := _program_of(by_path.values(), uri)) is not None:
+        return _bounded((program,), uri)
+    if PIPELINE_INDEX in by_path:
+        return _bounded(_weights_of_parts(by_path, uri), uri)
     if indexed is not None:
         missing = sorted(indexed - by_path.keys())
         if missing:
@@ -92,6 +112,44 @@ def weights_of(
             " only safetensors are loaded: convert the model to safetensors"
         )
     raise ModelInvalid(f"{uri} has no *.safetensors file")
+
+
+def _weights_of_parts(by_path: Mapping[str, RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    """One file for each part of a pipeline that has weights, in 32 bits where there are several."""
+    found = []
+    for part, name in PIPELINE_PARTS.items():
+        if f"{part}/{name}" not in by_path:
+            seen = sorted(path for path in by_path if path.startswith(f"{part}/"))[:8]
+            raise ModelInvalid(
+                f"{uri} has no {part}/{name}; a pipeline's parts each have one file of safetensors"
+                f" under diffusers' own name. Found {seen}"
+            )
+        found.append(by_path[f"{part}/{name}"])
+    return tuple(found)
+
+
+def _program_of(files: Iterable[RemoteFile], uri: str) -> RemoteFile | None:
+    """The exported program of a model that is one: there are no other weights beside it."""
+    paths = {PurePosixPath(file.path): file for file in files}
+    programs = [file for path, file in paths.items() if path.suffix == PROGRAM_SUFFIX]
+    if not programs or any(path.suffix == WEIGHT_SUFFIX for path in paths):
+        return None
+    if len(programs) > 1:
+        raise ModelInvalid(
+            f"{uri} has several programs: {sorted(file.path for file in programs)[:8]};"
+            " a model has one, in a folder of its own"
+        )
+    return programs[0]
+
+
+def _check_not_torchscript(files: Iterable[RemoteFile], uri: str) -> None:
+    found = sorted(file.path for file in files if file.path.endswith(TORCHSCRIPT_SUFFIXES))
+    if found:
+        raise ModelInvalid(
+            f"{uri} holds {found[:4]}: TorchScript and pickled models are not served, since loading"
+            " one runs code that came with it; export the model with torch.export.export and"
+            f" torch.export.save to a {PROGRAM_SUFFIX} file"
+        )
 
 
 def _bounded(files: tuple[RemoteFile, ...], uri: str) -> tuple[RemoteFile, ...]:

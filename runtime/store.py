@@ -1,6 +1,6 @@
-"""The models on the device: a budget in bytes, who uses what, and who must leave for whom.
+"""The models on the device: who waits for room, and what happens when a model leaves.
 
-Which ones leave is a rule of `eviction`; this module never picks a model in use or pinned.
+The bookkeeping (budget, users, who must leave for whom) is `residents`.
 
 All methods belong to the event loop. It is also KServe's model repository, so KServe's endpoints
 see the same models. Loading is `loads`; this module never blocks.
@@ -9,16 +9,17 @@ see the same models. Loading is `loads`; this module never blocks.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kserve import ModelRepository
 
 from runtime.errors import MemoryBusy, ModelTooLarge
-from runtime.eviction import Candidate, EvictionPolicy, lru
+from runtime.eviction import EvictionPolicy, lru
 from runtime.metrics import EVICTIONS, TIER_BYTES
+from runtime.residents import Resident as Place
+from runtime.residents import Residents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,26 +33,20 @@ PATIENCE_S = 30.0
 """How long a load waits for models in use to let go of memory."""
 
 
-@dataclass(slots=True)
-class Resident:
-    """A model on the device. Mutable: the store counts its users."""
+@dataclass(eq=False, slots=True)
+class Resident(Place):
+    """A model on the device, and how it leaves."""
 
-    model: ServedModel
-    memory_bytes: int
-    release: Callable[[], None]
+    model: ServedModel = field(kw_only=True)
+    release: Callable[[], None] = field(kw_only=True)
     """Gives its memory back."""
-    users: int = 0
-    uses: int = 0
-    clock: float = 0.0
-    """The rule's clock when it was last used."""
-    last_used: int = 0
     retired_for: str | None = None
     """Why it leaves the device when its last user is done, if it does."""
 
     @property
-    def key(self) -> str:
-        """Which generation of which model."""
-        return self.model.spec.key
+    def is_pinned(self) -> bool:
+        """Whether its annotations keep it there."""
+        return self.model.spec.policy.pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +87,31 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         super().__init__()
         self.budget_bytes = budget_bytes
         self._on_evicted = on_evicted
-        self._policy = policy
         self._reload_s = reload_s
-        self._clock = 0.0
-        self._residents: dict[str, Resident] = {}
-        self._reserved: dict[str, int] = {}
-        self._uses = itertools.count(1)
+        self._on_device: Residents[Resident] = Residents(
+            budget_bytes, policy=policy, reload_s=reload_s
+        )
         self._freed = asyncio.Condition()
 
     # Use
 
     def pin(self, key: str, users: int = 1) -> Resident | None:
         """The model if it can infer on the device, kept there until as many `unpin`."""
-        resident = self._residents.get(key)
+        resident = self._on_device.by_key.get(key)
         if resident is None or resident.model.is_broken:
             return None
         resident.retired_for = None  # wanted again before its last user was done
-        resident.users += users
-        resident.uses += users
-        resident.last_used = next(self._uses)
-        resident.clock = self._clock
+        self._on_device.use(resident, users)
         return resident
 
     def broken_reason(self, key: str) -> str | None:
         """Why a model that is on the device cannot infer, where that is so."""
-        resident = self._residents.get(key)
+        resident = self._on_device.by_key.get(key)
         return resident.model.lane.broken if resident is not None else None
 
     async def unpin(self, resident: Resident) -> None:
         """One user is done."""
-        resident.users -= 1
-        resident.last_used = next(self._uses)
+        self._on_device.end_use(resident)
         if resident.users == 0:
             if resident.retired_for is not None:
                 self._drop(resident, resident.retired_for)
@@ -131,28 +120,28 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     def holds(self, key: str) -> bool:
         """Whether the model is on the device."""
-        return key in self._residents
+        return key in self._on_device.by_key
 
     def resident_keys(self) -> tuple[str, ...]:
         """All models on the device."""
-        return tuple(self._residents)
+        return tuple(self._on_device.by_key)
 
     def bytes_of(self, key: str) -> int:
         """Memory of a model on the device; 0 where it is not."""
-        resident = self._residents.get(key)
+        resident = self._on_device.by_key.get(key)
         return resident.memory_bytes if resident else 0
 
     @property
     def used_bytes(self) -> int:
         """Memory of all models on the device."""
-        return sum(resident.memory_bytes for resident in self._residents.values())
+        return self._on_device.used_bytes
 
     # Room
 
     @property
     def reserved_bytes(self) -> int:
         """Room set aside for models on their way."""
-        return sum(self._reserved.values())
+        return self._on_device.reserved_bytes
 
     async def reserve(self, key: str, memory_bytes: int) -> None:
         """Set room aside, evicting others if need be; raises MemoryBusy, ModelTooLarge."""
@@ -174,45 +163,24 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             )
 
     def _make_room(self, key: str, memory_bytes: int) -> bool:
-        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
-        if not self._evict(key, memory_bytes - free, "memory"):
-            return False
-        self._reserved[key] = memory_bytes
-        return True
+        return self._let_go(self._on_device.make_room(key, memory_bytes), "memory", key)
 
     async def evict_one(self, wanted_by: str) -> bool:
         """Let the next idle model go, for a device that has less room than the budget says."""
-        has_left = self._evict(wanted_by, 1, "device-full")
+        has_left = self._let_go(self._on_device.victims(1), "device-full", wanted_by)
         if has_left:
             async with self._freed:
                 self._freed.notify_all()
         return has_left
 
-    def _evict(self, wanted_by: str, needed_bytes: int, reason: str) -> bool:
-        """Let idle models go until so much is free; False, and none goes, where all are too few."""
-        idle = [
-            Candidate(
-                resident.key,
-                resident.memory_bytes,
-                resident.last_used,
-                uses=max(1, resident.uses),
-                reload_s=self._reload_s(resident.key, resident.memory_bytes),
-                clock=resident.clock,
-            )
-            for resident in self._residents.values()
-            if resident.users == 0 and not resident.model.spec.policy.pin
-        ]
-        victims = self._policy(idle, needed_bytes, self._clock)
-        if victims is None:
-            return False
-        self._clock = victims.clock
-        for key in victims.keys:
-            self._drop(self._residents[key], reason, wanted_by)
-        return True
+    def _let_go(self, victims: tuple[str, ...] | None, reason: str, wanted_by: str) -> bool:
+        for key in victims or ():
+            self._drop(self._on_device.by_key[key], reason, wanted_by)
+        return victims is not None
 
     async def cancel_reservation(self, key: str) -> None:
         """Give room back that no model took."""
-        if self._reserved.pop(key, None) is not None:
+        if self._on_device.cancel_room(key):
             async with self._freed:
                 self._freed.notify_all()
 
@@ -223,12 +191,8 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         release: Callable[[], None] = lambda: None,
     ) -> Resident:
         """Put a loaded model into the room reserved for it; `release` gives its memory back."""
-        key = model.spec.key
-        self._reserved.pop(key, None)
-        resident = Resident(
-            model, memory_bytes, release, last_used=next(self._uses), clock=self._clock
-        )
-        self._residents[key] = resident
+        resident = Resident(model.spec.key, memory_bytes, model=model, release=release)
+        self._on_device.add(resident)
         self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         return resident
@@ -237,7 +201,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     async def retire(self, key: str, reason: str) -> bool:
         """Take a model off the device, at once or when its last user is done; False: not there."""
-        resident = self._residents.get(key)
+        resident = self._on_device.by_key.get(key)
         if resident is None:
             return False
         if resident.users:
@@ -251,11 +215,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     async def wait_gone(self, key: str) -> None:
         """Return once the model is off the device."""
         async with self._freed:
-            await self._freed.wait_for(lambda: key not in self._residents)
+            await self._freed.wait_for(lambda: key not in self._on_device.by_key)
 
     def _drop(self, resident: Resident, reason: str, wanted_by: str | None = None) -> None:
         key, spec = resident.key, resident.model.spec
-        del self._residents[key]
+        del self._on_device.by_key[key]
         resident.model.stop()
         resident.release()
         self._publish(spec.name)
@@ -277,7 +241,9 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     def _publish(self, name: ModelName) -> None:
         """File the newest generation on the device under the model's name."""
-        of_name = [each.model for each in self._residents.values() if each.model.spec.name == name]
+        of_name = [
+            each.model for each in self._on_device.by_key.values() if each.model.spec.name == name
+        ]
         names = {name.path_segment}
         if name.namespace == "default":
             names.add(name.name)

@@ -8,13 +8,14 @@ import mmap
 import os
 from bisect import bisect_right
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from runtime.errors import ModelInvalid
 from runtime.slab import SlabLayout, lay_out, view_of
+from runtime.storage import PIPELINE_INDEX, PROGRAM_SUFFIX
 from runtime.weights import StoredTensor, read_tensors
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class DiskWeights:
         """Open the files and read their headers; raises ModelInvalid."""
         with ExitStack() as stack:
             descriptors = [_opened(path, stack) for path in paths]
-            self._files = OpenFiles([path.name for path in paths], descriptors)
+            self._files = OpenFiles([_named(path) for path in paths], descriptors)
             self._open = stack.pop_all()
         self.layout = self._files.layout
 
@@ -114,7 +115,7 @@ class OpenFiles:
         self._found: dict[str, tuple[int, StoredTensor]] = {
             tensor.name: (index, tensor)
             for index, (name, descriptor) in enumerate(zip(names, descriptors, strict=True))
-            for tensor in read_tensors(descriptor, name)
+            for tensor in _of_part(name, read_tensors(descriptor, name))
         }
         self.layout = lay_out([tensor for _, tensor in self._found.values()])
         self._starts = [tensor.offset for tensor in self.layout.tensors]
@@ -157,6 +158,18 @@ class OpenFiles:
                 continue
             index, stored = self._found[placed.name]
             yield Piece(index, stored.offset + first - placed.offset, first, last - first)
+
+
+def _named(path: Path) -> str:
+    """A file's name, after its folder's where that is a part of a pipeline."""
+    is_part = (path.parent.parent / PIPELINE_INDEX).exists()
+    return f"{path.parent.name}/{path.name}" if is_part else path.name
+
+
+def _of_part(file: str, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+    """The parts of a pipeline, a folder each, have weights of the same names."""
+    part = "" if file.endswith(PROGRAM_SUFFIX) else file.rpartition("/")[0]
+    return [replace(each, name=f"{part}/{each.name}") for each in tensors] if part else tensors
 
 
 def map_weights(paths: Sequence[Path]) -> Mapping[str, torch.Tensor]:

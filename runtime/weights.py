@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,8 +67,13 @@ def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
     """The tensors of an open file in the order of their bytes; `file` is its name in errors.
 
     Gaps between tensors are allowed, as some writers align them; tensors may not overlap. Raises
-    ModelInvalid where the file has not the size that its header promises.
+    ModelInvalid where the file has not the size that its header promises. Of an exported program
+    they are what its archive holds.
     """
+    if file.endswith(".pt2"):
+        from runtime.programs.payloads import tensors_of_program  # which needs this module
+
+        return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
     try:
         size = os.fstat(descriptor).st_size
         prefix = os.pread(descriptor, HEADER_LENGTH_BYTES, 0)

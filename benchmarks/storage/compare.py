@@ -17,14 +17,30 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.peers import has_peer
-from benchmarks.quantiles import spread
-from benchmarks.storage.serving import environment_of, serving
+from benchmarks.quantiles import rotated, spread
+from benchmarks.storage.serving import Distance, environment_of, serving
 from benchmarks.storage.ways import BUCKET, CRT, CRT_MODULE, KEY, OURS, WAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SIZES: Final = {"250 MB": 250_000_000, "900 MB": 900_000_000}
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """What is fetched, and from how far."""
+
+    name: str
+    size_bytes: int
+    distance: Distance
+    most_repeats: int = 100
+
+
+OBJECTS: Final = (
+    Object("250 MB", 250_000_000, Distance()),
+    Object("900 MB", 900_000_000, Distance(), most_repeats=3),
+    # What AWS tells to plan with for S3; simulated.
+    Object("250 MB, 60 ms away, 85 MB/s a connection", 250_000_000, Distance(0.06, 85e6)),
+)
 _PIECE: Final = 4_000_000
 _WANTED_BYTES: Final = 2_000_000_000
 
@@ -53,12 +69,13 @@ def compare(*, repeats: int, is_quick: bool) -> list[Sample]:
         folder = Path(name)
         if shutil.disk_usage(folder).free < _WANTED_BYTES:
             raise SystemExit(f"{folder} needs {_WANTED_BYTES} bytes free")
-        for what, size in list(SIZES.items())[: 1 if is_quick else None]:
+        for each in OBJECTS[: 1 if is_quick else None]:
             source = folder / "s3" / BUCKET / KEY
-            _write_object(source, size)
-            with serving(folder / "s3") as url:
-                for _ in range(repeats):
-                    samples += [_fetch(way, what, source, folder, url) for way in _able_ways()]
+            _write_object(source, each.size_bytes)
+            with serving(folder / "s3", each.distance) as url:
+                for number in range(min(repeats, each.most_repeats)):
+                    ways = rotated(_able_ways(), number)
+                    samples += [_fetch(way, each.name, source, folder, url) for way in ways]
     return samples
 
 
@@ -124,7 +141,7 @@ def summary(samples: Sequence[Sample]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for what in dict.fromkeys(sample.object for sample in samples):
-        for way in dict.fromkeys(sample.way for sample in samples):
+        for way in [way for way in WAYS if any(each.way == way for each in samples)]:
             of_way = [each for each in samples if (each.object, each.way) == (what, way)]
             took = spread([each.seconds for each in of_way])
             rate = spread([each.gb_per_s for each in of_way]).median

@@ -1,7 +1,9 @@
 """As much of S3 as the compared ways use, over files and `sendfile`: a server that is no limit.
 
-`python -m benchmarks.storage.server PORT FOLDER`: HEAD, GET with ranges and `If-Match`, a listing
-of a bucket. Signatures are not looked at. One process, a thread per connection.
+`python -m benchmarks.storage.server PORT FOLDER [FIRST_BYTE_S BYTES_PER_S]`: HEAD, GET with ranges
+and `If-Match`, a listing of a bucket. Signatures are not looked at. One process, a thread per
+connection. With the last two it answers as late as a store that is far, and gives each connection
+no more than so much.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
 FOLDER = Path(sys.argv[2] if len(sys.argv) > 2 else ".").resolve()
+FIRST_BYTE_S, BYTES_PER_S = map(float, sys.argv[3:5]) if len(sys.argv) > 4 else (0.0, 0.0)
+PACED_BYTES = 256 * 1024
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer()
 
     def _answer(self) -> None:
+        time.sleep(FIRST_BYTE_S)
         path = FOLDER / unquote(urlsplit(self.path).path).lstrip("/")
         if not path.is_file() or not path.resolve().is_relative_to(FOLDER):
             self._head(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
@@ -52,7 +59,17 @@ class Handler(BaseHTTPRequestHandler):
         self._head(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK, headers)
         if self.command == "GET":
             with path.open("rb") as source:
-                self.connection.sendfile(source, start, end - start)
+                self._send(source, start, end)
+
+    def _send(self, source: BinaryIO, start: int, end: int) -> None:
+        step = PACED_BYTES if BYTES_PER_S else max(1, end - start)
+        begun_s = time.monotonic()
+        for at in range(start, end, step):
+            count = min(step, end - at)
+            self.connection.sendfile(source, at, count)
+            if BYTES_PER_S:
+                due_s = begun_s + (at + count - start) / BYTES_PER_S
+                time.sleep(max(0.0, due_s - time.monotonic()))
 
     def _list(self) -> None:
         parts = urlsplit(self.path)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
@@ -21,11 +22,22 @@ if TYPE_CHECKING:
 _START_S = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far a store is; by default it answers at once and as fast as it can."""
+
+    first_byte_s: float = 0.0
+    bytes_per_s: float = 0.0
+    """Of each connection; 0 for no limit."""
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, distance: Distance | None = None) -> Iterator[str]:
     """The URL of a server whose buckets are the folders in `folder`."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.storage.server", str(port), str(folder)]
+    if distance is not None:
+        command += [str(distance.first_byte_s), str(distance.bytes_per_s)]
     process = subprocess.Popen(command, cwd=REPOSITORY)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -143,7 +143,7 @@ def main() -> None:
     """Fetch once and say how long it took."""
     folder, size = Path(sys.argv[2]), int(sys.argv[3])
     fetch = WAYS[sys.argv[1]](folder)
-    touch_free_memory(2 * size, folder.parent)
+    touch_free_memory(2 * size)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     path = fetch()
     seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s

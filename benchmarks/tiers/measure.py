@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from benchmarks.fresh_memory import touch_free_memory
+from benchmarks.quantiles import rotated
 from benchmarks.storage.serving import environment_of, serving
 from benchmarks.tiers.contestants import Contestant, Start, usual_ways
 from benchmarks.tiers.loaders import loaders, missing_loaders
@@ -98,10 +99,9 @@ def _measure_model(
     able = _able(model, contestants, skipped)
     results = []
     for start in Start:
-        for _ in range(repeats):
-            for each in able:
-                if start not in each.starts:
-                    continue
+        taking_part = [each for each in able if start in each.starts]
+        for number in range(repeats):
+            for each in rotated(taking_part, number):
                 if start is not Start.COLD:
                     read_file(path)
                 elif not drop_pages(path):
@@ -109,7 +109,7 @@ def _measure_model(
                     continue
                 size = path.stat().st_size
                 if start is Start.S3:  # the only one whose contestants fill so much
-                    touch_free_memory(size, store())
+                    touch_free_memory(2 * size)
                 load_s, first_s = _time(each)
                 results.append(
                     Loading(model, size, each.name, each.is_ours, start, load_s, first_s)

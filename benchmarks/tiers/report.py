@@ -28,7 +28,7 @@ def summary(results: Sequence[Loading]) -> str:
     groups: dict[tuple[str, Start, str], list[Loading]] = {}
     for each in results:
         groups.setdefault((each.model, each.start, each.contestant), []).append(each)
-    for (model, start, contestant), rows in groups.items():
+    for (model, start, contestant), rows in sorted(groups.items(), key=lambda item: item[0][:2]):
         load = spread([row.load_s * 1000 for row in rows])
         first = spread([row.first_inference_s * 1000 for row in rows])
         lines.append(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NEARNESS: Mapping[Tier, int] = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _FAR = _NEARNESS[Tier.REMOTE]
+_DEVICE = Tier.DEVICE
 
 
 def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
@@ -22,7 +23,7 @@ def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
     return [
         pod
         for name, residency in cluster.holders(key).items()
-        if residency.is_warm and (pod := pods.get(name)) is not None and pod.is_accepting
+        if residency.tier is _DEVICE and (pod := pods.get(name)) is not None and pod.is_accepting
     ]
 
 
@@ -32,7 +33,9 @@ def warming_pods(cluster: ClusterView, key: str) -> list[PodView]:
     return [
         pod
         for name, residency in cluster.holders(key).items()
-        if residency.is_warming and (pod := pods.get(name)) is not None and pod.is_accepting
+        if residency.loading_from is not None
+        and (pod := pods.get(name)) is not None
+        and pod.is_accepting
     ]
 
 
@@ -53,16 +56,22 @@ def load_rank(pod: PodView) -> tuple[float, int]:
 
 def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
     """The least loaded pod; equals are chosen among by `draw`, in the order of their names."""
-    ranks = [load_rank(pod) for pod in pods]
-    lowest = min(ranks)
-    equals = [pod for pod, rank in zip(pods, ranks, strict=True) if rank == lowest]
+    equals = [pod for pod in pods if not pod.slots_busy and not pod.inferring]
+    if not equals:  # none is idle, which nothing is less loaded than
+        ranks = [load_rank(pod) for pod in pods]
+        lowest = min(ranks)
+        equals = [pod for pod, rank in zip(pods, ranks, strict=True) if rank == lowest]
     equals.sort(key=_name)
     return equals[int(draw * len(equals))]
 
 
 def fewest_inferring(pods: Sequence[PodView]) -> PodView:
     """The pod with the fewest requests in their inference stage; ties to the first by name."""
-    return min(pods, key=lambda pod: (pod.inferring, pod.slots_busy, pod.name))
+    if len(pods) == 1:
+        return pods[0]
+    fewest = min([pod.inferring for pod in pods])
+    equals = [pod for pod in pods if pod.inferring == fewest]
+    return min(equals, key=_slots_and_name) if len(equals) > 1 else equals[0]
 
 
 def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: float) -> PodView:
@@ -72,14 +81,15 @@ def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: f
     `draw` in the order of names.
     """
     nearest = _nearest(pods, holders)
-    free_bytes = [pod.free_bytes for pod in nearest]
-    most = max(free_bytes)
-    emptiest = [pod for pod, free in zip(nearest, free_bytes, strict=True) if free == most]
+    most = max([pod.free_bytes for pod in nearest])
+    emptiest = [pod for pod in nearest if pod.free_bytes == most]
     return least_loaded(emptiest, draw)
 
 
 def _nearest(pods: Sequence[PodView], holders: Mapping[str, Residency]) -> Sequence[PodView]:
     """The pods at whose nearest tier the model is; all of them where none holds it."""
+    if not holders:
+        return pods
     held = [
         (_NEARNESS[residency.tier], pod)
         for pod in pods
@@ -87,6 +97,10 @@ def _nearest(pods: Sequence[PodView], holders: Mapping[str, Residency]) -> Seque
     ]
     least = min((nearness for nearness, _ in held), default=_FAR)
     return [pod for nearness, pod in held if nearness == least] if least < _FAR else pods
+
+
+def _slots_and_name(pod: PodView) -> tuple[int, str]:
+    return (pod.slots_busy, pod.name)
 
 
 def _name(pod: PodView) -> str:

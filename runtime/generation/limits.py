@@ -65,6 +65,8 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits) -> CacheShap
 
 def cache_bytes(folder: Path, declared: Task | None, limits: GenerationLimits) -> int:
     """Memory that a model takes beside its weights; 0 where it does not generate text."""
+    if not (folder / "config.json").exists():
+        return 0  # no model of transformers
     config = read_config(folder)
     if task_of(config, declared) is not Task.TEXT_GENERATION:
         return 0

@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from registry.model import Task
 from runtime.configuration import read_config, task_of
+from runtime.errors import ModelInvalid
+from runtime.images.pipeline import is_pipeline
+from runtime.programs.program import program_path
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
+from runtime.tasks.tensors import TensorProgram
 from runtime.tasks.text_classification import TextClassification
 from runtime.tasks.text_generation import TextGeneration
+from runtime.tasks.text_to_image import TextToImage
 from runtime.tasks.text_to_text import TextToText
 
 if TYPE_CHECKING:
@@ -29,5 +34,13 @@ FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
 
 def load_frontend(folder: Path, declared: Task | None) -> Frontend:
     """The frontend of the model whose small files are in `folder`; raises ModelInvalid."""
+    program = program_path(folder)
+    if program is not None:
+        return TensorProgram(program, declared)
+    if is_pipeline(folder):
+        return TextToImage(folder, declared)
     config = read_config(folder)
-    return FRONTENDS[task_of(config, declared)](folder, config)
+    task = task_of(config, declared)
+    if task not in FRONTENDS:
+        raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
+    return FRONTENDS[task](folder, config)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.joining import Joining
+    from runtime.joining import Batching
     from runtime.tensors import Tensor
 
 MOST_ITEMS = 1024
@@ -24,7 +24,7 @@ class Frontend(Protocol):
     """One model's task. All methods block and are called in threads; all are safe to share."""
 
     @property
-    def joining(self) -> Joining:
+    def joining(self) -> Batching:
         """What its tensors must be, and how those of several requests make one batch."""
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:

@@ -133,13 +133,14 @@ def _top(**changes: object) -> Change:
                      "spec.predictor.model must be an object, was {}", id="empty-model"),
         pytest.param(_top(spec={"predictor": {"sklearn": {}}}),
                      "spec.predictor.sklearn is not supported; write spec.predictor.model with "
-                     "modelFormat.name one of huggingface, safetensors", id="old-predictor"),
+                     "modelFormat.name one of huggingface, safetensors, pytorch",
+                     id="old-predictor"),
         pytest.param(_model(modelFormat=None),
                      "spec.predictor.model.modelFormat must be an object, was None",
                      id="no-format"),
         pytest.param(_model(modelFormat={"name": "onnx"}),
                      "spec.predictor.model.modelFormat.name must be one of huggingface, "
-                     "safetensors, was 'onnx'", id="unknown-format"),
+                     "safetensors, pytorch, was 'onnx'", id="unknown-format"),
         pytest.param(_model(protocolVersion="grpc-v2"),
                      "spec.predictor.model.protocolVersion must be one of v1, v2, was 'grpc-v2'",
                      id="unknown-protocol"),

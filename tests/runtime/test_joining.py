@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import InvalidRequest
-from runtime.joining import (
-    Joining,
-    TensorRule,
-    checked,
-    example,
-    join,
-    kind_of,
-    length_of,
-    split,
-)
+from runtime.joining import Joining, TensorRule
 from runtime.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = Joining(
@@ -44,10 +35,10 @@ def pixels(value: float = 0.0, *, rows: int = 1, dtype: type = np.float32) -> Te
 
 
 def test_the_mask_and_the_order_are_filled_in() -> None:
-    inputs = checked(TEXT, [ids([1, 2])])
+    inputs = TEXT.checked([ids([1, 2])])
     assert [tensor.name for tensor in inputs] == ["input_ids", "attention_mask"]
     assert inputs[1].data.tolist() == [[1, 1]]
-    assert checked(TEXT, [mask([1, 1]), ids([1, 2])])[0].name == "input_ids"
+    assert TEXT.checked([mask([1, 1]), ids([1, 2])])[0].name == "input_ids"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +77,15 @@ def test_what_could_never_run_is_refused(
     joining: Joining, inputs: list[Tensor], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        checked(joining, inputs)
+        joining.checked(inputs)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_shorter_requests_are_padded(pads_left: bool) -> None:
     joining = dataclasses.replace(TEXT, pads_left=pads_left)
-    one, two = checked(joining, [ids([1, 2, 3])]), checked(joining, [ids([4], [5])])
-    tokens, attention = join(joining, [one, two])
+    one, two = joining.checked([ids([1, 2, 3])]), joining.checked([ids([4], [5])])
+    tokens, attention = joining.join([one, two])
     padded = [[9, 9, 4], [9, 9, 5]] if pads_left else [[4, 9, 9], [5, 9, 9]]
     assert tokens.data.tolist() == [[1, 2, 3], *padded]
     marks = [0, 0, 1] if pads_left else [1, 0, 0]
@@ -103,20 +94,20 @@ def test_shorter_requests_are_padded(pads_left: bool) -> None:
 
 
 def test_pictures_are_stacked() -> None:
-    (joined,) = join(IMAGE, [(pixels(1.0),), (pixels(2.0, rows=2),)])
+    (joined,) = IMAGE.join([(pixels(1.0),), (pixels(2.0, rows=2),)])
     assert joined.shape == (3, 3, 2, 2)
     assert joined.data[:, 0, 0, 0].tolist() == [1.0, 2.0, 2.0]
 
 
 def test_length_counts_for_texts_only() -> None:
-    assert length_of(TEXT, (ids([1, 2, 3]),)) == 3
-    assert length_of(IMAGE, (pixels(),)) == 1
-    assert kind_of((ids([1]), mask([1]))) != kind_of((ids([1]),))
+    assert TEXT.length_of((ids([1, 2, 3]),)) == 3
+    assert IMAGE.length_of((pixels(),)) == 1
+    assert TEXT.kind_of((ids([1]), mask([1])), None) != TEXT.kind_of((ids([1]),), None)
 
 
 def test_outputs_are_taken_apart_by_rows() -> None:
     output = numeric_tensor("pooled", np.arange(6, dtype=np.float32).reshape(3, 2))
-    first, second = split(TEXT, [output], [1, 2])
+    first, second = TEXT.split([output], [1, 2])
     assert first[0].data.tolist() == [[0, 1]]
     assert second[0].data.tolist() == [[2, 3], [4, 5]]
 
@@ -124,7 +115,7 @@ def test_outputs_are_taken_apart_by_rows() -> None:
 def test_another_number_of_rows_is_an_error() -> None:
     output = numeric_tensor("pooled", np.zeros((3, 2), np.float32))
     with pytest.raises(ValueError, match="for 2 rows"):
-        split(TEXT, [output], [1, 1])
+        TEXT.split([output], [1, 1])
 
 
 def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
@@ -132,19 +123,19 @@ def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
     tokens = np.array(
         [[0, 5, 1, 0, 0], [0, 6, 7, 1, 0], [0, 5, 6, 7, 8], [1, 5, 1, 0, 0]], dtype=np.int64
     )
-    parts = split(joining, [numeric_tensor("output_ids", tokens)], [1, 1, 1, 1])
+    parts = joining.split([numeric_tensor("output_ids", tokens)], [1, 1, 1, 1])
     assert [part[0].data.tolist() for part in parts] == [
         [[0, 5, 1]],
         [[0, 6, 7, 1]],
         [[0, 5, 6, 7, 8]],
         [[1, 5, 1]],
     ]
-    two = split(joining, [numeric_tensor("output_ids", tokens[:2])], [2])
+    two = joining.split([numeric_tensor("output_ids", tokens[:2])], [2])
     assert two[0][0].shape == (2, 4)
 
 
 @pytest.mark.parametrize("joining", [TEXT, IMAGE])
 def test_examples_are_what_the_network_takes(joining: Joining) -> None:
-    inputs = example(joining, 3, 5)
-    assert [tensor.name for tensor in checked(joining, inputs)] == list(joining.rules)
+    inputs = joining.example(3, 5)
+    assert [tensor.name for tensor in joining.checked(inputs)] == list(joining.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)

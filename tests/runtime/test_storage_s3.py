@@ -192,18 +192,19 @@ def test_next_try_asks_only_for_what_is_missing(
     spec: ModelSpec,
     weights: bytes,
 ) -> None:
-    node = cache.folder_of(spec.key).parent
+    folder = cache.folder_of(spec.key).parent
 
-    def refuse_once_others_are_here(asked: Asked) -> Fault | None:
+    def refuse_when_some_is_here(asked: Asked) -> Fault | None:
         if not last_span(asked):
             return None
-        servers.wait_until(lambda: noted_spans(node), what="another span is here")
+        servers.wait_until(lambda: bool(noted_spans(folder)), what="a span is here")
         return Fault(status=403)
 
-    proxy.fault = refuse_once_others_are_here
+    proxy.fault = refuse_when_some_is_here
     with pytest.raises(StorageFailed):
         fetch(cache, spec)
-    here = noted_spans(node)
+    here = noted_spans(folder)
+    assert here
     proxy.fault = lambda _: None
     proxy.asked.clear()
     assert fetch(make_cache(), spec) == weights

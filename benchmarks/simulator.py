@@ -1,0 +1,177 @@
+"""Speed of the simulator: requests per second of CPU time, with the policies of production.
+
+Poisson arrivals of models with Zipf popularity, at half of what the devices can do. One core; the
+time is the process' own CPU time, of the run alone (the trace is made before it).
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.quantiles import spread
+from load.schema import TRACE_SCHEMA
+from load.simulator.cluster_file import cluster_of
+from load.simulator.simulate import Simulation, simulate
+from registry.model import RoutingPolicy
+from registry.pod import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from load.simulator.cluster import ClusterPlan
+
+_INFER_S: Final = 0.005
+_USED_SHARE: Final = 0.5
+_SKEW: Final = 0.9
+_SPARE: Final = 1.5
+"""Copies at the start, over what the popularity of a model asks for."""
+_ROWS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A cluster and a trace, and the requests per second that the design asks for."""
+
+    pods: int
+    models: int
+    requests: int
+    mark_per_s: int | None = None
+
+
+SIZES: Final = (
+    Size(pods=8, models=20, requests=100_000, mark_per_s=200_000),
+    Size(pods=100, models=1_000, requests=100_000),
+    Size(pods=1_000, models=10_000, requests=100_000, mark_per_s=20_000),
+)
+POLICIES: Final = (
+    RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.AUTO,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One policy at one size: CPU seconds per repeat, and what the run came to."""
+
+    size: Size
+    policy: RoutingPolicy
+    cpu_s: list[float]
+    cold_starts: int
+
+
+def measure(*, seed: int, repeats: int, is_quick: bool = False, only: str = "") -> list[Timed]:
+    """Time every policy at every size; with `is_quick` on a tenth of the requests.
+
+    `only` are parts of policies' names, with commas between.
+    """
+    results = []
+    for size in SIZES:
+        count = size.requests // 10 if is_quick else size.requests
+        plan, batches = cluster(size), trace(size, count, seed)
+        for policy in POLICIES:
+            if not any(part in policy for part in only.split(",")):
+                continue
+            runs = [_time(plan, batches, policy, seed) for _ in range(repeats)]
+            results.append(Timed(size, policy, [cpu_s / count for cpu_s, _ in runs], runs[0][1]))
+    return results
+
+
+def _time(
+    plan: ClusterPlan, batches: Sequence[pa.RecordBatch], policy: RoutingPolicy, seed: int
+) -> tuple[float, int]:
+    run = simulate(plan, batches, policy, seed)
+    _tell_times(run)
+    gc.collect()
+    gc.freeze()
+    began_s = time.process_time()
+    for _ in run:
+        pass
+    took_s = time.process_time() - began_s
+    gc.unfreeze()
+    return took_s, int(run.summary.document()["cold_starts"])
+
+
+def _tell_times(run: Simulation) -> None:
+    """As after some time in service: the models' times are known."""
+    times_s = {"infer": _INFER_S, "share": _INFER_S, "preprocess": 0.001, "postprocess": 0.001}
+    times_s |= {"network": 0.002, "load:remote": 0.25}
+    samples = [
+        Samples(record.spec.key, measure, (seconds,))
+        for record in run.registry.state.models.values()
+        for measure, seconds in times_s.items()
+    ]
+    pod = next(iter(run.registry.state.pods.values()))
+    run.registry.beat(
+        pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
+    )
+
+
+def cluster(size: Size) -> ClusterPlan:
+    """Pods with room for some forty models each, warm for what they will be asked for."""
+    width = len(str(size.pods - 1))
+    pods = itertools.cycle(f"n-{number:0{width}d}" for number in range(size.pods))
+    models = []
+    for number, share in enumerate(popularity(size)):
+        copies = min(size.pods, max(2, math.ceil(_SPARE * share * size.pods)))
+        models.append(
+            {
+                "name": f"t/m{number}",
+                "size": "200MB",
+                "assets": "0s",
+                "infer": {1: f"{_INFER_S}s", 8: f"{3 * _INFER_S}s"},
+                "at": dict.fromkeys(itertools.islice(pods, copies), "device"),
+            }
+        )
+    nodes = [{"name": "n", "count": size.pods, "pods": [{"slots": 4, "memory": "8GB"}]}]
+    return cluster_of({"nodes": nodes, "models": models}, source="benchmark")
+
+
+def popularity(size: Size) -> list[float]:
+    """Each model's share of the requests."""
+    weights = 1.0 / np.arange(1, size.models + 1) ** _SKEW
+    return [float(share) for share in weights / weights.sum()]
+
+
+def trace(size: Size, count: int, seed: int) -> list[pa.RecordBatch]:
+    """Arrivals at half of what the devices can do."""
+    rng = np.random.default_rng(seed)
+    names = [f"m{number}" for number in range(size.models)]
+    at_s = np.cumsum(rng.exponential(_INFER_S / _USED_SHARE / size.pods, count))
+    chosen = rng.choice(size.models, count, p=popularity(size)).astype(np.int32)
+    columns = [
+        pa.array(at_s),
+        pa.array(["t"] * count, pa.string()).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(pa.array(chosen), pa.array(names)),
+        pa.array(np.ones(count, np.int64)),
+        pa.array(np.zeros(count, np.int64)),
+        pa.nulls(count, pa.float64()),
+    ]
+    whole = pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)
+    return [whole.slice(offset, _ROWS) for offset in range(0, count, _ROWS)]
+
+
+def summary(results: Sequence[Timed]) -> str:
+    """A Markdown table."""
+    lines = [
+        "| pods | models | policy | requests per CPU second | lowest to highest | CPU us each |"
+        " cold starts | mark |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in results:
+        rates = spread([1 / cpu_s for cpu_s in each.cpu_s])
+        mark = each.size.mark_per_s
+        verdict = "-" if mark is None else "met" if rates.median >= mark else f"MISSED: {mark:,}"
+        lines.append(
+            f"| {each.size.pods:,} | {each.size.models:,} | {each.policy} | {rates.median:,.0f} |"
+            f" {rates.lowest:,.0f} to {rates.highest:,.0f} | {1e6 / rates.median:.1f} |"
+            f" {each.cold_starts:,} | {verdict} |"
+        )
+    return "\n".join(lines)

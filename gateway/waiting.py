@@ -1,0 +1,213 @@
+"""The line of waiting requests: who may join, whose turn it is, who has waited too long.
+
+Pure bookkeeping around `decide` and the waiting room, without tasks and with the clock passed in:
+the dispatcher waits in it with futures, the simulator with events of virtual time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gateway.decide import Arrival, Decided, decide
+from gateway.errors import Rejected
+from gateway.policies.decision import Reason, Reject, SendTo, Wait
+from gateway.queueing import Ticket, WaitingRoom, ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from registry.cluster import ClusterState
+    from registry.model import ModelName, ModelSpec
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A request that waits. Mutable: what it waits for changes."""
+
+    arrival: Arrival
+    ticket: Ticket
+    waited_from: str | None = None
+    """The tier of a load that it waited for; None if it did not."""
+    last: Reason = field(default=Reason.QUEUE_NO_SLOT)
+    """Why it was last told to wait."""
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class WaitingLine(Generic[W]):
+    """Who waits, and the decisions about them. `state` is read between changes only."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        now_s: Callable[[], float],
+        on_decided: Callable[[Arrival, Decided], None] | None = None,
+    ) -> None:
+        self._state = state
+        self._now_s = now_s
+        self._on_decided = on_decided
+        self._room = WaitingRoom()
+        self._waiters: dict[Ticket, W] = {}
+        self._moved_s: dict[ModelName, float] = {}
+        """Per model that is waited for: when its queue last moved."""
+
+    def __len__(self) -> int:
+        return len(self._room)
+
+    def decide(self, arrival: Arrival) -> Decided:
+        """Decide about a newcomer, which comes after those of its model that wait."""
+        model = arrival.model
+        ahead = self._room.depth(model.namespace, model.name) if self._room else 0
+        return self._decide(arrival, ahead)
+
+    def _decide(self, arrival: Arrival, ahead: int) -> Decided:
+        now_s = self._now_s()
+        moved_s = self._moved_s.get(arrival.model, now_s)
+        state = self._state
+        decided = decide(
+            arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s
+        )
+        if self._on_decided is not None:
+            self._on_decided(arrival, decided)
+        return decided
+
+    # Joining and leaving
+
+    def admit(self, arrival: Arrival) -> tuple[ModelSpec, Ticket]:
+        """What a newcomer waits with; raises Rejected where its model is gone or its queue full."""
+        record = self._state.models.get(arrival.model)
+        if record is None:
+            raise Rejected(Reason.MODEL_GONE, f"model {arrival.model} does not exist")
+        spec = record.serving
+        depth = self._room.depth(arrival.model.namespace, arrival.model.name)
+        if depth >= spec.policy.queue_depth:
+            hold_s = self._state.measured(spec.key).infer.seconds
+            raise Rejected(
+                Reason.QUEUE_FULL,
+                f"{depth} requests of {arrival.model} wait already; queue-depth is "
+                f"{spec.policy.queue_depth}",
+                retry_after_s=max(1.0, depth * hold_s / max(1, len(self._state.pods))),
+            )
+        return spec, ticket(
+            tenant=arrival.model.namespace,
+            model=arrival.model.name,
+            sequence=arrival.sequence,
+            priority=spec.policy.priority,
+            deadline_s=arrival.deadline_s,
+        )
+
+    def enter(self, waiter: W, decided: Decided) -> None:
+        """Let an admitted request wait, for the reason that was decided."""
+        if isinstance(decided.decision, Wait):
+            self._waits(waiter, decided, decided.decision.reason)
+        self._waiters[waiter.ticket] = waiter
+        self._moved_s.setdefault(waiter.arrival.model, self._now_s())
+        self._room.add(waiter.ticket)
+
+    def return_to_place(self, waiter: W) -> None:
+        """One that was taken out too early waits on at its old place."""
+        self._room.add(waiter.ticket)
+
+    def leave(self, waiter: W) -> None:
+        """The request waits no more, wherever it stands."""
+        place = waiter.ticket
+        self._room.remove(place)
+        del self._waiters[place]
+        if not self._room.depth(place.tenant, place.model):
+            self._moved_s.pop(waiter.arrival.model, None)
+
+    def patience_s(self, arrival: Arrival, spec: ModelSpec) -> float:
+        """How long a request may wait from now on."""
+        patience_s = spec.policy.queue_timeout_s
+        if arrival.deadline_s is not None:
+            patience_s = min(patience_s, arrival.deadline_s - self._now_s())
+        return max(0.0, patience_s)
+
+    def ran_out(self, waiter: W, spec: ModelSpec) -> Rejected:
+        """What a request is told that has waited as long as it may."""
+        deadline_s = waiter.arrival.deadline_s
+        if deadline_s is not None and self._now_s() >= deadline_s - 0.001:
+            return Rejected(
+                Reason.DEADLINE,
+                f"the deadline passed in the queue ({waiter.last}) before a pod could take it",
+            )
+        return Rejected(
+            Reason.QUEUE_TIMEOUT,
+            f"no pod could take the request within queue-timeout "
+            f"{spec.policy.queue_timeout_s:g} s ({waiter.last}); {len(self._state.pods)} pods",
+        )
+
+    # Turns
+
+    def pump(
+        self,
+        *,
+        is_leaving: Callable[[W], bool],
+        send: Callable[[W, Decided, SendTo], None],
+        refuse: Callable[[W, Reject], None],
+        only_if_free: bool = False,
+    ) -> None:
+        """Try the head of every queue in fair order, again while anybody was placed.
+
+        `send` and `refuse` are called for those that have been taken out; one that `is_leaving`
+        is taken out and no more. With `only_if_free` nobody is tried while no pod has a free slot,
+        since nobody could be sent: with thousands waiting, each slot that comes free would cost
+        thousands of decisions in vain. Who is to be refused then hears it from a pump without.
+        """
+
+        def tries(waiter: W) -> bool:
+            if is_leaving(waiter):
+                return self._room.remove(waiter.ticket)
+            decided = self._decide(waiter.arrival, 0)
+            match decided.decision:
+                case Wait(reason=reason):
+                    self._waits(waiter, decided, reason)
+                    return False
+                case Reject() as decision:
+                    self._room.remove(waiter.ticket)
+                    refuse(waiter, decision)
+                    return True
+                case SendTo() as decision:
+                    self._room.remove(waiter.ticket)
+                    self._room.took_turn(waiter.ticket.tenant)
+                    self._moved_s[waiter.arrival.model] = self._now_s()
+                    send(waiter, decided, decision)
+                    return True
+
+        while not (only_if_free and self._is_full()):
+            if not any(tries(self._waiters[place]) for place in list(self._room.heads())):
+                break
+
+    def _is_full(self) -> bool:
+        return not any(pod.has_free_slot for pod in self._state.pods.values())
+
+    def _waits(self, waiter: W, decided: Decided, reason: Reason) -> None:
+        """Remember what a request waits for: a load under way makes it a cold start."""
+        waiter.last = reason
+        if reason is Reason.QUEUE_WARMING and waiter.waited_from is None:
+            waiter.waited_from = self._tier_under_way(spec_of(decided).key)
+
+    def _tier_under_way(self, key: str) -> str:
+        for residency in self._state.holders(key).values():
+            if residency.loading_from is not None:
+                return str(residency.loading_from)
+        return "remote"
+
+
+def rejected(decision: Reject) -> Rejected:
+    """A decision to reject as the error that answers the request."""
+    return Rejected(
+        decision.reason,
+        decision.message,
+        retry_after_s=decision.retry_after_s,
+        http_status=decision.http_status,
+    )
+
+
+def spec_of(decided: Decided) -> ModelSpec:
+    """The generation that was decided about; raises Rejected where the model is gone."""
+    if decided.spec is None:
+        raise Rejected(Reason.MODEL_GONE, "the model does not exist any more")
+    return decided.spec

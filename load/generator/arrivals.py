@@ -1,0 +1,80 @@
+"""Arrivals of a trace: what a run will meet, and one worker's share of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from load.generator.errors import BadTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from load.schema import Trace
+
+_CHUNK: Final = 256
+"""Rows turned into Python values at a time: a few tenths of a millisecond on the loop's thread."""
+
+
+class Arrival(NamedTuple):
+    """One row of a trace."""
+
+    row: int
+    at_s: float
+    tenant: str
+    model: str
+    input_size: int
+    output_size: int
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a trace holds, as far as a run goes."""
+
+    requests: int
+    last_s: float
+    models: tuple[tuple[str, str], ...]
+    """Tenant and name of every model, in order of appearance."""
+
+
+def survey(trace: Trace, duration_s: float | None) -> Prospect:
+    """Pass through a trace once. Raises BadTrace where it holds nothing to send."""
+    requests, last_s = 0, 0.0
+    models: dict[tuple[str, str], None] = {}
+    for batch in trace:
+        times = batch.column("at_s").to_numpy()
+        rows = len(times) if duration_s is None else int(np.searchsorted(times, duration_s))
+        part = batch.slice(0, rows)
+        pairs = part.select(["tenant", "model"]).to_pydict()
+        models |= dict.fromkeys(zip(pairs["tenant"], pairs["model"], strict=True))
+        requests += rows
+        last_s = float(times[rows - 1]) if rows else last_s
+        if rows < len(times):
+            break
+    if not requests:
+        within = "" if duration_s is None else f" within --duration {duration_s:g} s"
+        raise BadTrace(f"the trace holds no request{within}")
+    return Prospect(requests, last_s, tuple(models))
+
+
+def share(
+    trace: Trace, *, worker: int, workers: int, duration_s: float | None
+) -> Iterator[list[Arrival]]:
+    """Every `workers`-th arrival from the `worker`-th on, in chunks, before `duration_s`."""
+    first = 0
+    for batch in trace:
+        times = batch.column("at_s").to_numpy()
+        rows = len(times) if duration_s is None else int(np.searchsorted(times, duration_s))
+        mine = np.arange((worker - first) % workers, rows, workers)
+        for at in range(0, len(mine), _CHUNK):
+            indices = mine[at : at + _CHUNK]
+            columns = [column.to_pylist() for column in batch.take(indices).columns]
+            numbers = count(first + int(indices[0]), workers)
+            yield [Arrival(*row) for row in zip(numbers, *columns, strict=False)]
+        first += len(times)
+        if rows < len(times):
+            return

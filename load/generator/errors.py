@@ -1,0 +1,31 @@
+"""What can go wrong before or while a trace is played; single requests never raise, they record."""
+
+from __future__ import annotations
+
+
+class GeneratorError(Exception):
+    """Root: the text says what was wrong and what to do."""
+
+
+class BadTrace(GeneratorError):
+    """The trace cannot be read, or has not the columns of `TRACE_SCHEMA`."""
+
+
+class BadPayload(GeneratorError):
+    """A `--payload` names no usable content."""
+
+
+class BadTarget(GeneratorError):
+    """The URL, or what was asked of it, is wrong."""
+
+
+class TargetUnreachable(GeneratorError):
+    """Nobody answers at the URL."""
+
+
+class OutputInTheWay(GeneratorError):
+    """The output file exists already, or cannot be written."""
+
+
+class WorkerFailed(GeneratorError):
+    """A process of the generator ended before its time."""

@@ -1,0 +1,234 @@
+"""A run from beginning to end: surveys trace and target, starts workers, gathers their records.
+
+The records are on disk from the first on: in `OUTPUT.parts/` while the run goes on, one Parquet
+file after it. A run that was killed leaves the parts, which the report reads as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from load.generator.arrivals import survey
+from load.generator.errors import OutputInTheWay, WorkerFailed
+from load.generator.inspection import inspect
+from load.generator.merging import merge_parts
+from load.generator.origin import parse_url
+from load.generator.progress import added_up
+from load.generator.record_parts import parts_folder
+from load.generator.settings import Protocol
+from load.generator.trace_file import open_trace
+from load.generator.worker import Orders
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Callable
+
+    from load.generator.arrivals import Prospect
+    from load.generator.progress import RunProgress
+    from load.generator.settings import RunSettings
+
+_LEAD_S: Final = 0.1
+"""Between the order to go and the run's start: every worker has it by then."""
+_CODE: Final = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that can begin."""
+
+    settings: RunSettings
+    prospect: Prospect
+    missing: tuple[str, ...]
+    """Models that the target does not know."""
+
+
+async def prepare(settings: RunSettings) -> Prepared:
+    """Survey the trace and ask the target what it is. Raises GeneratorError."""
+    parse_url(settings.url, is_grpc=settings.protocol is Protocol.GRPC)
+    trace = open_trace(settings.trace, seed=settings.seed)
+    prospect = await asyncio.to_thread(survey, trace, settings.duration_s)
+    if settings.protocol is Protocol.GRPC:
+        return Prepared(settings, prospect, ())
+    found = await inspect(settings.url, prospect.models, host_header=settings.host_header)
+    given = settings.payloads
+    told = {
+        name: content.to_fields()
+        for name, content in found.contents.items()
+        if name.partition("/")[2] not in given
+    }
+    payloads = {**told, **given}
+    settings = replace(settings, layout=found.layout, payloads=payloads)
+    return Prepared(settings, prospect, found.missing)
+
+
+def claim_output(output: Path, *, overwrite: bool) -> Path:
+    """Make the folder for the parts; raises OutputInTheWay where something is there already."""
+    parts = parts_folder(output)
+    if not overwrite and (output.exists() or parts.exists()):
+        there = output if output.exists() else f"{parts}, of an interrupted run"
+        raise OutputInTheWay(f"--output: there is {there} already; name another, or --overwrite")
+    try:
+        output.unlink(missing_ok=True)
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+    except OSError as error:
+        raise OutputInTheWay(f"--output: cannot write {output}: {error}") from error
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How a run ended."""
+
+    progress: RunProgress
+    was_interrupted: bool
+
+
+async def play(
+    prepared: Prepared,
+    output: Path,
+    *,
+    stop: asyncio.Event,
+    on_progress: Callable[[RunProgress], None],
+) -> Played:
+    """Play the trace until its end or until `stop`; the records are in `output` afterwards.
+
+    Raises:
+        WorkerFailed: a process ended before its time; what there was is in `output`, too.
+    """
+    settings, parts = prepared.settings, parts_folder(output)
+    about = _about(prepared)
+    (parts / "run.json").write_text(json.dumps(about))
+    crew = _Crew(prepared, parts, on_progress)
+    try:
+        await crew.work(stop)
+    finally:
+        progress = crew.progress
+        about |= {
+            "interrupted": stop.is_set() or progress.done < prepared.prospect.requests,
+            "sent_late": progress.late,
+            "processes": settings.processes,
+        }
+        await asyncio.to_thread(merge_parts, parts, output, about)
+    return Played(progress, stop.is_set())
+
+
+def _about(prepared: Prepared) -> dict[str, Any]:
+    settings = prepared.settings
+    return {
+        "kind": "live",
+        "trace": settings.trace,
+        "url": settings.url,
+        "protocol": str(settings.protocol),
+        "policy": settings.policy,
+        "seed": settings.seed,
+        "requests": prepared.prospect.requests,
+        "trace_s": prepared.prospect.last_s,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "interrupted": True,
+    }
+
+
+class _Crew:
+    """The worker processes of one run."""
+
+    def __init__(
+        self, prepared: Prepared, parts: Path, on_progress: Callable[[RunProgress], None]
+    ) -> None:
+        self._settings = prepared.settings
+        self._requests = prepared.prospect.requests
+        self._parts = parts
+        self._on_progress = on_progress
+        self._told: dict[int, dict[str, Any]] = {}
+        self._ready: list[asyncio.Event] = []
+
+    @property
+    def progress(self) -> RunProgress:
+        """How far it is."""
+        return added_up(self._requests, self._told.values())
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Start, let go, listen; returns when all have ended. Raises WorkerFailed."""
+        count = self._settings.processes
+        self._ready = [asyncio.Event() for _ in range(count)]
+        workers = [await self._start(number) for number in range(count)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                ends = [
+                    group.create_task(self._listen(number, worker))
+                    for number, worker in enumerate(workers)
+                ]
+                stopping = group.create_task(_stop_on(stop, workers))
+                for ready in self._ready:
+                    await ready.wait()
+                if not stop.is_set():
+                    _say(workers, f"go {time.monotonic() + _LEAD_S}")
+                await asyncio.wait(ends)
+                stopping.cancel()
+        except* WorkerFailed as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            for worker in workers:
+                if worker.returncode is None:
+                    worker.kill()
+                    await worker.wait()
+
+    async def _start(self, number: int) -> Process:
+        orders = Orders(self._settings, number, self._parts / f"worker-{number}.arrows")
+        paths = [_CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "load.generator.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            start_new_session=True,  # Ctrl-C reaches us, and we tell them
+        )  # fmt: skip
+        _say([worker], orders.to_json())
+        return worker
+
+    async def _listen(self, number: int, worker: Process) -> None:
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        async with asyncio.TaskGroup() as group:
+            errors = group.create_task(worker.stderr.read())
+            while line := await worker.stdout.readline():
+                document = json.loads(line)
+                if "ready" in document:
+                    self._ready[number].set()
+                else:
+                    self._told[number] = document
+                    self._on_progress(self.progress)
+        if await worker.wait():
+            said = [
+                text
+                for line in errors.result().decode("utf-8", "replace").splitlines()
+                if (text := line.strip(" |+-"))
+            ]
+            raise WorkerFailed(
+                f"process {number} of the generator ended with status {worker.returncode}: "
+                f"{said[-1] if said else 'it said nothing'}"
+            )
+
+
+async def _stop_on(stop: asyncio.Event, workers: list[Process]) -> None:
+    await stop.wait()
+    _say(workers, "stop")
+
+
+def _say(workers: list[Process], line: str) -> None:
+    for worker in workers:
+        assert worker.stdin is not None
+        with suppress(ConnectionError):
+            worker.stdin.write(line.encode() + b"\n")

@@ -1,0 +1,1 @@
+"""Comparison of runs: measures, plots, and one HTML page that holds them."""

@@ -1,0 +1,92 @@
+"""A report from runs: all plots drawn, the page written, the measures as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from load.report.errors import ReportError
+from load.report.page import page
+from load.report.plots.bars import cold_starts, loading_time, stages, tenants
+from load.report.plots.completion import completion_times, deadline_misses
+from load.report.plots.machines import machine_usage
+from load.report.plots.tradeoffs import goodput, wasted_memory
+from load.report.plots.workload import arrivals, workload
+from load.report.style import DPI, LeftOut, Plot, styled
+from load.report.summary import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from load.report.run import Run
+
+_PLOTS: Final = (
+    arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
+    goodput, wasted_memory, tenants,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a report consists of."""
+
+    page: Path
+    images: tuple[Path, ...]
+    left_out: tuple[LeftOut, ...]
+    summaries: tuple[dict[str, Any], ...]
+
+
+def write_report(
+    runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
+) -> Written:
+    """Write `index.html`, `report.json` and a PNG per plot into a folder. Raises ReportError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _written(runs, folder, on_progress)
+    except OSError as error:
+        raise ReportError(f"--output: cannot write to {folder}: {error}") from error
+
+
+def _written(
+    runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
+) -> Written:
+    total = len(_PLOTS) + len(runs) + 1
+    on_progress(0, total, "measures")
+    summaries = [summarise(run) for run in runs]
+    shown: list[tuple[Plot, bytes]] = []
+    left_out: list[LeftOut] = []
+    with styled():
+        for done, drawn in enumerate(_drawn(runs), start=1):
+            if isinstance(drawn, LeftOut):
+                left_out.append(drawn)
+            else:
+                shown.append((drawn, _png(drawn)))
+            on_progress(done, total, drawn.heading)
+    images = []
+    for plot, image in shown:
+        path = folder / f"{plot.name}.png"
+        path.write_bytes(image)
+        images.append(path)
+    whole = folder / "index.html"
+    whole.write_text(page(summaries, [run.about for run in runs], shown, left_out))
+    (folder / "report.json").write_text(json.dumps(summaries, indent=2))
+    return Written(whole, tuple(images), tuple(left_out), tuple(summaries))
+
+
+def _drawn(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
+    for plot in _PLOTS:
+        yield plot(runs)
+    for number, run in enumerate(runs, start=1):
+        yield machine_usage(run, number)
+
+
+def _png(plot: Plot) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in any script
+        plot.figure.savefig(file, format="png", dpi=DPI)
+    return file.getvalue()

@@ -1,0 +1,100 @@
+"""When models were loading, inferring and loaded on each pod, as far as the requests show it.
+
+A request's stages follow one another from when it was sent: queue, load, preprocess, infer. Those
+that wait for one load overlap, so a pod's loading time is the union of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from load.report.run import Floats, Ints, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Stretches of time, sorted, that do not overlap. Seconds."""
+
+    begins: Floats
+    ends: Floats
+
+    @property
+    def total_s(self) -> float:
+        """Their length together."""
+        return float((self.ends - self.begins).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One model on one pod."""
+
+    pod: str
+    model: str
+    loading: Spans
+    inferring: Spans
+    loaded: Spans
+    """From a load's end, or the first use, to the last use before the next load."""
+
+
+def usages(run: Run) -> list[Usage]:
+    """Every pair of pod and model that requests met, by pod, then by model."""
+    known = run.predict_pod.codes >= 0
+    keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
+    rows = np.flatnonzero(known)
+    rows = rows[np.argsort(keys[rows], kind="stable")]
+    edges = np.flatnonzero(np.diff(keys[rows])) + 1
+    found = [_usage(run, group) for group in np.split(rows, edges) if len(group)]
+    return sorted(found, key=lambda each: (each.pod, each.model))
+
+
+def loading_s(run: Run) -> float:
+    """Seconds that models took to load, over all pods (Blinowski et al. 2024, figure 5.6)."""
+    return sum(each.loading.total_s for each in usages(run))
+
+
+def merged(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> Spans:
+    """The union of stretches; gaps up to `gap_s` are closed."""
+    if not len(begins):
+        return Spans(begins, ends)
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    is_new = np.concatenate(([True], begins[1:] > ends[:-1] + gap_s))
+    first = np.flatnonzero(is_new)
+    last = np.concatenate((first[1:] - 1, [len(begins) - 1]))
+    return Spans(begins[first], ends[last])
+
+
+def _usage(run: Run, rows: Ints) -> Usage:
+    sent = np.where(np.isnan(run.sent_s[rows]), run.scheduled_s[rows], run.sent_s[rows])
+    stage = {
+        name: np.nan_to_num(run.stages_ms[name][rows].astype(np.float64)) / 1000
+        for name in ("queue", "load", "preprocess", "infer")
+    }
+    load_begins = sent + stage["queue"]
+    load_ends = load_begins + stage["load"]
+    infer_begins = load_ends + stage["preprocess"]
+    infer_ends = infer_begins + stage["infer"]
+    cold = run.is_cold[rows] & (stage["load"] > 0)
+    loading = merged(load_begins[cold], load_ends[cold])
+    return Usage(
+        pod=run.predict_pod.names[run.predict_pod.codes[rows[0]]],
+        model=run.model.names[run.model.codes[rows[0]]],
+        loading=loading,
+        inferring=merged(infer_begins, infer_ends),
+        loaded=_loaded(loading, np.sort(infer_begins), np.sort(infer_ends)),
+    )
+
+
+def _loaded(loading: Spans, infer_begins: Floats, infer_ends: Floats) -> Spans:
+    """Inferences sorted by begin and by end. Requests do not tell when a model was dropped."""
+    begins, limits = loading.ends, np.concatenate((loading.begins[1:], [np.inf]))
+    if not len(begins) or infer_begins[0] < loading.begins[0]:  # warm before its first load
+        begins = np.concatenate((infer_begins[:1], begins))
+        limits = np.concatenate((loading.begins, [np.inf]))
+    latest = np.searchsorted(infer_ends, limits, side="right") - 1
+    last_use = np.where(latest >= 0, infer_ends[np.maximum(latest, 0)], begins)
+    return Spans(begins, np.maximum(begins, last_use))

@@ -1,0 +1,166 @@
+"""The report as one HTML page without outside resources: tables as text, plots as inline PNG."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from load.report.style import COLOURS, LeftOut
+from load.report.summary import PERCENTILES
+from load.report.times import spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from load.report.style import Plot
+
+_MOST_MODELS: Final = 25
+_STYLE: Final = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1b1b1b; background: #fff;
+  max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; }
+figure { margin: 0; }
+img { max-width: 100%; height: auto; }
+figcaption, .note { color: #4a4a4a; font-size: .9rem; max-width: 46rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0; }
+th, td { padding: .28rem .5rem; text-align: right; border-bottom: 1px solid #ddd;
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal;
+  overflow-wrap: anywhere; min-width: 8rem; }
+th { border-bottom: 2px solid #888; }
+.mark { display: inline-block; width: .8em; height: .8em; margin-right: .45em; }
+.warn { background: #fff4d6; border-left: 4px solid #E69F00; padding: .4rem .8rem; }
+nav { font-size: .9rem; }
+"""
+
+
+def page(
+    summaries: Sequence[Mapping[str, Any]],
+    abouts: Sequence[Mapping[str, Any]],
+    shown: Sequence[tuple[Plot, bytes]],
+    left_out: Sequence[LeftOut],
+) -> str:
+    """The whole page; `shown` holds each plot with its PNG."""
+    title = "Comparison of runs" if len(summaries) > 1 else f"Run {summaries[0]['run']}"
+    links = " · ".join(f'<a href="#{plot.name}">{escape(plot.heading)}</a>' for plot, _ in shown)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *_warnings(summaries),
+            _overview(summaries, abouts),
+            f"<nav>{links}</nav>",
+            "<h2>Percentiles of completion times</h2>",
+            _percentile_table("Run", [(each["run"], each) for each in summaries]),
+            *(_section(plot, image) for plot, image in shown),
+            *_model_tables(summaries),
+            *_left_out(left_out),
+            "</body></html>\n",
+        ]
+    )
+
+
+def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    for each in summaries:
+        name = escape(each["run"])
+        if each["interrupted"]:
+            found.append(f"{name} was interrupted: it holds the requests up to then.")
+        late, total = each["late_sends"], each["requests"]
+        if late:
+            found.append(
+                f"{name}: {late:,} of {total:,} requests ({late / total:.1%}) were sent more than "
+                f"{1000 * each['late_after_s']:.0f} ms late; their latency counts from the "
+                "scheduled time."
+            )
+        if each["not_sent"]:
+            found.append(
+                f"{name}: {each['not_sent']:,} requests were not sent, too many being in flight; "
+                "they count as failed."
+            )
+    return [f'<p class="warn">{text}</p>' for text in found]
+
+
+def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
+               "Cold starts", "Deadlines missed", "Jain's index")  # fmt: skip
+    rows = []
+    for index, (each, about) in enumerate(zip(summaries, abouts, strict=True)):
+        mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'
+        missed = (
+            f"{each['deadline_misses']:,} of {each['with_deadline']:,}"
+            if each["with_deadline"] else "none set"
+        )  # fmt: skip
+        cells = [
+            f"{each['requests']:,}",
+            f"{each['ok'] / each['requests']:.2%}", spoken(each["duration_s"]),
+            f"{each['offered_rps']:.4g}", f"{each['goodput_rps']:.4g}",
+            f"{each['cold_starts']:,}" if each["by_start"] else "not told", missed,
+            "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
+        ]  # fmt: skip
+        kind = f" ({escape(str(about['kind']))})" if "kind" in about else ""
+        rows.append([mark + escape(each["run"]) + kind, *cells])
+    return _table(columns, rows)
+
+
+def _percentile_table(first: str, named: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    columns = (first, "Requests", "Answered", *(f"p{each}" for each in PERCENTILES), "Largest")
+    keys = [*(f"p{each}" for each in PERCENTILES), "max"]
+    rows = [
+        [
+            escape(name), f"{each['requests']:,}", f"{each['ok']:,}",
+            *(_spoken(each["latency_s"][key]) for key in keys),
+        ]
+        for name, each in named
+    ]  # fmt: skip
+    return _table(columns, rows)
+
+
+def _model_tables(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    parts = ["<h2>Percentiles by policy and model</h2>"]
+    for each in summaries:
+        models = list(each["by_model"].items())
+        policies = [(f"policy {name}", found) for name, found in each["by_policy"].items()]
+        more = len(models) - _MOST_MODELS
+        parts += [
+            f"<details{' open' if len(summaries) == 1 else ''}><summary>{escape(each['run'])}"
+            "</summary>",
+            _percentile_table("Policy or model", [*policies, *models[:_MOST_MODELS]]),
+            f'<p class="note">and {more:,} models more</p>' if more > 0 else "",
+            "</details>",
+        ]
+    return parts
+
+
+def _section(plot: Plot, image: bytes) -> str:
+    data = base64.b64encode(image).decode()
+    heading, caption = escape(plot.heading), escape(plot.caption)
+    return (
+        f'<h2 id="{plot.name}">{heading}</h2><figure><img alt="{heading}. {caption}" '
+        f'src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
+    if not left_out:
+        return []
+    items = "".join(f"<li>{escape(each.heading)}: {escape(each.why)}.</li>" for each in left_out)
+    return ["<h2>Left out</h2>", f'<ul class="note">{items}</ul>']
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _spoken(seconds: float | None) -> str:
+    return "-" if seconds is None else spoken(seconds)

@@ -1,0 +1,1 @@
+"""The report's plots: each module makes figures of runs, or says why it cannot."""

@@ -1,0 +1,136 @@
+"""When it was answered: completion times and deadline misses (Blinowski et al., 5.4 and 5.5)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from load.report.style import (
+    COLOURS,
+    LINES,
+    LeftOut,
+    Plot,
+    legend_below,
+    log_ticks,
+    one_axes,
+    short,
+)
+from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges, spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from load.report.run import Floats, Run
+
+_POINTS: Final = 1500
+_LEAST_S: Final = 1e-4
+
+
+def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
+    """The share of all requests that were answered within a time, on a logarithmic axis."""
+    heading = "Completion times"
+    curves = [(run, np.sort(run.latency_s[run.is_ok])) for run in runs]
+    if not any(len(values) for _, values in curves):
+        return LeftOut(heading, "no request was answered")
+    medians = {run.name: float(np.median(values)) for run, values in curves if len(values)}
+    figure, axes = one_axes(
+        _median_title(medians), "Time from scheduled arrival to last byte (s)",
+        "Share of all requests",
+    )  # fmt: skip
+    for index, (run, values) in enumerate(curves):
+        if not len(values):
+            continue
+        at, share = _curve(values, run.requests)
+        failed = 1 - len(values) / run.requests
+        label = short(run.name) + (f" ({failed:.1%} not answered)" if failed else "")
+        axes.step(at, share, where="post", label=label, color=COLOURS[index],
+                  linestyle=LINES[index], linewidth=1.8)  # fmt: skip
+    axes.set_xscale("log")
+    log_ticks(axes.xaxis)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    legend_below(axes)
+    caption = (
+        "Cumulative distribution of completion times, counted from the scheduled time, so that a "
+        "generator that sends late cannot hide it. A curve that ends below 100 % leaves the "
+        "requests that failed (Blinowski et al. 2024, figure 5.4)."
+    )
+    return Plot("completion_times", heading, caption, figure)
+
+
+def _median_title(medians: dict[str, float]) -> str:
+    fastest = min(medians, key=lambda name: (medians[name], name))
+    slowest = max(medians, key=lambda name: (medians[name], name))
+    if len(medians) == 1:
+        return f"Half of the answered requests take {spoken(medians[fastest])} or less"
+    return (
+        f"The median lies between {spoken(medians[fastest])} ({short(fastest)}) and "
+        f"{spoken(medians[slowest])} ({short(slowest)})"
+    )
+
+
+def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
+    """At most 1,500 points of a distribution, more of them where it is nearly complete."""
+    ranks = np.arange(1, len(values) + 1)
+    if len(values) > _POINTS:
+        even = np.linspace(1, len(values), _POINTS // 2)
+        tail = len(values) + 1 - np.geomspace(1, len(values), _POINTS // 2)
+        ranks = np.unique(np.concatenate((even, tail)).astype(np.int64))
+    at = np.maximum(values[ranks - 1], _LEAST_S)
+    return np.concatenate((at[:1], at)), np.concatenate(([0.0], ranks / requests))
+
+
+def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
+    """All arrivals, and those that missed their deadline, per minute."""
+    heading = "Deadline misses"
+    if not any(run.has_deadline.any() for run in runs):
+        return LeftOut(heading, "no request has a deadline")
+    duration_s = max(run.offered_s for run in runs)
+    length_s = bin_length_s(duration_s, minutes=True)
+    bins = max(1, math.ceil(duration_s / length_s))
+    unit_s, unit = axis_unit(duration_s)
+    at, each = edges(length_s, bins, unit_s), bin_name(length_s)
+    shares = {
+        run.name: float(run.is_missed.sum() / run.has_deadline.sum())
+        for run in runs
+        if run.has_deadline.any()
+    }
+    figure, axes = one_axes(
+        _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
+    )
+    longest = max(runs, key=lambda run: run.requests)
+    axes.stairs(
+        counts(longest.scheduled_s, length_s, bins), at, fill=True, color="#e4e4e4",
+        label="all arrivals" if len(runs) == 1 else f"all arrivals of {short(longest.name)}",
+    )  # fmt: skip
+    for index, run in enumerate(runs):
+        if not run.has_deadline.any():
+            continue
+        missed = counts(run.scheduled_s, length_s, bins, run.is_missed)
+        axes.stairs(
+            missed, at, label=f"{short(run.name)}: {run.is_missed.sum():,} missed",
+            color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, duration_s / unit_s)
+    legend_below(axes)
+    caption = (
+        f"Requests per {each} of arrival that were not answered by their deadline, failed ones "
+        "among them, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
+    )
+    return Plot("deadline_misses", heading, caption, figure)
+
+
+def _miss_title(shares: dict[str, float]) -> str:
+    best = min(shares, key=lambda name: (shares[name], name))
+    worst = max(shares, key=lambda name: (shares[name], name))
+    if not shares[worst]:
+        return "Every deadline is met"
+    if len(shares) == 1 or shares[best] == shares[worst]:
+        return f"{shares[best]:.2%} of the deadlines are missed"
+    return (
+        f"From {shares[best]:.2%} ({short(best)}) to {shares[worst]:.2%} ({short(worst)}) "
+        "of the deadlines are missed"
+    )

@@ -1,0 +1,86 @@
+"""What each pod did over time: models loaded, loading, inferring (Blinowski et al., figure 5.7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from load.report.loading import merged, usages
+from load.report.style import COLOURS, LeftOut, Plot, rows_of_axes, short
+from load.report.times import axis_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from load.report.loading import Spans, Usage
+    from load.report.run import Floats, Run
+
+_MOST_PODS: Final = 4
+_MOST_MODELS: Final = 10
+_PIXELS: Final = 1500
+
+
+def machine_usage(run: Run, number: int) -> Plot | LeftOut:
+    """The busiest pods of one run, one under the other."""
+    heading = f"Machine usage: {run.name}"
+    found = usages(run)
+    if not found:
+        return LeftOut(heading, "the answers name no pod")
+    busy: dict[str, float] = {}
+    for pod in dict.fromkeys(each.pod for each in found):
+        spans = [s for each in found if each.pod == pod for s in (each.loading, each.inferring)]
+        begins, ends = (np.concatenate(edges) for edges in zip(*_edges(spans), strict=True))
+        busy[pod] = merged(begins, ends).total_s
+    pods = sorted(sorted(busy, key=lambda pod: (-busy[pod], pod))[:_MOST_PODS])
+    shown = {pod: _busiest([each for each in found if each.pod == pod]) for pod in pods}
+    unit_s, unit = axis_unit(run.duration_s)
+    figure, rows = rows_of_axes([0.85 + 0.24 * len(shown[pod]) for pod in pods])
+    for axes, pod in zip(rows, pods, strict=True):
+        _draw(axes, shown[pod], run.duration_s, unit_s)
+        ratio = busy[pod] / run.duration_s
+        axes.set_title(f"{short(pod)}: {ratio:.0%} of the time loading or inferring")
+    rows[-1].set_xlabel(f"Time since start ({unit})")
+    more = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
+    caption = (
+        f"{len(pods)} of {len(busy)} pods with the models that ran there most, at most "
+        f"{_MOST_MODELS}. Pale: loading. Coloured: loaded, as far as requests show it, which is "
+        "until a model's last use before its next load. Black: inferring "
+        f"(Blinowski et al. 2024, figure 5.7).{more}"
+    )
+    return Plot(f"machine_usage_{number}", heading, caption, figure)
+
+
+def _edges(spans: Sequence[Spans]) -> list[tuple[Floats, Floats]]:
+    return [(each.begins, each.ends) for each in spans]
+
+
+def _busiest(found: list[Usage]) -> list[Usage]:
+    kept = sorted(found, key=lambda each: (-len(each.inferring.begins), each.model))
+    return sorted(kept[:_MOST_MODELS], key=lambda each: each.model)
+
+
+def _draw(axes: Axes, found: Sequence[Usage], duration_s: float, unit_s: float) -> None:
+    pixel_s = duration_s / _PIXELS
+    for row, each in enumerate(found):
+        colour = COLOURS[row % 6]
+        _blocks(axes, each.loaded, row, 0.8, colour, 0.75, pixel_s, unit_s)
+        _blocks(axes, each.loading, row, 0.8, colour, 0.25, pixel_s, unit_s)
+        _blocks(axes, each.inferring, row, 0.4, "black", 1.0, pixel_s, unit_s)
+    axes.set_yticks(range(len(found)), [short(each.model) for each in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_xlim(0, duration_s / unit_s)
+    axes.grid(visible=False, axis="y")
+
+
+def _blocks(
+    axes: Axes, spans: Spans, row: int, height: float, colour: str, alpha: float,
+    pixel_s: float, unit_s: float,
+) -> None:  # fmt: skip
+    """Draw stretches of time; what is nearer than a pixel becomes one."""
+    drawn = merged(spans.begins, spans.ends, gap_s=pixel_s / 2)
+    widths = np.maximum(drawn.ends - drawn.begins, pixel_s / 2) / unit_s
+    pairs = list(zip(drawn.begins / unit_s, widths, strict=True))
+    axes.broken_barh(pairs, (row - height / 2, height), color=colour, alpha=alpha, linewidth=0)

@@ -1,0 +1,150 @@
+"""Runs as files: a Parquet file of RECORD_SCHEMA, or the parts of a run that was killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from load.generator.merging import METADATA_KEY, read_parts
+from load.generator.record_parts import parts_folder
+from load.report.errors import BadRun, BadRuns
+from load.report.run import Names, Run
+from load.schema import RECORD_SCHEMA, STAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_RUNS: Final = 8
+_NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
+_TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
+_READ: Final = [*_NAMES, *_TIMES, "status", "error", *(f"{stage}_ms" for stage in STAGES)]
+
+
+def read_runs(given: Sequence[str]) -> list[Run]:
+    """The runs of `FILE` or `NAME=FILE`. Raises BadRuns with all that is wrong."""
+    problems = []
+    if not 1 <= len(given) <= MOST_RUNS:
+        problems.append(f"a report compares 1 to {MOST_RUNS} runs, there were {len(given)}")
+    named = [_named(text) for text in given]
+    for name in sorted({name for name, _ in named}):
+        paths = [str(path) for each, path in named if each == name]
+        if len(paths) > 1:
+            problems.append(
+                f"{len(paths)} runs are named {name!r}: {', '.join(paths)}; "
+                "tell them apart with NAME=FILE"
+            )
+    runs = []
+    for name, path in [] if problems else named:
+        try:
+            runs.append(read_run(path, name))
+        except BadRun as error:
+            problems.append(str(error))
+    if problems:
+        raise BadRuns(problems)
+    return runs
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if equals and name and not Path(text).exists():
+        return name, Path(path).expanduser()
+    whole = Path(text).expanduser()
+    return whole.name.removesuffix(".parts").removesuffix(".parquet"), whole
+
+
+def read_run(path: Path, name: str) -> Run:
+    """One run with the columns that a report needs. Raises BadRun."""
+    table, about = _table(path)
+    if not table.num_rows:
+        raise BadRun(f"{path}: holds no request")
+    tenant, model, policy, predict_pod, start = (_codes(table.column(each)) for each in _NAMES)
+    scheduled_s, sent_s, first_byte_s, finished_s, deadline_s = (
+        _floats(table.column(each)) for each in _TIMES
+    )
+    stages = {stage: _floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
+    status = table.column("status").to_numpy()
+    is_clean = pc.is_null(table.column("error")).to_numpy()
+    return Run(
+        name=name,
+        about=about,
+        tenant=tenant, model=model, policy=policy, predict_pod=predict_pod, start=start,
+        scheduled_s=scheduled_s, sent_s=sent_s, first_byte_s=first_byte_s,
+        finished_s=finished_s, deadline_s=deadline_s,
+        status=status,
+        is_ok=(status >= 200) & (status < 300) & is_clean,
+        stages_ms=stages,
+    )  # fmt: skip
+
+
+def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    parts = path if path.name.endswith(".parts") else parts_folder(path)
+    if path.is_file():
+        return _parquet(path, parts)
+    if parts.is_dir():
+        table = pa.Table.from_batches(read_parts(parts), RECORD_SCHEMA).select(_READ)
+        return table, _json_file(parts / "run.json") | {"interrupted": True}
+    raise BadRun(f"{path}: no such file")
+
+
+def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
+    try:
+        file = parquet.ParquetFile(path)
+        schema = file.schema_arrow
+        missing = [column for column in _READ if column not in schema.names]
+        if missing:
+            raise BadRun(
+                f"{path}: columns missing: {', '.join(missing)}; a run has the columns that "
+                "`pilotlight load run` and `pilotlight simulate` write"
+            )
+        table = file.read(columns=_READ)
+    except (pa.ArrowException, OSError) as error:
+        kept = f"; what it had is in {parts}" if parts.is_dir() else ""
+        reason = str(error).splitlines()[0][:200]
+        raise BadRun(f"{path}: not a whole Parquet file ({reason}){kept}") from error
+    fields = [RECORD_SCHEMA.field(column) for column in table.schema.names]
+    try:
+        table = table.cast(pa.schema([field.with_nullable(True) for field in fields]))
+    except (pa.ArrowException, ValueError) as error:
+        raise BadRun(f"{path}: {error}") from error
+    needed = ("tenant", "model", "scheduled_s", "status")
+    if empty := [column for column in needed if table.column(column).null_count]:
+        raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which every request has")
+    return table, _about(path, schema.metadata)
+
+
+def _about(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What the file says of its run, and what a summary beside it adds."""
+    try:
+        told = json.loads((metadata or {}).get(METADATA_KEY, b"{}"))
+    except ValueError:
+        told = {}
+    return {**_json_file(path.with_suffix(".json")), **(told if isinstance(told, dict) else {})}
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _codes(column: pa.ChunkedArray) -> Names:
+    """Dictionary codes over all chunks; -1 stands for null."""
+    whole = column.unify_dictionaries().combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.chunk(0)
+    codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return Names(codes.astype(np.int32, copy=False), tuple(whole.dictionary.to_pylist()))
+
+
+def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers, NaN for null."""
+    values: np.ndarray[Any, np.dtype[np.float64]] = column.to_numpy()
+    return values.astype(np.float64, copy=False)

@@ -1,0 +1,1 @@
+"""A discrete-event simulator in virtual time that runs the policies of production."""

@@ -1,0 +1,297 @@
+"""A simulated cluster as YAML: what may stand there, and every mistake in it.
+
+Unknown keys are mistakes, and so are budgets that nothing fits into. See `docs/simulator.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.errors import InvalidCluster
+from registry.annotations import PREFIX, parse_annotations
+from registry.durations import parse_duration_s
+from registry.model import ModelName, ModelSpec, Tier
+from registry.profile import ProfilePoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FACTORS = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+def _size(value: Any) -> int:
+    found = _SIZE.fullmatch(str(value).strip())
+    factor = _FACTORS.get(found[2].lower()) if found else None
+    if not found or not factor:
+        raise ValueError("must be a size such as 250MB or 4Gi")
+    return int(float(found[1]) * factor)
+
+
+def _rate(value: Any) -> float:
+    text = str(value).strip()
+    if text == "unlimited":
+        return inf
+    try:
+        amount = float(_size(text.removesuffix("/s")))
+    except ValueError:
+        amount = 0.0
+    if amount <= 0:
+        raise ValueError("must be a rate such as 100MB/s, or 'unlimited'")
+    return amount
+
+
+def _duration(value: Any) -> float:
+    try:
+        return parse_duration_s(str(value))
+    except ValueError as allowed:
+        raise ValueError(f"must be {allowed}") from None
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Rate = Annotated[float, BeforeValidator(_rate)]
+Duration = Annotated[float, BeforeValidator(_duration)]
+Count = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Pods(_Section):
+    count: Count = 1
+    slots: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 1
+    memory: Size = 16 * 10**9
+    speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    device_rate: Rate = 12e9
+    start: Duration = 0.0
+    kill: Duration | None = None
+    drain: Duration | None = None
+
+    @model_validator(mode="after")
+    def _ends_after_it_starts(self) -> _Pods:
+        for name, end_s in (("kill", self.kill), ("drain", self.drain)):
+            if end_s is not None and end_s <= self.start:
+                raise ValueError(f"{name} must be later than start ({self.start:g} s)")
+        return self
+
+
+class _Nodes(_Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
+    count: Count = 1
+    object_storage_rate: Rate = 1e9
+    disk_rate: Rate = 2e9
+    disk: Size | Literal["unlimited"] = "unlimited"
+    host_memory: Size = 0
+    pods: Annotated[list[_Pods], Field(min_length=1)]
+
+
+class _Models(_Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*(/[a-z0-9][a-z0-9.-]*)?$")]
+    count: Count = 1
+    size: Annotated[Size, Field(gt=0)] = 250 * 10**6
+    memory: Annotated[Size, Field(gt=0)] | None = None
+    annotations: dict[str, str | int | float | bool] = {}
+    infer: dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]] = {1: 0.02}
+    infer_per_token: Duration = 0.0
+    preprocess: Duration = 0.001
+    postprocess: Duration = 0.001
+    assets: Duration = 0.1
+    load_fixed: Duration = 0.05
+    load: dict[Literal["host", "disk", "remote"], Duration] = {}
+    at: dict[str, Literal["device", "host", "disk"]] = {}
+    batching: bool = True
+    input: Literal["items", "tokens"] = "items"
+
+    @model_validator(mode="after")
+    def _has_times(self) -> _Models:
+        if not self.infer:
+            raise ValueError(
+                "infer must give a time for at least one number of rows, such as {1: 20ms}"
+            )
+        return self
+
+
+class _Network(_Section):
+    gateway_hop: Duration = 0.0002
+    pod_hop: Duration = 0.002
+
+
+class _Cluster(_Section):
+    nodes: Annotated[list[_Nodes], Field(min_length=1)]
+    models: Annotated[list[_Models], Field(min_length=1)]
+    network: _Network = _Network()
+    eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
+    heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
+    jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+
+def read_cluster(path: Path) -> ClusterPlan:
+    """The cluster in a YAML file. Raises InvalidCluster with every mistake in it."""
+    return cluster_of(read_document(path), source=str(path))
+
+
+def read_document(path: Path) -> Any:
+    """What a YAML file holds. Raises InvalidCluster where it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidCluster([f"{path}: cannot be read: {error.strerror}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidCluster([f"{path}: is no YAML: {error}"]) from error
+
+
+def cluster_of(document: Any, *, source: str) -> ClusterPlan:
+    """The cluster in a document; `source` names it in mistakes. Raises InvalidCluster."""
+    if not isinstance(document, dict):
+        raise InvalidCluster([f"{source}: must be a mapping with nodes and models"])
+    try:
+        read = _Cluster.model_validate(document)
+    except ValidationError as error:
+        raise InvalidCluster([_line(source, each) for each in error.errors()]) from None
+    nodes = tuple(_node(each, number) for each in read.nodes for number in range(each.count))
+    problems: list[str] = []
+    models: list[ModelPlan] = []
+    for place, group in enumerate(read.models):
+        field = f"{source}: models[{place}]"
+        models += _models(group, field, problems)
+        problems += _impossible(group, field, nodes)
+    problems += [f"{source}: {problem}" for problem in _twice(nodes, models)]
+    if problems:
+        raise InvalidCluster(problems)
+    return ClusterPlan(
+        nodes=nodes,
+        models=tuple(models),
+        gateway_hop_s=read.network.gateway_hop,
+        pod_hop_s=read.network.pod_hop,
+        eviction=read.eviction,
+        heartbeat_s=read.heartbeat,
+        jitter=read.jitter,
+    )
+
+
+def _line(source: str, error: Any) -> str:
+    field = ""
+    for part in error["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "is not a known key"
+    seen = "" if error["type"] == "missing" else f", was {str(error['input'])[:80]!r}"
+    return f"{source}: {field or 'the file'}: {message}{seen}"
+
+
+def _numbered(name: str, number: int, count: int) -> str:
+    return name if count == 1 else f"{name}-{number:0{len(str(count - 1))}d}"
+
+
+def _node(group: _Nodes, number: int) -> NodePlan:
+    name = _numbered(group.name, number, group.count)
+    pods: list[PodPlan] = []
+    total = sum(each.count for each in group.pods)
+    for each in group.pods:
+        for _ in range(each.count):
+            pods.append(
+                PodPlan(
+                    name=f"{name}-{len(pods)}" if total > 1 else name,
+                    slots=each.slots,
+                    memory_bytes=each.memory,
+                    speed=each.speed,
+                    device_bytes_per_s=each.device_rate,
+                    start_s=each.start,
+                    kill_s=each.kill,
+                    drain_s=each.drain,
+                )
+            )
+    return NodePlan(
+        name=name,
+        pods=tuple(pods),
+        object_storage_bytes_per_s=group.object_storage_rate,
+        disk_bytes_per_s=group.disk_rate,
+        disk_bytes=inf if group.disk == "unlimited" else float(group.disk),
+        host_memory_bytes=group.host_memory,
+    )
+
+
+def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
+    texts = {
+        key if key.startswith(PREFIX) else PREFIX + key: _text(value)
+        for key, value in group.annotations.items()
+    }
+    parsed = parse_annotations(texts)
+    problems += [f"{field}: {problem}" for problem in parsed.problems]
+    points = tuple(ProfilePoint(rows, latency_s) for rows, latency_s in sorted(group.infer.items()))
+    base = ModelName.parse(group.name)
+    plans = []
+    for number in range(group.count):
+        name = ModelName(base.namespace, _numbered(base.name, number, group.count))
+        plans.append(
+            ModelPlan(
+                spec=ModelSpec(name, f"s3://simulated/{name}", policy=parsed.policy),
+                size_bytes=group.size,
+                memory_bytes=group.memory or group.size,
+                infer=points,
+                infer_per_token_s=group.infer_per_token,
+                preprocess_s=group.preprocess,
+                postprocess_s=group.postprocess,
+                assets_s=group.assets,
+                load_fixed_s=group.load_fixed,
+                load_s={Tier(tier): seconds for tier, seconds in group.load.items()},
+                at={pod: Tier(tier) for pod, tier in group.at.items()},
+                is_batched=group.batching,
+                counts_tokens=group.input == "tokens",
+            )
+        )
+    return plans
+
+
+def _text(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _impossible(group: _Models, field: str, nodes: tuple[NodePlan, ...]) -> list[str]:
+    pods = {pod.name: pod for node in nodes for pod in node.pods}
+    memory_bytes = group.memory or group.size
+    problems = []
+    largest = max(pod.memory_bytes for pod in pods.values())
+    if memory_bytes > largest:
+        problems.append(
+            f"{field}.memory: must fit the largest pod's budget of {largest} bytes, "
+            f"was {memory_bytes}"
+        )
+    for name, tier in group.at.items():
+        if name not in pods:
+            problems.append(f"{field}.at: must name a pod ({_some(pods)}), was {name!r}")
+        elif tier == "device" and memory_bytes * group.count > pods[name].memory_bytes:
+            problems.append(
+                f"{field}.at: {group.count} models of {memory_bytes} bytes must fit the budget of "
+                f"{name}, {pods[name].memory_bytes} bytes"
+            )
+    return problems
+
+
+def _some(names: Any) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:8]) + (f", … {len(shown)} in all" if len(shown) > 8 else "")
+
+
+def _twice(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
+    problems = []
+    seen: set[str] = set()
+    for kind, name in [
+        *(("nodes: pod", pod.name) for node in nodes for pod in node.pods),
+        *(("models: model", str(model.spec.name)) for model in models),
+    ]:
+        if name in seen:
+            problems.append(f"{kind} names must differ, {name!r} is there twice")
+        seen.add(name)
+    return problems

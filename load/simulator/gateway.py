@@ -1,0 +1,355 @@
+"""The simulated gateway: the dispatcher's way of placing requests, in virtual time.
+
+Decisions, the waiting line and the retry budget are the live gateway's own; what differs is that
+waiting is events instead of futures, and that the registry answers in no time.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from gateway.decide import Arrival, Decided
+from gateway.errors import Rejected
+from gateway.policies.decision import Reject, SendTo, Wait
+from gateway.retries import RetryBudget
+from gateway.waiting import Waiter, WaitingLine, rejected
+from load.simulator.flight import Flight
+from registry.client import LEASE_TTL_S
+from registry.reservation import Refusal
+
+if TYPE_CHECKING:
+    from load.simulator.cluster import ModelPlan
+    from load.simulator.kernel import Kernel
+    from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.pod import SimulatedPod
+    from load.simulator.records import Records
+    from load.simulator.summary import Summary
+    from registry.model import ModelName, RoutingPolicy, Tier
+
+LOOK_AGAIN_S: Final = 0.25
+"""As in `gateway.dispatcher`: a quiet waiting room is looked at this often."""
+_DIRECT_TRIES: Final = 4
+_MOST_TRIES: Final = 10
+_SUSPECT_S: Final = 1.0
+_MODEL_NOT_FOUND: Final = "model-not-found"
+
+
+@dataclass(eq=False, slots=True)
+class _InLine(Waiter):
+    flight: Flight = field(kw_only=True)
+    tries: int = 0
+
+
+class SimulatedGateway:
+    """One gateway before all pods."""
+
+    LEASE_TTL_S = LEASE_TTL_S
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        registry: MemoryRegistry,
+        records: Records,
+        summary: Summary,
+        *,
+        policy: RoutingPolicy | None,
+        seed: int,
+    ) -> None:
+        self.pods: dict[str, SimulatedPod] = {}
+        self.models: dict[tuple[str, str], tuple[ModelName, ModelPlan]] = {}
+        """What is known by tenant and name."""
+        self.open_total = 0
+        """Requests that came and are not answered."""
+        self._kernel = kernel
+        self._registry = registry
+        self._state = registry.state
+        self._records = records
+        self._summary = summary
+        self._policy = policy
+        self._draw = random.Random(seed).random
+        self._id_prefix = f"{seed}-"
+        self._sequence = 0
+        self._budget = RetryBudget()
+        self._line: WaitingLine[_InLine] = WaitingLine(registry.state, kernel.now)
+        self._is_changed = False
+        self._is_looking = False
+        self._in_flight: dict[str, Flight] = {}
+
+    # Arrival
+
+    def arrive(self, row: tuple[str, str, int, int, float | None]) -> None:
+        """A request comes in: tenant, model, input size, output size, deadline from now."""
+        tenant, model, input_size, output_size, deadline_s = row
+        now_s = self._kernel.now_s
+        self.open_total += 1
+        found = self.models.get((tenant, model))
+        if found is None:
+            self._not_found(row)
+            return
+        name, plan = found
+        self._sequence += 1
+        self._budget.earn()
+        if deadline_s is None:
+            deadline_s = plan.spec.policy.deadline_s
+        arrival = Arrival(
+            self._id_prefix + str(self._sequence),
+            name,
+            now_s,
+            self._draw(),
+            self._sequence,
+            self._policy,
+            None if deadline_s is None else now_s + deadline_s,
+        )
+        flight = Flight(arrival, plan, input_size, output_size)
+        if deadline_s is not None:
+            self._kernel.after(deadline_s, self._deadline, arrival)
+        self._place(flight)
+
+    def _not_found(self, row: tuple[str, str, int, int, float | None]) -> None:
+        tenant, model, input_size, output_size, deadline_s = row
+        self.open_total -= 1
+        now_s = self._kernel.now_s
+        self._summary.add(404, None, 0.0)
+        self._records.add(
+            (
+                f"{self._id_prefix}none", tenant, model, None, now_s, now_s, now_s, now_s, 404,
+                _MODEL_NOT_FOUND, f"model {tenant}/{model} does not exist", None, None, None,
+                0.0, 0.0, 0.0, 0.0, 0.0, 0.0, input_size, output_size, deadline_s,
+            )
+        )  # fmt: skip
+
+    # Placing
+
+    def _place(self, flight: Flight) -> None:
+        arrival = flight.arrival
+        for _ in range(_DIRECT_TRIES):
+            if self._is_changed:  # who waits goes first, so that tenants take turns
+                self._pump()
+            decided = self._line.decide(arrival)
+            decision = decided.decision
+            if isinstance(decision, SendTo):
+                if self._reserve(flight, decided, decision):
+                    return
+            elif isinstance(decision, Wait):
+                break
+            else:
+                self._reject(flight, rejected(decision))
+                return
+        self._wait(flight, decided)
+
+    def _reserve(self, flight: Flight, decided: Decided, decision: SendTo) -> bool:
+        arrival, spec = flight.arrival, decided.spec
+        if spec is None:
+            return False
+        taken = self._registry.reserve(
+            arrival.id,
+            decision.entry,
+            decision.predict,
+            spec.key,
+            decision.mode,
+            self._kernel.now_s,
+            max_other_copies=decision.max_other_copies,
+            target_ongoing=decision.target_ongoing,
+        )
+        if isinstance(taken, Refusal):
+            return False
+        flight.policy = decided.policy
+        flight.reason = decision.reason
+        flight.placed_s = self._kernel.now_s
+        flight.token = taken.load_token
+        flight.entry = entry = self.pods[decision.entry]
+        flight.predict = self.pods[decision.predict]
+        self._in_flight[arrival.id] = flight
+        if not entry.is_alive:
+            self._suspect(entry)
+            self._again(flight)
+            return True
+        entry.take(flight)
+        return True
+
+    def _give_back(self, flight: Flight) -> None:
+        id_ = flight.arrival.id
+        self._in_flight.pop(id_, None)
+        self._registry.release(id_, flight.entry.name, flight.predict.name)
+
+    # Waiting
+
+    def _wait(self, flight: Flight, decided: Decided) -> None:
+        arrival = flight.arrival
+        try:
+            spec, place = self._line.admit(arrival)
+        except Rejected as error:
+            self._reject(flight, error)
+            return
+        waiter = _InLine(arrival, place, flight=flight)
+        self._line.enter(waiter, decided)
+        flight.policy = decided.policy
+        self._in_flight[arrival.id] = flight
+        self._kernel.after(self._line.patience_s(arrival, spec), self._ran_out, waiter)
+        self.kick()
+        self._look_again()
+
+    def _ran_out(self, waiter: _InLine) -> None:
+        if not waiter.flight.is_over and waiter.tries >= 0:
+            record = self._state.models.get(waiter.arrival.model)
+            spec = record.serving if record else waiter.flight.plan.spec
+            error = self._line.ran_out(waiter, spec)
+            self._leave(waiter)
+            self._reject(waiter.flight, error)
+
+    def _leave(self, waiter: _InLine) -> None:
+        waiter.tries = -1
+        self._line.leave(waiter)
+
+    def kick(self) -> None:
+        """Something changed: whoever waits may have a place now."""
+        if self._line and not self._is_changed:
+            self._is_changed = True
+            self._kernel.at(self._kernel.now_s, self._pump_if_changed)
+
+    def _pump_if_changed(self, _: None) -> None:
+        if self._is_changed:
+            self._pump()
+
+    def _look_again(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._kernel.after(LOOK_AGAIN_S, self._look)
+
+    def _look(self, _: None) -> None:
+        self._is_looking = False
+        if self._line:
+            self._look_again()
+            self._pump(only_if_free=False)
+
+    def _pump(self, *, only_if_free: bool = True) -> None:
+        self._is_changed = False
+        self._line.pump(
+            is_leaving=_never, send=self._send, refuse=self._refuse, only_if_free=only_if_free
+        )
+
+    def _send(self, waiter: _InLine, decided: Decided, decision: SendTo) -> None:
+        waiter.flight.waited_from = waiter.waited_from
+        if self._reserve(waiter.flight, decided, decision):
+            self._leave(waiter)
+            return
+        waiter.tries += 1  # give what will mend it time to come
+        self._kernel.after(min(0.001 * 2**waiter.tries, 0.1), self._return, waiter)
+
+    def _return(self, waiter: _InLine) -> None:
+        if waiter.tries >= 0:
+            self._line.return_to_place(waiter)
+            self.kick()
+
+    def _refuse(self, waiter: _InLine, decision: Reject) -> None:
+        self._leave(waiter)
+        self._reject(waiter.flight, rejected(decision))
+
+    # What pods say
+
+    def answered(self, flight: Flight) -> None:
+        """The answer is here: give the slot back, and tell the client."""
+        self._give_back(flight)
+        self._finish(flight, 200, None)
+        self.kick()
+
+    def failed(self, flight: Flight, status: int, message: str) -> None:
+        """The pod answered with an error."""
+        self._give_back(flight)
+        self._finish(flight, status, message)
+        self.kick()
+
+    def lost(self, flight: Flight) -> None:
+        """The predict pod did not answer its entry pod."""
+        if not flight.is_over:
+            self.failed(flight, 503, f"predict pod {flight.predict.name} is not to be reached")
+
+    def loaded(self, source: Tier, seconds: float) -> None:
+        """A pod has brought a model to its device."""
+        self._summary.loaded(source, seconds)
+
+    def pod_died(self, pod: SimulatedPod) -> None:
+        """Connections broke: what was at the pod goes elsewhere, while the retry budget lasts."""
+        self._suspect(pod)
+        for flight in list(self._in_flight.values()):
+            if not flight.placed_s >= 0:
+                continue
+            if flight.entry is pod:
+                self._again(flight)
+            elif flight.predict is pod:
+                self.lost(flight)
+
+    def _suspect(self, pod: SimulatedPod) -> None:
+        state = self._state.pods.get(pod.name)
+        if state is None:
+            return
+        state.is_suspect = True
+
+        def forgive(_: None) -> None:
+            state.is_suspect = False
+            self.kick()
+
+        self._kernel.after(_SUSPECT_S, forgive)
+
+    def _again(self, flight: Flight) -> None:
+        self._give_back(flight)
+        if flight.tries >= _MOST_TRIES or not self._budget.spend():
+            self._finish(flight, 503, "the pod did not take the request; no retry is left")
+        else:
+            self._place(flight.again())
+
+    def _deadline(self, arrival: Arrival) -> None:
+        """The gateway answers for the pod; who waits in line hears it there."""
+        flight = self._in_flight.get(arrival.id)
+        if flight is not None and flight.placed_s >= 0:
+            self._give_back(flight)
+            self._finish(flight, 504, "the deadline passed before the pod answered", "deadline")
+            self.kick()
+
+    def _reject(self, flight: Flight, error: Rejected) -> None:
+        self._in_flight.pop(flight.arrival.id, None)
+        self._finish(flight, int(error.status), str(error), str(error.reason))
+
+    # The end
+
+    def _finish(
+        self, flight: Flight, status: int, error: str | None, reason: str | None = None
+    ) -> None:
+        flight.is_over = True
+        self.open_total -= 1
+        now_s, arrival = self._kernel.now_s, flight.arrival
+        arrival_s = arrival.arrival_s
+        is_placed = flight.placed_s >= 0
+        start = None
+        network_s = 0.0
+        queue_s = now_s - arrival_s
+        if is_placed:
+            queue_s = flight.placed_s - arrival_s
+            network_s = now_s - flight.placed_s - (
+                flight.load_s + flight.preprocess_s + flight.infer_s + flight.postprocess_s
+            )  # fmt: skip
+            start = flight.start
+            if start == "warm":
+                start = flight.waited_from or start
+        self._summary.add(status, start, now_s - arrival_s)
+        deadline_s = arrival.deadline_s
+        model = arrival.model
+        self._records.add(
+            (
+                arrival.id, model.namespace, model.name, flight.policy, arrival_s, arrival_s,
+                now_s, now_s, status, reason or flight.reason, error,
+                flight.entry.name if is_placed else None,
+                flight.predict.name if is_placed else None,
+                start or None, queue_s * 1e3, flight.load_s * 1e3, flight.preprocess_s * 1e3,
+                flight.infer_s * 1e3, flight.postprocess_s * 1e3,
+                network_s * 1e3 if network_s > 0 else 0.0,
+                flight.input_size, flight.output_size,
+                None if deadline_s is None else deadline_s - arrival_s,
+            )
+        )  # fmt: skip
+
+
+def _never(_: _InLine) -> bool:
+    return False

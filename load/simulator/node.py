@@ -1,0 +1,106 @@
+"""A simulated machine: its link to object storage, its disk and its host memory, shared by pods."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from load.simulator.links import SharedLink
+from registry.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from load.simulator.cluster import ModelPlan, NodePlan
+    from load.simulator.kernel import Kernel
+
+
+class SimulatedNode:
+    """What the pods of one machine share. `on_moved` hears of models that came or went."""
+
+    def __init__(
+        self, kernel: Kernel, plan: NodePlan, on_moved: Callable[[SimulatedNode, str], None]
+    ) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self._on_moved = on_moved
+        self._storage = SharedLink(kernel, plan.object_storage_bytes_per_s)
+        self.disk_link = SharedLink(kernel, plan.disk_bytes_per_s)
+        self._disk: dict[str, int] = {}
+        """Bytes by model, the one that was used least recently first; the same for `_host`."""
+        self._host: dict[str, int] = {}
+        self._fetching: dict[str, list[tuple[Callable[[Any], None], Any]]] = {}
+        self._demoting: deque[ModelPlan] = deque()
+        self.disk_bytes = 0
+        self.host_bytes = 0
+        self.fetches_total = 0
+
+    def nearest(self, key: str) -> Tier:
+        """The nearest tier of this machine that has the model."""
+        if key in self._host:
+            return Tier.HOST
+        return Tier.DISK if key in self._disk else Tier.REMOTE
+
+    def bytes_of(self, key: str) -> int:
+        """Bytes of a model on this machine; 0 where it is not."""
+        return self._host.get(key) or self._disk.get(key, 0)
+
+    def used(self, key: str) -> None:
+        """A pod loads the model from here: it is the last to be thrown out."""
+        for tier in (self._disk, self._host):
+            if key in tier:
+                tier[key] = tier.pop(key)
+
+    def fetch(self, plan: ModelPlan, done: Callable[[Any], None], argument: Any) -> None:
+        """Bring the model to the disk, once for all pods that want it at the same time."""
+        key = plan.spec.key
+        waiting = self._fetching.get(key)
+        if waiting is not None:
+            waiting.append((done, argument))
+            return
+        self._fetching[key] = [(done, argument)]
+        self.fetches_total += 1
+        self._storage.send(plan.size_bytes, self._fetched, plan)
+
+    def _fetched(self, plan: ModelPlan) -> None:
+        self.put(plan, Tier.DISK)
+        for done, argument in self._fetching.pop(plan.spec.key):
+            done(argument)
+
+    def put(self, plan: ModelPlan, tier: Tier) -> None:
+        """Have the model on a tier, throwing out what was used least recently if need be."""
+        key, size_bytes = plan.spec.key, plan.size_bytes
+        held = self._host if tier is Tier.HOST else self._disk
+        budget = self.plan.host_memory_bytes if tier is Tier.HOST else self.plan.disk_bytes
+        if key in held:
+            return
+        used = self.host_bytes if tier is Tier.HOST else self.disk_bytes
+        gone = []
+        while held and used + size_bytes > budget:
+            oldest = next(iter(held))
+            used -= held.pop(oldest)
+            gone.append(oldest)
+        held[key] = size_bytes
+        if tier is Tier.HOST:
+            self.host_bytes = used + size_bytes
+        else:
+            self.disk_bytes = used + size_bytes
+        for each in (*gone, key):
+            self._on_moved(self, each)
+
+    def demote(self, plan: ModelPlan) -> None:
+        """Copy a model that left a device into host memory, one model at a time."""
+        if plan.size_bytes > self.plan.host_memory_bytes or plan.spec.key in self._host:
+            return
+        self._demoting.append(plan)
+        if len(self._demoting) == 1:
+            self._copy(plan)
+
+    def _copy(self, plan: ModelPlan) -> None:
+        self.disk_link.send(plan.size_bytes, self._copied, plan)
+
+    def _copied(self, plan: ModelPlan) -> None:
+        self._demoting.popleft()
+        self.put(plan, Tier.HOST)
+        if self._demoting:
+            self._copy(self._demoting[0])

@@ -1,0 +1,176 @@
+"""One run: a cluster, a trace and a policy in, records and a summary out."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, Protocol
+
+from load.schema import TRACE_SCHEMA
+from load.simulator.errors import WrongTrace
+from load.simulator.gateway import SimulatedGateway
+from load.simulator.kernel import Kernel
+from load.simulator.memory_registry import MemoryRegistry
+from load.simulator.node import SimulatedNode
+from load.simulator.pod import SimulatedPod
+from load.simulator.records import Records
+from load.simulator.summary import Summary
+from registry.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from load.schema import Trace
+    from load.simulator.cluster import ClusterPlan
+    from registry.cluster import ClusterState
+    from registry.model import ModelName, RoutingPolicy
+
+ROWS_AT_ONCE: Final = 16_384
+"""Arrivals between two record batches: what a run holds in memory."""
+
+
+class Actions(Protocol):
+    """What an autoscaler may do in a run."""
+
+    def preload(self, model: ModelName, pod: str) -> bool:
+        """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
+
+
+class Autoscaler(Protocol):
+    """Who is asked every `every_s` of virtual time what to do."""
+
+    every_s: float
+
+    def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+        """Look at the cluster and act."""
+
+
+class Simulation:
+    """One run. Iterate it for the record batches; `summary` is whole when they are through."""
+
+    def __init__(
+        self,
+        cluster: ClusterPlan,
+        trace: Trace,
+        policy: RoutingPolicy | None = None,
+        seed: int = 0,
+        *,
+        autoscaler: Autoscaler | None = None,
+    ) -> None:
+        """A run that has not begun; `policy` None: the models' own.
+
+        Raises WrongTrace while it runs: the trace has other columns, or goes back in time.
+        """
+        self.summary = Summary()
+        self.kernel = Kernel()
+        self.registry = MemoryRegistry()
+        self._trace = trace
+        self._records = Records()
+        self._gateway = SimulatedGateway(
+            self.kernel, self.registry, self._records, self.summary, policy=policy, seed=seed
+        )
+        self._autoscaler = autoscaler
+        self._build(cluster, random.Random(f"{seed}:world"))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        kernel, gateway = self.kernel, self._gateway
+        if self._autoscaler is not None:
+            kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
+        for batch in self._trace:
+            if not batch.schema.equals(TRACE_SCHEMA):
+                raise WrongTrace(
+                    f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
+                )
+            for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
+                kernel.run_through(_rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
+                yield self._records.take()
+        while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
+            if self._records:
+                yield self._records.take()
+        yield self._records.take()
+
+    def preload(self, model: ModelName, pod: str) -> bool:
+        """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
+        found, at = self._gateway.models.get((model.namespace, model.name)), self._gateway.pods
+        if found is None or pod not in at or not at[pod].is_alive:
+            return False
+        return at[pod].loading.preload(found[1])
+
+    def _tick(self, autoscaler: Autoscaler) -> None:
+        autoscaler.tick(self.registry.state, self.kernel.now_s, self)
+        self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
+
+    # The world at its start
+
+    def _build(self, cluster: ClusterPlan, rng: random.Random) -> None:
+        kernel, gateway = self.kernel, self._gateway
+        self.registry.put_models([plan.spec for plan in cluster.models], 0.0)
+        by_key = {plan.spec.key: plan for plan in cluster.models}
+        for plan in cluster.models:
+            name = plan.spec.name
+            gateway.models[name.namespace, name.name] = (name, plan)
+        for node_plan in cluster.nodes:
+            pods: list[SimulatedPod] = []
+            node = SimulatedNode(kernel, node_plan, _tell(pods))
+            for pod_plan in node_plan.pods:
+                pod = SimulatedPod(
+                    pod_plan, node,
+                    cluster=cluster, kernel=kernel, registry=self.registry, gateway=gateway,
+                    rng=random.Random(rng.random()),
+                )  # fmt: skip
+                pods.append(pod)
+                gateway.pods[pod.name] = pod
+                self._plan_life(pod)
+        for plan in by_key.values():
+            for name_of_pod, tier in plan.at.items():
+                pod = gateway.pods[name_of_pod]
+                if tier is Tier.DEVICE:
+                    pod.loading.put_at_start(plan)
+                pod.node.put(plan, Tier.HOST if tier is Tier.HOST else Tier.DISK)
+
+    def _plan_life(self, pod: SimulatedPod) -> None:
+        plan, kernel = pod.plan, self.kernel
+        if plan.start_s > 0:
+            kernel.at(plan.start_s, pod.start)
+        else:
+            pod.start()
+        if plan.kill_s is not None:
+            kernel.at(plan.kill_s, pod.kill)
+        if plan.drain_s is not None:
+            kernel.at(plan.drain_s, pod.drain)
+
+
+def simulate(
+    cluster: ClusterPlan,
+    trace: Trace,
+    policy: RoutingPolicy | None = None,
+    seed: int = 0,
+    *,
+    autoscaler: Autoscaler | None = None,
+) -> Simulation:
+    """The run of a trace under a policy: its record batches when iterated, and its summary."""
+    return Simulation(cluster, trace, policy, seed, autoscaler=autoscaler)
+
+
+def _tell(pods: list[SimulatedPod]) -> _Moved:
+    return _Moved(pods)
+
+
+class _Moved:
+    """Tells a machine's pods of a model that came or went there."""
+
+    def __init__(self, pods: list[SimulatedPod]) -> None:
+        self._pods = pods
+
+    def __call__(self, node: SimulatedNode, key: str) -> None:
+        for pod in self._pods:
+            pod.loading.tell_tier(key)
+
+
+def _rows(
+    batch: pa.RecordBatch,
+) -> Iterator[tuple[float, tuple[str, str, int, int, float | None]]]:
+    columns = [batch.column(name).to_pylist() for name in TRACE_SCHEMA.names]
+    at_s, *rest = columns
+    return zip(at_s, zip(*rest, strict=True), strict=True)

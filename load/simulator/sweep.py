@@ -1,0 +1,64 @@
+"""One cluster file, several values of one of its keys."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from load.simulator.cluster_file import read_document
+from load.simulator.errors import InvalidCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A key of a cluster file, such as `nodes.0.pods.0.slots`, and the values to try."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Read `KEY=A,B,C`; values are read as YAML. Raises InvalidCluster."""
+    key, found, values = text.partition("=")
+    if not key or not found or not values:
+        raise InvalidCluster(
+            [f"--sweep must be KEY=A,B,C such as nodes.0.count=4,8,16, was {text!r}"]
+        )
+    return Sweep(key, tuple(yaml.safe_load(value) for value in values.split(",")))
+
+
+def variants(path: Path, sweep: Sweep | None) -> list[tuple[Any, Any]]:
+    """Per value: the value and the document with it. Raises InvalidCluster."""
+    document = read_document(path)
+    if sweep is None:
+        return [(None, document)]
+    found = []
+    for value in sweep.values:
+        changed = copy.deepcopy(document)
+        _set(changed, sweep.key, value)
+        found.append((value, changed))
+    return found
+
+
+def _set(document: Any, key: str, value: Any) -> None:
+    *way, last = key.split(".")
+    try:
+        for part in way:
+            if isinstance(document, dict):
+                document = document.setdefault(part, {})
+            else:
+                document = document[int(part)]
+        document[int(last) if isinstance(document, list) else last] = value
+    except (LookupError, ValueError, TypeError):
+        raise InvalidCluster(
+            [
+                f"--sweep must name a key of the cluster file, with numbers for list entries, "
+                f"such as nodes.0.count, was {key!r}"
+            ]
+        ) from None

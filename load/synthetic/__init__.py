@@ -1,0 +1,1 @@
+"""Seeded arrival processes: how often, how bursty, and for which models."""

@@ -1,0 +1,55 @@
+"""Which model an arrival asks for: Zipf's law over ranks, and ranks that change as time passes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def zipf_shares(models: int, exponent: float) -> NDArray[np.float64]:
+    """The share of requests of each rank: proportional to 1 / rank^exponent; 0 is uniform."""
+    weights = np.arange(1, models + 1, dtype=np.float64) ** -exponent
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+class Popularity:
+    """Draws models; every `drift_s` seconds a model at random becomes the most popular one.
+
+    The others move down by a rank, so that favourites fade. Without `drift_s` ranks stay.
+    """
+
+    def __init__(
+        self, *, models: int, exponent: float, drift_s: float | None, rng: np.random.Generator
+    ) -> None:
+        self._reach = np.cumsum(zipf_shares(models, exponent))
+        self._by_rank = np.arange(models, dtype=np.int32)
+        self._drift_s = drift_s
+        self._epoch = 0
+        self._draws, self._changes = rng.spawn(2)
+
+    def models_at(self, at_s: NDArray[np.float64]) -> NDArray[np.int32]:
+        """A model for each of these times, which are sorted and not before earlier ones."""
+        draws = self._draws.random(len(at_s)) * self._reach[-1]
+        ranks = np.searchsorted(self._reach, draws, side="right")
+        ranks = np.minimum(ranks, len(self._reach) - 1)
+        if self._drift_s is None:
+            steady: NDArray[np.int32] = self._by_rank[ranks]
+            return steady
+        epochs = np.floor(at_s / self._drift_s).astype(np.int64)
+        models = np.empty(len(at_s), np.int32)
+        for epoch in np.unique(epochs).tolist():
+            self._advance(epoch)
+            chosen = epochs == epoch
+            models[chosen] = self._by_rank[ranks[chosen]]
+        return models
+
+    def _advance(self, epoch: int) -> None:
+        while self._epoch < epoch:
+            rank = int(self._changes.integers(len(self._by_rank)))
+            self._by_rank[: rank + 1] = np.roll(self._by_rank[: rank + 1], 1)
+            self._epoch += 1

@@ -1,0 +1,1 @@
+"""Traces in, arrivals out: formats, expansion, mapping to models, scaling, one way to name."""

@@ -1,0 +1,116 @@
+"""The syntax of a trace's name, without what it means.
+
+    name      = chain { " + " chain }
+    chain     = ( source | "(" name ")" ) { "|" transform }
+    source    = FORMAT ":" PATH { "," KEY "=" VALUE } | GENERATOR ":" KEY "=" VALUE { "," … } | PATH
+    transform = NAME [ "=" VALUE ] { "," KEY "=" VALUE }
+
+Quotes, single or double, take the meaning out of `| + , ( )` in a path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from load.errors import InvalidTraceName
+
+_QUOTES: Final = "'\""
+_PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A source or a transformation as written; `value` is what has no name of its own."""
+
+    name: str
+    """Empty for a bare path."""
+    given: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A source, or traces put together, and what is done to it in this order."""
+
+    source: Stage | tuple[Chain, ...]
+    transforms: tuple[Stage, ...]
+
+
+def parse_name(text: str) -> tuple[Chain, ...]:
+    """The traces to put together. Raises InvalidTraceName."""
+    if not isinstance(text, str):
+        raise InvalidTraceName([f"a trace's name must be text, was {text!r}"])
+    return tuple(_chain(part) for part in _split(text, " + "))
+
+
+def _chain(text: str) -> Chain:
+    source, *transforms = [part.strip() for part in _split(text, "|")]
+    if not source:
+        raise InvalidTraceName([f"a source is missing in {text.strip()!r}; {_EXAMPLE}"])
+    stages = tuple(_transform(part) for part in transforms)
+    if source.startswith("(") and source.endswith(")"):
+        return Chain(parse_name(source[1:-1]), stages)
+    return Chain(_source(source), stages)
+
+
+_EXAMPLE: Final = "a trace is named as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
+
+
+def _source(text: str) -> Stage:
+    found = _PREFIX.fullmatch(text)
+    name, rest = (found[1], found[2]) if found else ("", text)
+    first, *more = _split(rest, ",")
+    if (name and re.fullmatch(r"\s*[a-z]+\s*=.*", first)) or not first.strip():
+        return Stage(name, _pairs([first, *more] if first.strip() else more, name))
+    return Stage(name, {"value": _unquoted(first), **_pairs(more, name or text)})
+
+
+def _transform(text: str) -> Stage:
+    first, *more = _split(text, ",")
+    name, equals, value = first.partition("=")
+    if not name.strip():
+        raise InvalidTraceName([f"a transformation is missing after '|', was {text!r}"])
+    given = {"value": _unquoted(value)} if equals else {}
+    return Stage(name.strip(), {**given, **_pairs(more, name.strip())})
+
+
+def _pairs(parts: list[str], stage: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InvalidTraceName([f"{stage}: {part.strip()!r} must be of the form NAME=VALUE"])
+        if key in pairs:
+            raise InvalidTraceName([f"{stage}: {key} is given twice"])
+        pairs[key] = _unquoted(value)
+    return pairs
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip()
+    if len(text) >= 2 and text[0] in _QUOTES and text[0] == text[-1]:
+        return text[1:-1]
+    return text
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At separators outside quotes and parentheses. Raises InvalidTraceName if these are open."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in _QUOTES:
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            if depth < 0:
+                raise InvalidTraceName([f"')' without '(' in {text.strip()!r}"])
+        elif depth == 0 and text.startswith(separator, index) and index >= start:
+            parts.append(text[start:index])
+            start = index + len(separator)
+    if quote or depth:
+        left = f"quote {quote}" if quote else "parenthesis"
+        raise InvalidTraceName([f"an open {left} in {text.strip()!r}"])
+    return [*parts, text[start:]]

@@ -1,0 +1,148 @@
+"""One way to name a trace, on a command line and in YAML: `open_trace`. See docs/load.md.
+
+A name is checked as a whole, files included, before anything is read or drawn.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from load.errors import InvalidTraceName
+from load.synthetic.generators import GENERATORS, generate
+from load.traces import cuts, deadlines, labels, mapping, scaling
+from load.traces.batches import Replay, even_batches
+from load.traces.compressed import files
+from load.traces.formats import FORMATS, recognised, require
+from load.traces.grammar import Chain, Stage, parse_name
+from load.traces.merging import merged
+from load.traces.parameters import Parameters, checked
+from load.traces.seeds import Seed
+from load.traces.tables import look_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from load.schema import Trace
+
+
+_P = TypeVar("_P", bound=Parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What may follow a `|`."""
+
+    parameters: type[Parameters]
+    apply: Callable[[Trace, Any, Seed], Iterator[pa.RecordBatch]]
+
+
+TRANSFORMS: Final = {
+    "rate": Transform(scaling.RateParameters, scaling.rate),
+    "rps": Transform(scaling.MeanRateParameters, scaling.mean_rate),
+    "speed": Transform(scaling.SpeedParameters, scaling.speed),
+    "shift": Transform(scaling.ShiftParameters, scaling.shift),
+    "slice": Transform(cuts.SliceParameters, cuts.slice_time),
+    "limit": Transform(cuts.LimitParameters, cuts.limit),
+    "only": Transform(cuts.NamesParameters, cuts.only),
+    "top": Transform(cuts.TopParameters, cuts.top),
+    "map": Transform(mapping.MapParameters, mapping.map_functions),
+    "deadline": Transform(deadlines.DeadlineParameters, deadlines.deadlines),
+    "tenant": Transform(labels.NameParameters, labels.tenant),
+    "model": Transform(labels.NameParameters, labels.model),
+    "input": Transform(labels.SizeParameters, labels.input_size),
+    "output": Transform(labels.SizeParameters, labels.output_size),
+}
+"""By the name that is used in a trace's name."""
+
+
+def open_trace(text: str, *, seed: int) -> Trace:
+    """The trace of that name; it can be iterated again, with the same arrivals.
+
+    Raises InvalidTraceName (all mistakes in the name), TraceNotFound, UnreadableTrace,
+    UnknownFormat; while it is iterated also InvalidTrace and UnknownModel. All are TraceErrors.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidTraceName([f"a seed must be a whole number of at least 0, was {seed!r}"])
+    problems: list[str] = []
+    trace = _put_together(parse_name(text), Seed(seed), problems)
+    if problems:
+        raise InvalidTraceName(problems)
+    return Replay(partial(even_batches, trace))
+
+
+def _put_together(chains: Sequence[Chain], seed: Seed, problems: list[str]) -> Trace:
+    if len(chains) == 1:
+        return _chained(chains[0], seed, problems)
+    parts = [_chained(chain, seed.of(index), problems) for index, chain in enumerate(chains)]
+    return Replay(partial(merged, parts))
+
+
+def _chained(chain: Chain, seed: Seed, problems: list[str]) -> Trace:
+    if isinstance(chain.source, tuple):
+        trace = _put_together(chain.source, seed.of("parts"), problems)
+    else:
+        trace = _source(chain.source, seed.of("source"), problems)
+    used: dict[str, int] = {}
+    for stage in chain.transforms:
+        nth = used[stage.name] = used.get(stage.name, 0) + 1
+        trace = _transformed(trace, stage, seed.of(stage.name, nth), problems)
+    return trace
+
+
+def _transformed(trace: Trace, stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+    transform = TRANSFORMS.get(stage.name)
+    if transform is None:
+        problems.append(_unknown("transformation", stage.name, TRANSFORMS))
+        return trace
+    given = _given(transform.parameters, stage, problems)
+    if isinstance(given, deadlines.DeadlineParameters) and given.latencies is not None:
+        deadlines.read_latencies(given.latencies)  # so that a bad table is told at once
+    return trace if given is None else Replay(partial(transform.apply, trace, given, seed))
+
+
+def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+    if stage.name in GENERATORS:
+        generator = GENERATORS[stage.name]
+        drawn = _given(generator.parameters, stage, problems)
+        return () if drawn is None else Replay(partial(generate, generator, drawn, seed))
+    if not stage.name and (name := stage.given.get("value", "")) in GENERATORS:
+        return _source(Stage(name, {}), seed, problems)
+    if stage.name not in {"", "file", *FORMATS}:
+        problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
+        return ()
+    if not stage.given.get("value"):
+        name = stage.name or "file"
+        problems.append(f"{name} needs a path, as in {name}:PATH")
+        return ()
+    return _file(stage, seed, problems)
+
+
+def _file(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+    tables = [look_at(path) for path in files(stage.given["value"])]
+    wanted = FORMATS.get(stage.name) or recognised(tables[0])
+    for table in tables:
+        require(table, wanted)
+    given = _given(wanted.parameters, stage, problems, name=wanted.name)
+    return () if given is None else Replay(partial(wanted.read, tables, given, seed))
+
+
+def _given(
+    kind: type[_P], stage: Stage, problems: list[str], *, name: str | None = None
+) -> _P | None:
+    found = checked(kind, stage.given, stage=name or stage.name)
+    if isinstance(found, list):
+        problems.extend(found)
+        return None
+    return found
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f", but {near[0]}" if near else ""
+    return f"there is no {kind} {name!r}{hint}; there are: {', '.join(names)}"

@@ -1,0 +1,92 @@
+"""The flags of `load run` and `report`. What they need is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.commands.options import HomeOption, JsonOption
+from pilotlight.commands.target import Target
+from pilotlight.output import Output
+
+load_app = typer.Typer(no_args_is_help=True, help="Play traces against a gateway.")
+
+
+@load_app.callback()
+def _load() -> None:
+    """Play traces against a gateway or any KServe predictor."""
+
+
+@load_app.command("run")
+def run_command(
+    *,
+    trace: Annotated[str, typer.Option(help="What arrives when: a CSV or Parquet file.")],
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PILOTLIGHT_GATEWAY", show_default="the gateway of --home",
+            help="A gateway, or any KServe predictor.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Parquet file for one row per request.")
+    ] = Path("run.parquet"),
+    protocol: Annotated[str, typer.Option(help="v1, v2, openai or grpc.")] = "v1",
+    policy: Annotated[str | None, typer.Option(help="Routing policy of all requests.")] = None,
+    payload: Annotated[
+        list[str],
+        typer.Option(
+            help="MODEL=FILE (a picture, or a JSON body), MODEL=text or MODEL=image; without it "
+            "the model's metadata tell, else it is text."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    host_header: Annotated[
+        str | None, typer.Option(help="Host to ask for, such as '{model}.{tenant}.example.com'.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Processes that send.")] = 1,
+    duration: Annotated[
+        str | None, typer.Option(help="Only arrivals before this, such as 90s or 10m.")
+    ] = None,
+    max_in_flight: Annotated[
+        int,
+        typer.Option(min=1, help="Requests under way at most; more are not sent, but recorded."),
+    ] = 4096,
+    timeout: Annotated[str, typer.Option(help="Longest wait for a whole answer.")] = "300s",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the contents.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Send a trace's requests at its times, open loop, and record each of them."""
+    from pilotlight.commands.load import Wish, run_load
+
+    wish = Wish(
+        trace=trace,
+        url=url or Target.of(home).gateway_url,
+        output=output,
+        protocol=protocol,
+        policy=policy,
+        host_header=host_header,
+        processes=processes,
+        duration=duration,
+        seed=seed,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        payloads=payload,
+        overwrite=overwrite,
+    )
+    run_load(wish, Output(json_))
+
+
+def report_runs(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="FILE or NAME=FILE")],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the page and the plots.")
+    ] = Path("report"),
+    json_: JsonOption = False,
+) -> None:
+    """Compare 1 to 8 runs: one HTML page without outside resources, and a PNG of each plot."""
+    from pilotlight.commands.report import report
+
+    report(runs, output, Output(json_))

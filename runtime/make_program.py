@@ -1,0 +1,54 @@
+"""Make a small exported program with random weights: two layers, rows of four numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEATURES = 4
+CLASSES = 3
+HIDDEN = 16
+MOST_ROWS = 256
+
+
+class Classifier(torch.nn.Module):
+    """Scores and the best class of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(FEATURES, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, CLASSES)
+        )
+
+    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`scores` [rows, 3] and `label` [rows] for `features` [rows, 4]."""
+        scores = self.layers(features).softmax(dim=-1)
+        return {"scores": scores, "label": scores.argmax(dim=-1)}
+
+
+def write_program(name: str, path: Path) -> None:
+    """Write the program with weights that are drawn from `name`, at `path` (`.pt2`)."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+    network = Classifier().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(network.named_parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    export(network, path)
+
+
+def export(network: torch.nn.Module, path: Path) -> None:
+    """Export a network that takes [rows, 4], for any number of rows up to 256."""
+    rows = torch.export.Dim("rows", min=1, max=MOST_ROWS)
+    with warnings.catch_warnings():  # torch's own parts warn of each other
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            network, (torch.zeros(2, FEATURES),), dynamic_shapes=({0: rows},)
+        )
+        torch.export.save(program, path)

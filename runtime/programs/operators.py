@@ -1,0 +1,90 @@
+"""Which operators a program may use: functions on tensors, of torch's own library, and arithmetic.
+
+What a program names is looked up here and nowhere else. Left out is all that touches files, shows
+memory that was never written (other models' bytes), skips checks of bounds, or is code that came
+with the program. Memory that is asked for empty comes filled with zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from runtime.errors import ModelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
+ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    **{
+        f"_operator.{name}": getattr(operator, name)
+        for name in (
+            "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs",
+            "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_",
+        )
+    },
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
+    },
+}  # fmt: skip
+"""On sizes. Powers are left out: a huge one holds the interpreter and cannot be given up."""
+
+FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
+REFUSED = re.compile(
+    r"from_file|save|load|print|data|set|set_|set_data|record_stream|is_pinned|pin_memory"
+    r"|(empty|new_empty)_\w+|resize\w*|rename\w*|\w*storage\w*|to_(mkldnn|sparse\w*|padded_tensor)"
+    r"|sparse\w*|quantize\w*|fbgemm\w*|mkldnn\w*|cudnn\w*|miopen\w*|mps\w*|xnnpack\w*"
+)
+PRIVATE = frozenset({
+    "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__",
+    "__lshift__", "__rshift__", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+    "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "_cdist_forward", "_fft_c2c",
+    "_fft_c2r", "_fft_r2c", "_local_scalar_dense", "_log_softmax", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "_prelu_kernel", "_safe_softmax", "_shape_as_tensor",
+    "_softmax", "_to_copy", "_unsafe_view", "_weight_norm",
+    "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+})  # fmt: skip
+"""Of torch's private operators, those that exported programs have."""
+
+
+def operator_named(target: str) -> Callable[..., Any]:
+    """The function of a node's target; raises ModelInvalid for one that is not allowed."""
+    if target in ARITHMETIC:
+        return ARITHMETIC[target]
+    found = ATEN.fullmatch(target)
+    if found is None:
+        raise _not_served(target, "operators are torch.ops.aten.* and arithmetic on sizes")
+    name, overload = found[1], found[2]
+    is_private = name.startswith("_") and name not in PRIVATE
+    if is_private or (name not in FILLED and REFUSED.fullmatch(name)):
+        raise _not_served(target, "it reaches beyond tensors, or past their bounds")
+    packet = getattr(torch.ops.aten, FILLED.get(name, name), None)
+    if name in FILLED:
+        overload = "default"
+    function = getattr(packet, overload, None)
+    if not isinstance(function, OpOverload) or _writes_to_out(function):
+        raise _not_served(target, f"torch {torch.__version__} has no such operator")
+    return function
+
+
+def takes(function: OpOverload, argument: str) -> bool:
+    """Whether an operator has an argument; `empty` takes a layout of memory, `zeros` does not."""
+    return any(each.name == argument for each in function._schema.arguments)
+
+
+def _writes_to_out(function: OpOverload) -> bool:
+    return any(argument.is_out for argument in function._schema.arguments)
+
+
+def _not_served(target: str, why: str) -> ModelInvalid:
+    return ModelInvalid(f"the program uses {target[:120]!r}, which is not served: {why}")

@@ -1,0 +1,160 @@
+"""Text to image: prompts to PNG pictures in base64."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from registry.model import Task
+from runtime.configuration import read_json
+from runtime.errors import ModelInvalid
+from runtime.images.drawing import Order, draw
+from runtime.images.joining import ImageBatching
+from runtime.images.pipeline import check_index
+from runtime.images.requests import Sides, Wish, instances_of, read_wishes
+from runtime.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from runtime.images.pipeline import Pipeline
+
+WARM_UP_STEPS = 2
+TOKENS = 77
+"""CLIP's context, where the tokenizer does not say."""
+
+
+class TextToImage:
+    """Prompts to pictures."""
+
+    def __init__(self, folder: Path, declared: Task | None) -> None:
+        from transformers import AutoTokenizer
+
+        if declared not in {None, Task.TEXT_TO_IMAGE}:
+            raise ModelInvalid(f"the model makes images and serves no task {declared.value!r}")
+        check_index(folder)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                folder / "tokenizer", local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # missing or odd files
+            raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
+        self._most_tokens = min(self._tokenizer.model_max_length, TOKENS)
+        self._scale, self._sides = _sizes(folder)
+        self.joining = ImageBatching(self._sides, len(self._tokenizer), self._most_tokens)
+
+    def read_instances(self, instances: Sequence[Any]) -> list[Wish]:
+        """Objects with a prompt."""
+        return read_wishes(instances, self._sides)
+
+    def read_tensors(self, tensors: Sequence[Tensor]) -> list[Wish]:
+        """Tensors by the same names."""
+        return read_wishes(instances_of(tensors), self._sides)
+
+    def preprocess(self, items: Sequence[Wish]) -> tuple[Tensor, ...]:
+        """Tokens and numbers, a row for each image."""
+        numbers = {
+            "seed": [item.seed for item in items],
+            "steps": [item.steps for item in items],
+            "width": [item.width for item in items],
+            "height": [item.height for item in items],
+        }
+        return (
+            self._tokens("prompt_ids", [item.prompt for item in items]),
+            self._tokens("negative_ids", [item.negative_prompt for item in items]),
+            *(numeric_tensor(name, np.array(values, np.int64)) for name, values in numbers.items()),
+            numeric_tensor("guidance", np.array([item.guidance for item in items], np.float32)),
+        )
+
+    def _tokens(self, name: str, texts: list[str]) -> Tensor:
+        encoded = self._tokenizer(
+            texts,
+            padding="max_length",
+            max_length=self._most_tokens,
+            truncation=True,
+            return_tensors="np",
+        )
+        return numeric_tensor(name, np.ascontiguousarray(encoded["input_ids"], dtype=np.int64))
+
+    def steps(
+        self, network: Pipeline, inputs: Sequence[Tensor]
+    ) -> Generator[None, None, tuple[Tensor, ...]]:
+        """The pixels of all images; yields between pieces of work on the device."""
+        arrays = named_arrays(inputs)
+        pictures = []
+        for row in range(len(arrays["seed"])):
+            order = Order(
+                arrays["prompt_ids"][row : row + 1],
+                arrays["negative_ids"][row : row + 1],
+                seed=int(arrays["seed"][row]),
+                steps=int(arrays["steps"][row]),
+                width=int(arrays["width"][row]),
+                height=int(arrays["height"][row]),
+                guidance=float(arrays["guidance"][row]),
+            )
+            pictures.append((yield from draw(network, order, self._scale)))
+        return (numeric_tensor("pixels", np.stack(pictures)),)
+
+    def infer(self, network: Pipeline, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """All steps in one go."""
+        steps = self.steps(network, inputs)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                outputs: tuple[Tensor, ...] = end.value
+                return outputs
+
+    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Pictures in base64."""
+        return (bytes_tensor("image", [_png(pixels) for pixels in outputs[0].data]),)
+
+    def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
+        """One object per image."""
+        return [{"image": {"b64": picture.decode()}} for picture in outputs[0].data]
+
+    def warm_up(self, network: Pipeline) -> None:
+        """A small image of two steps."""
+        side = self._sides.multiple * 2
+        wish = {"prompt": "warm", "num_inference_steps": WARM_UP_STEPS}
+        wishes = self.read_instances([{**wish, "width": side, "height": side}])
+        self.infer(network, self.preprocess(wishes))
+
+    def input_types(self) -> list[dict[str, Any]]:
+        """The prompt; the others may be left out."""
+        numbers = ("seed", "num_inference_steps", "width", "height")
+        return [
+            {"name": "prompt", "datatype": BYTES, "shape": [-1]},
+            {"name": "negative_prompt", "datatype": BYTES, "shape": [-1]},
+            *({"name": name, "datatype": "INT64", "shape": [-1]} for name in numbers),
+            {"name": "guidance_scale", "datatype": "FP32", "shape": [-1]},
+        ]
+
+    def output_types(self) -> list[dict[str, Any]]:
+        """A picture per prompt."""
+        return [{"name": "image", "datatype": BYTES, "shape": [-1]}]
+
+
+def _sizes(folder: Path) -> tuple[int, Sides]:
+    """Pixels per latent element, and the sizes of images; raises ModelInvalid."""
+    unet, vae = (
+        read_json(folder / "unet" / "config.json"),
+        read_json(folder / "vae" / "config.json"),
+    )
+    channels, blocks = vae.get("block_out_channels"), unet.get("block_out_channels")
+    size = unet.get("sample_size")
+    if not isinstance(channels, list) or not isinstance(blocks, list) or type(size) is not int:
+        raise ModelInvalid("unet/config.json and vae/config.json must say sizes and channels")
+    scale = 2 ** (len(channels) - 1)
+    return scale, Sides(size * scale, scale * 2 ** (len(blocks) - 1))
+
+
+def _png(pixels: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue())

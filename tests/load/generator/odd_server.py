@@ -1,0 +1,147 @@
+"""A server that treats requests as the model they name says: well, oddly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def _answer(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+_EVENTS = "content-type: text/event-stream"
+_ANSWERS = {
+    "plain": _PLAIN,
+    "hold": _PLAIN,
+    "together": _PLAIN,
+    "busy": _answer("503 Busy", b'{"error": "no room"}', "x-pilotlight-reason: full"),
+    "wrong": _answer("400 Bad Request", b"<p>not JSON"),
+    "openai-wrong": _answer("404 Not Found", b'{"error": {"message": "no such model"}}'),
+    "odd-headers": _answer(
+        "200 OK", b"{}", "server-timing: infer;dur=x, load;dur=nan, queue;dur=1.5, db;dur=9",
+        "x-pilotlight-start: \xff",
+    ),
+    "truncated": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}",
+    "garbage": b"this is no HTTP\r\n\r\n",
+    "closed": b"",
+    "stream": _answer("200 OK", b'data: {"a": 1}\n\ndata: [DONE]\n\n', _EVENTS),
+    "stream-broken": _answer("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
+    "stream-error": _answer("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
+}  # fmt: skip
+_CLOSING = {"truncated", "garbage", "closed"}
+
+
+@dataclass
+class OddServer:
+    """A running server; its counters may be read from the test's thread."""
+
+    together: int = 0
+    """How many requests for `together` must be here before any is answered."""
+    port: int = 0
+    requests: list[str] = field(default_factory=list)
+    """The first line of each inference request."""
+
+    def asked(self, model: str) -> int:
+        """How many V1 requests named the model."""
+        return sum(f"/{model}:" in each for each in self.requests)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __post_init__(self) -> None:
+        self._all_here: asyncio.Event | None = None
+        self._never: asyncio.Event | None = None  # its waiters are referred to by it alone
+
+    async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
+        self._all_here, self._never = asyncio.Event(), asyncio.Event()
+        server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        await stop.wait()
+        server.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request; False when the connection is over."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first = head.partition("\r\n")[0]
+        lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length")]
+        body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
+        if first.startswith("GET"):
+            writer.write(_answer("404 Not Found", b'{"error": "no metadata"}'))
+            return True
+        self.requests.append(first)
+        model = next((m for m in sorted(_ANSWERS, key=len, reverse=True)
+                      if f"/{m}:" in first or f'"{m}"'.encode() in body), "plain")  # fmt: skip
+        return await self._treat(model, writer)
+
+    async def _treat(self, model: str, writer: asyncio.StreamWriter) -> bool:
+        if model == "hold":
+            assert self._never is not None
+            await self._never.wait()
+        if model == "together":
+            assert self._all_here is not None
+            if self.asked("together") >= self.together:
+                self._all_here.set()
+            await self._all_here.wait()
+        writer.write(_ANSWERS[model])
+        if model == "closed":
+            _reset_on_close(writer)
+        return model not in _CLOSING
+
+
+def _reset_on_close(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset instead of an end."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextlib.contextmanager
+def odd_server(together: int = 0) -> Iterator[OddServer]:
+    """Run the server in a thread of this process."""
+    server = OddServer(together)
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        with contextlib.closing(loop):
+            loop.run_until_complete(server.serve(ready, stop))
+            loop.run_until_complete(asyncio.sleep(0))
+            while tasks := asyncio.all_tasks(loop):  # connections that came last are there now
+                for task in tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

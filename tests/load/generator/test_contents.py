@@ -1,0 +1,169 @@
+"""What is sent, and how answers are read: no server needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from load.generator.answers import Outcome, read_timing
+from load.generator.arrivals import Arrival, share, survey
+from load.generator.bodies import Bodies
+from load.generator.content import IMAGE, TEXT, Content, Kind, content_of_metadata
+from load.generator.errors import BadTrace
+from load.generator.latencies import Latencies, percentile_s
+from load.generator.pacing import Player
+from load.generator.record_parts import RecordPart
+from load.generator.settings import Protocol, RunSettings
+from load.generator.trace_file import open_trace
+from runtime.v2 import decode_request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.load.generator.conftest import WriteTrace
+
+ARRIVAL = Arrival(7, 0.0, "team", "model", 3, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "shape"),
+    [
+        pytest.param(TEXT, "text", (3,), id="text"),
+        pytest.param(IMAGE, "image", (3,), id="image"),
+        pytest.param(
+            Content(Kind.TENSORS, inputs=(("x", "FP32", (-1, 3, -1)),)),
+            "x",
+            (3, 3, 1),
+            id="numbers",
+        ),
+    ],
+)
+def test_v2_bodies_are_what_a_pod_reads(
+    content: Content, name: str, shape: tuple[int, ...]
+) -> None:
+    body = Bodies(Protocol.V2, 0).body(ARRIVAL, content)
+    request = decode_request(body.data, dict(body.headers)["inference-header-content-length"])
+    [tensor] = request.inputs
+    assert (tensor.name, tensor.shape) == (name, shape)
+    assert request.is_binary
+
+
+def test_v1_bodies_hold_an_instance_per_item() -> None:
+    bodies = Bodies(Protocol.V1, 0)
+    texts = json.loads(bodies.body(ARRIVAL, TEXT).data)["instances"]
+    assert [len(text.split()) for text in texts] == [8, 8, 8]
+    images = json.loads(bodies.body(ARRIVAL, IMAGE).data)["instances"]
+    assert [set(each) for each in images] == [{"image_bytes"}] * 3
+
+
+@pytest.mark.parametrize("words", [1, 100, 5000])
+def test_openai_prompts_have_the_traces_sizes(words: int) -> None:
+    arrival = ARRIVAL._replace(input_size=words)
+    body = json.loads(Bodies(Protocol.OPENAI, 0).body(arrival, TEXT).data)
+    assert len(body["prompt"].split()) == words
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("model", 20, True)
+
+
+def test_bodies_depend_on_seed_and_row_alone() -> None:
+    def body(seed: int, row: int) -> bytes:
+        return Bodies(Protocol.V1, seed).body(ARRIVAL._replace(row=row), TEXT).data
+
+    assert body(0, 7) == body(0, 7)
+    assert len({body(0, 7), body(1, 7), body(0, 8)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        pytest.param({"inputs": []}, None, id="gateway"),
+        pytest.param({"error": "x"}, None, id="none"),
+        pytest.param(["odd"], None, id="no-object"),
+        pytest.param(
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}]}, IMAGE, id="image"
+        ),
+        pytest.param(
+            {"inputs": [{"name": "q", "datatype": "BYTES", "shape": [-1]}]},
+            Content(Kind.TEXT, "q"), id="text",
+        ),
+        pytest.param(
+            {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["-1", 4]}]},
+            Content(Kind.TENSORS, inputs=(("x", "FP32", (-1, 4)),)), id="numbers",
+        ),
+    ],
+)  # fmt: skip
+def test_metadata_tell_what_a_model_takes(metadata: Any, expected: Content | None) -> None:
+    assert content_of_metadata(metadata) == expected
+    if expected is not None:
+        assert Content.from_fields(json.loads(json.dumps(expected.to_fields()))) == expected
+
+
+def test_server_timing_is_read_as_far_as_it_is_ours() -> None:
+    text = "queue;dur=1.5, load;desc=x;dur=2, infer;dur=inf, db;dur=3, odd, network;dur="
+    assert read_timing(text) == {"queue": 1.5, "load": 2.0}
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_shares_of_all_workers_are_the_trace(write_trace: WriteTrace, workers: int) -> None:
+    path = write_trace(["a", "b"], count=1000, gap_s=0.01)
+    shares = [
+        [each.row for chunk in share(open_trace(path, seed=0), worker=worker, workers=workers,
+                                     duration_s=5.0) for each in chunk]
+        for worker in range(workers)
+    ]  # fmt: skip
+    assert sorted(row for rows in shares for row in rows) == list(range(500))
+    assert all(rows == sorted(rows) for rows in shares)
+    assert survey(open_trace(path, seed=0), 5.0).requests == 500
+
+
+def test_live_percentiles_are_within_a_bucket() -> None:
+    values = np.random.default_rng(0).lognormal(-3, 1, 5000)
+    latencies = Latencies()
+    for value in values:
+        latencies.observe(float(value))
+    for fraction in (0.5, 0.95, 0.99):
+        exact = np.quantile(values, fraction)
+        assert percentile_s(latencies, fraction) == pytest.approx(exact, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("when,model\n1,a\n", "columns missing: at_s", id="column"),
+        pytest.param("at_s,model\n2,a\n1,a\n", "never go back", id="order"),
+        pytest.param("at_s,model\n-1,a\n", "start at 0 or later", id="negative"),
+        pytest.param("at_s,model\nsoon,a\n", "at_s", id="type"),
+        pytest.param("at_s,model\n1,a\n2\n", "not readable", id="ragged"),
+        pytest.param("", "not readable", id="empty"),
+        pytest.param("at_s,model\n", "holds no request", id="rowless"),
+    ],
+)
+def test_a_wrong_trace_is_told(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=said):
+        survey(open_trace(str(path), seed=0), None)
+
+
+class _Echo:
+    """Answers at once; the contract of a sender, without a network."""
+
+    async def send(
+        self, arrival: Arrival, content: Content, request_id: str, outcome: Outcome
+    ) -> None:
+        del arrival, content, request_id
+        outcome.sent_s, outcome.finished_s, outcome.status = 5.0, 5.1, 200
+
+
+def test_late_sends_are_counted_and_latency_is_from_the_schedule(tmp_path: Path) -> None:
+    records = RecordPart(tmp_path / "part.arrows")
+    late = time.monotonic() - 5.0  # the run began five seconds ago: everything is overdue
+    player = Player(RunSettings("t", "u"), _Echo(), records, lambda: time.monotonic() - late, 10)
+    asyncio.run(player.play(iter([[ARRIVAL, ARRIVAL._replace(row=8, at_s=4.995)]])))
+    records.close()
+    assert (player.tally.late, player.tally.done) == (1, 2)
+    assert percentile_s(player.tally.latencies, 1.0) == pytest.approx(5.1, rel=0.06)

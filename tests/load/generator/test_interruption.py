@@ -1,0 +1,116 @@
+"""A run that ends early keeps what it has and says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.generator.answers import Outcome
+from load.generator.arrivals import Arrival
+from load.generator.merging import read_parts
+from load.generator.record_parts import RecordPart, record_row
+from load.report.run_file import read_run
+from tests import servers
+from tests.load.generator.odd_server import odd_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.load.generator.conftest import WriteTrace
+    from tests.pilotlight.conftest import Cli
+
+
+def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pilotlight", "load", "run", "--trace", trace, "--url", url,
+         "-o", str(output), "--processes", "2"],
+        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_ctrl_c_writes_the_file_and_says_so(write_trace: WriteTrace, tmp_path: Path) -> None:
+    output = tmp_path / "run.parquet"
+    trace = write_trace(["plain", "hold", "hold"], count=2000, gap_s=0.01)
+    with odd_server() as server:
+        run = _start(trace, server.url, output)
+        servers.wait_until(lambda: server.asked("plain") and server.asked("hold"), what="both came")
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGINT, err
+    assert f"interrupted; {output} holds the requests up to then" in err
+    assert "records" in out
+    found = read_run(output, "run")
+    assert found.was_interrupted
+    assert 2 <= found.requests < 2000
+    assert 0 < found.is_ok.sum() < found.requests
+    assert sorted(path.name for path in tmp_path.glob("run*")) == ["run.parquet"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_parts_that_a_report_reads(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    trace = write_trace(["plain", "hold"], count=2000, gap_s=0.01)
+    with odd_server() as server:
+        run = _start(trace, server.url, output)
+        servers.wait_until(lambda: server.asked("plain") and server.asked("hold"), what="both came")
+        workers = _children(run.pid)
+        run.kill()
+        run.communicate(timeout=60)
+        assert len(workers) == 2
+        servers.wait_until(
+            lambda: not any(servers.is_alive(pid) for pid in workers), what="workers ended"
+        )
+        again = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+    assert not output.exists()
+    found = read_run(output, "run")
+    assert found.was_interrupted
+    assert found.requests >= 2
+    assert 0 < found.is_ok.sum() < found.requests
+    assert again.status == 2
+    assert "of an interrupted run" in again.err
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_told_and_the_rest_is_kept(
+    write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    trace = write_trace(["plain"], count=4000, gap_s=0.01)
+    with odd_server() as server:
+        run = _start(trace, server.url, output)
+        servers.wait_until(lambda: len(server.requests) >= 60, what="sixty requests came")
+        os.kill(_children(run.pid)[0], signal.SIGKILL)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "of the generator ended with status -9" in err
+    found = read_run(output, "run")
+    assert found.was_interrupted
+    assert found.requests > 0
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(each) for each in file.read().split()]
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.99])
+def test_a_part_that_breaks_off_is_read_up_to_there(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "worker-0.arrows"
+    part = RecordPart(path)
+    for row in range(3000):
+        arrival = Arrival(row, row / 100, "t", f"m{row % 7}", 1, 0, None)
+        part.add(record_row(arrival, Outcome(status=200), request_id=str(row), policy=None))
+    part.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    rows = [each for batch in read_parts(tmp_path) for each in batch.to_pylist()]
+    assert 0 < len(rows) < 3000
+    assert [row["request_id"] for row in rows] == [str(row) for row in range(len(rows))]
+    assert all(row["model"] == f"m{int(row['request_id']) % 7}" for row in rows)

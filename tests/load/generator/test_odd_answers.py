@@ -1,0 +1,165 @@
+"""Whatever a server does, a run ends with a row for each request that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import parquet
+
+from load.generator.arrivals import Arrival
+from load.generator.http_sender import HttpSender
+from load.generator.merging import read_parts
+from load.generator.origin import parse_url
+from load.generator.pacing import Player
+from load.generator.record_parts import RecordPart
+from load.generator.run import claim_output
+from load.generator.settings import Protocol, RunSettings
+from tests import servers
+from tests.load.generator.odd_server import odd_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.load.generator.conftest import WriteTrace
+    from tests.pilotlight.conftest import Cli
+
+
+def _rows(path: Path) -> dict[str, dict[str, Any]]:
+    return {row["model"]: row for row in parquet.read_table(path).to_pylist()}
+
+
+def test_each_odd_answer_is_a_row_that_says_what_it_was(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    models = ["plain", "busy", "wrong", "odd-headers", "truncated", "garbage", "closed", "hold"]
+    output = tmp_path / "run.parquet"
+    trace = write_trace(models, count=len(models), gap_s=0.01)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
+                  "--timeout", "300ms")  # fmt: skip
+    assert ran.status == 0, ran.err
+    rows = _rows(output)
+    said = {model: (row["status"], row["error"]) for model, row in rows.items()}
+    assert said == {
+        "plain": (200, None),
+        "busy": (503, "HTTP 503: no room"),
+        "wrong": (400, "HTTP 400: <p>not JSON"),
+        "odd-headers": (200, None),
+        "truncated": (200, "the connection was closed or broken inside its answer"),
+        "garbage": (0, "the connection was closed or broken before it answered"),
+        "closed": (0, "the connection was closed or broken before it answered"),
+        "hold": (0, "no whole answer within --timeout 0.3 s"),
+    }
+    told = ("policy", "reason", "entry_pod", "predict_pod", "start", "queue_ms", "infer_ms")
+    assert all(rows["plain"][column] is None for column in told)
+    assert rows["busy"]["reason"] == "full"
+    assert (rows["odd-headers"]["queue_ms"], rows["odd-headers"]["infer_ms"]) == (1.5, None)
+    assert "no answer: 3" in ran.out
+
+
+def _play(
+    models: list[str], folder: Path, url: str, *, output_size: int = 0, most: int = 100,
+    **settings: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Play arrivals of one moment in this process; the rows by request."""
+    arrivals = [
+        Arrival(row, 0.0, "default", model, 2, output_size, None)
+        for row, model in enumerate(models)
+    ]
+
+    async def play() -> None:
+        start_s = time.monotonic()
+        run = RunSettings("trace", url, **settings)
+        sender = HttpSender(run, parse_url(url, is_grpc=False), lambda: time.monotonic() - start_s)
+        records = RecordPart(folder / "worker-0.arrows")
+        player = Player(run, sender, records, lambda: time.monotonic() - start_s, most)
+        await player.play(iter([arrivals]))
+        await sender.close()
+        records.close()
+
+    asyncio.run(play())
+    return [row for batch in read_parts(folder) for row in batch.to_pylist()]
+
+
+def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> None:
+    models = ["stream", "stream-broken", "stream-error", "openai-wrong"]
+    with odd_server() as server:
+        rows = _play(models, tmp_path, server.url, protocol=Protocol.OPENAI, output_size=5)
+    assert {row["model"]: row["error"] for row in rows} == {
+        "stream": None,
+        "stream-broken": "the stream ended without [DONE]",
+        "stream-error": "too slow",
+        "openai-wrong": "HTTP 404: no such model",
+    }
+
+
+def test_arrivals_do_not_wait_for_answers(tmp_path: Path) -> None:
+    with odd_server(together=30) as server:
+        rows = _play(["together"] * 30, tmp_path, server.url, timeout_s=30.0)
+    assert [row["status"] for row in rows] == [200] * 30
+
+
+def test_what_is_over_the_bound_is_an_error_and_delays_nobody(tmp_path: Path) -> None:
+    models = ["hold", "hold", "plain", "plain", "hold", "plain"]
+    with odd_server() as server:
+        rows = _play(models, tmp_path, server.url, most=2, timeout_s=0.3)
+        assert len(server.requests) == 2
+    unsent = [row for row in rows if row["sent_s"] is None]
+    assert len(unsent) == 4
+    assert all("--max-in-flight" in row["error"] and row["status"] == 0 for row in unsent)
+
+
+def test_an_unreachable_url_is_one_message_before_anything_is_written(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    trace = write_trace(["m"], count=1, gap_s=1.0)
+    ran = cli("load", "run", "--trace", trace, "--url", url, "-o", str(output))
+    assert ran.status == 1
+    [line] = ran.err.splitlines()
+    assert f"nobody answers at {url}" in line
+    assert "pilotlight up" in line
+    assert list(tmp_path.glob("run*")) == []
+
+
+def test_all_mistakes_in_flags_are_told_together(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    (tmp_path / "body.txt").write_text("no JSON")
+    ran = cli(
+        "load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", "http://h",
+        "--protocol", "soap", "--policy", "best", "--duration", "5", "--timeout", "0s",
+        "--payload", "m", "--payload", f"m={tmp_path / 'body.txt'}", "--payload", "m=absent.json",
+    )  # fmt: skip
+    assert ran.status == 2
+    assert len(ran.err.splitlines()) == 7
+    for said in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json"):
+        assert said in ran.err
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a"])
+def test_a_wrong_url_is_told(cli: Cli, write_trace: WriteTrace, url: str) -> None:
+    ran = cli("load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", url)
+    assert ran.status == 2
+    assert len(ran.err.splitlines()) == 1
+    assert "--url" in ran.err
+
+
+def test_an_output_that_exists_is_left_alone(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    output.write_text("mine")
+    trace = write_trace(["m"], count=1, gap_s=1.0)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+        assert ran.status == 2
+        assert "--overwrite" in ran.err
+        assert output.read_text() == "mine"
+    parts = claim_output(output, overwrite=True)
+    assert parts.is_dir()
+    assert not output.exists()

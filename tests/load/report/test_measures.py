@@ -1,0 +1,106 @@
+"""What follows from the records of a run, on runs small enough to reckon by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from load.report.loading import merged, usages
+from load.report.plots.tradeoffs import pareto
+from load.report.run_file import read_run
+from load.report.summary import fairness, summarise
+from load.schema import STAGES
+from tests.load.report.runs import write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.report.run import Run
+
+
+def _run(tmp_path: Path, rows: int = 4, **columns: Any) -> Run:
+    path = tmp_path / "run.parquet"
+    plain = {f"{stage}_ms": [0.0] * rows for stage in STAGES}
+    steady = {
+        "model": ["a"] * rows, "predict_pod": ["p"] * rows, "start": ["warm"] * rows,
+        "status": [200] * rows, "error": [None] * rows, "tenant": ["t"] * rows,
+    }  # fmt: skip
+    write_run(path, rows, **{**plain, **steady, **columns})
+    return read_run(path, "run")
+
+
+def test_latency_counts_from_the_schedule_and_goodput_from_deadlines(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        scheduled_s=[0.0, 1.0, 2.0, 3.0],
+        sent_s=[0.0, 1.5, 2.0, None],
+        finished_s=[0.1, 1.6, 2.1, None],
+        status=[200, 200, 503, 0],
+        error=[None, None, "HTTP 503: x", "not sent"],
+        deadline_s=[1.0, 0.5, 1.0, None],
+    )
+    found = summarise(run)
+    assert found["latency_s"]["max"] == pytest.approx(0.6)
+    assert found["by_status"] == {"0": 1, "200": 2, "503": 1}
+    assert (found["ok"], found["with_deadline"], found["deadline_misses"]) == (2, 3, 2)
+    assert (found["late_sends"], found["not_sent"]) == (1, 1)
+    assert found["offered_rps"] == pytest.approx(4 / 3)
+    assert found["goodput_rps"] == pytest.approx(1 / 3)
+
+
+def test_requests_that_wait_for_one_load_count_it_once(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        scheduled_s=[0.0, 1.0, 5.0, 9.0],
+        sent_s=[0.0, 1.0, 5.0, 9.0],
+        start=["remote", "remote", "warm", "disk"],
+        load_ms=[2000.0, 1000.0, 0.0, 500.0],
+        infer_ms=[100.0] * 4,
+    )
+    [usage] = usages(run)
+    assert summarise(run)["loading_s"] == pytest.approx(2.5)
+    assert usage.loading.begins.tolist() == [0.0, 9.0]
+    assert usage.loaded.begins.tolist() == [2.0, 9.5]
+    assert usage.loaded.ends.tolist() == pytest.approx([5.1, 9.6])
+    assert usage.inferring.begins.tolist() == [2.0, 5.0, 9.5]
+
+
+def test_a_model_that_was_warm_before_is_loaded_from_its_first_use(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        rows=2,
+        scheduled_s=[1.0, 3.0],
+        sent_s=[1.0, 3.0],
+        start=["warm", "host"],
+        load_ms=[0.0, 100.0],
+        infer_ms=[10.0, 10.0],
+    )
+    [usage] = usages(run)
+    assert usage.loaded.begins.tolist() == pytest.approx([1.0, 3.1])
+    assert usage.loaded.ends.tolist() == pytest.approx([1.01, 3.11])
+
+
+def test_stretches_of_time_are_united() -> None:
+    found = merged(np.array([5.0, 0.0, 1.0, 2.5]), np.array([6.0, 2.0, 1.5, 3.0]))
+    assert (found.begins.tolist(), found.ends.tolist()) == ([0.0, 2.5, 5.0], [2.0, 3.0, 6.0])
+    closed = merged(np.array([0.0, 2.5]), np.array([2.0, 3.0]), gap_s=0.5)
+    assert (closed.begins.tolist(), closed.ends.tolist()) == ([0.0], [3.0])
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        pytest.param([200, 200, 200, 200], 1.0, id="even"),
+        pytest.param([200, 503, 503, 503], 0.25, id="one-of-four"),
+        pytest.param([503, 503, 503, 503], None, id="nobody"),
+    ],
+)
+def test_jains_index(tmp_path: Path, status: list[int], expected: float | None) -> None:
+    run = _run(tmp_path, tenant=["a", "b", "c", "d"], status=status, deadline_s=[None] * 4)
+    assert fairness(run) == expected
+
+
+def test_the_pareto_front_holds_what_nothing_beats() -> None:
+    assert pareto([(1, 9), (2, 5), (3, 6), (4, 1), (2, 5)]) == [0, 1, 3]

@@ -1,0 +1,146 @@
+"""`pilotlight report`: what it writes, and what it says of files that are no runs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.load.report.runs import write_run
+from tests.pilotlight.conftest import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
+
+__all__ = ["cli"]
+
+
+def test_one_page_without_outside_resources(cli: Cli, tmp_path: Path) -> None:
+    auto = write_run(tmp_path / "auto.parquet", 400, about={"wasted_memory_byte_s": 5e9})
+    odd = write_run(
+        tmp_path / "odd.parquet", 300, models=40, model=["<i>$x$\u4e2d\u6587" + "y" * 60] * 300
+    )
+    ran = cli("report", str(auto), f"<b>$odd$&={odd}", "-o", str(tmp_path / "out"), "--json")
+    assert ran.status == 0, ran.err
+    assert ran.document["left_out"] == {}
+    assert len(ran.document["images"]) == 12
+    page = (tmp_path / "out" / "index.html").read_text()
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert sources
+    assert all(source.startswith(("data:image/png;base64,", "#")) for source in sources)
+    assert not re.search(r"<(link|script|iframe)|@import|url\(", page)
+    assert "<i>$x" not in page
+    assert "&lt;b&gt;$odd$&amp;" in page
+    for path in (tmp_path / "out").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plain_predictors_run_of_one_request(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path / "one.parquet", 1, is_plain=True, deadline_s=None, about={"interrupted": True}
+    )
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"), "--json")
+    assert ran.status == 0, ran.err
+    assert set(ran.document["left_out"]) == {
+        "Deadline misses", "Total loading time", "Cold starts by tier", "Where the time goes",
+        "Wasted memory against cold starts", "Fairness between tenants", "Machine usage: one",
+    }  # fmt: skip
+    assert "one was interrupted" in ran.err
+    assert "one was interrupted" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_run_in_which_nothing_was_answered(cli: Cli, tmp_path: Path) -> None:
+    none = [None] * 5
+    path = write_run(
+        tmp_path / "none.parquet", 5, is_plain=True, status=[0] * 5, error=["no"] * 5,
+        sent_s=none, first_byte_s=none, finished_s=none,
+    )  # fmt: skip
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"), "--json")
+    assert ran.status == 0, ran.err
+    assert ran.document["runs"][0]["goodput_rps"] == 0
+    assert ran.document["left_out"]["Completion times"] == "no request was answered"
+
+
+def _spoilt(folder: Path) -> dict[str, Path]:
+    """Files that are no runs, by what is wrong with them."""
+    good = write_run(folder / "good.parquet", 50)
+    table = parquet.read_table(good)
+    found = {
+        name: folder / f"{name}.parquet"
+        for name in ("missing", "text", "nothing", "rowless", "truncated", "nulls", "mistyped")
+    }
+    parquet.write_table(table.drop_columns(["status", "infer_ms"]), found["missing"])
+    found["text"].write_text("a,b\n1,2\n")
+    found["nothing"].write_bytes(b"")
+    parquet.write_table(table.slice(0, 0), found["rowless"])
+    found["truncated"].write_bytes(good.read_bytes()[:-100])
+    at = table.schema.names.index("scheduled_s")
+    parquet.write_table(
+        table.set_column(at, "scheduled_s", pa.nulls(50, pa.float64())), found["nulls"]
+    )
+    parquet.write_table(
+        table.set_column(at, "scheduled_s", pa.array(["soon"] * 50)), found["mistyped"]
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("missing", "columns missing: status, infer_ms"),
+        ("text", "not a whole Parquet file"),
+        ("nothing", "not a whole Parquet file"),
+        ("rowless", "holds no request"),
+        ("truncated", "not a whole Parquet file"),
+        ("nulls", "empty cells in scheduled_s"),
+        ("mistyped", "soon"),
+    ],
+)
+def test_a_file_that_is_no_run_is_one_clear_line(
+    cli: Cli, tmp_path: Path, kind: str, said: str
+) -> None:
+    path = _spoilt(tmp_path)[kind]
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"))
+    assert ran.status == 2
+    [line] = ran.err.splitlines()
+    assert str(path) in line
+    assert said in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_everything_wrong_with_the_files_is_told_together(cli: Cli, tmp_path: Path) -> None:
+    spoilt = _spoilt(tmp_path)
+    ran = cli("report", str(spoilt["text"]), "absent.parquet", str(spoilt["rowless"]))
+    assert ran.status == 2
+    assert [line.split(":")[1].strip() for line in ran.err.splitlines()] == [
+        str(spoilt["text"]), "absent.parquet", str(spoilt["rowless"]),
+    ]  # fmt: skip
+
+
+def test_two_runs_of_one_name_must_be_told_apart(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = write_run(tmp_path / "run.parquet", 20)
+    second = write_run(tmp_path / "other" / "run.parquet", 20)
+    ran = cli("report", str(first), str(second))
+    assert ran.status == 2
+    assert f"2 runs are named 'run': {first}, {second}" in ran.err
+    assert "NAME=FILE" in ran.err
+
+
+def test_more_than_eight_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    ran = cli("report", *(f"r{number}={path}" for number in range(9)))
+    assert ran.status == 2
+    assert "1 to 8 runs, there were 9" in ran.err
+
+
+def test_an_output_that_cannot_be_written_is_told(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    ran = cli("report", str(path), "-o", str(path / "below"))
+    assert ran.status == 1
+    assert "--output" in ran.err

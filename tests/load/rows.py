@@ -1,0 +1,73 @@
+"""Traces as rows, for comparison; every batch is checked against what a trace promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hypothesis import settings
+
+from load.schema import TRACE_SCHEMA
+from load.traces.batches import Names, arrivals, times
+from load.traces.naming import open_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from load.schema import Trace
+
+
+relaxed = settings(deadline=None)
+"""For property tests: a busy machine is no failure."""
+
+
+def rows(trace: Trace) -> list[dict[str, Any]]:
+    """All arrivals, after a check of schema, order and values."""
+    found: list[dict[str, Any]] = []
+    before_s = 0.0
+    for batch in trace:
+        assert batch.schema.equals(TRACE_SCHEMA)
+        batch.validate(full=True)
+        assert batch.num_rows
+        at_s = times(batch)
+        assert at_s[0] >= before_s
+        assert np.all(np.diff(at_s) >= 0.0)
+        before_s = at_s[-1]
+        found += batch.to_pylist()
+    return found
+
+
+def named(text: str, seed: int = 1) -> list[dict[str, Any]]:
+    """The arrivals of a trace's name."""
+    return rows(open_trace(text, seed=seed))
+
+
+def column(found: Iterable[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in found]
+
+
+def all_times(trace: Trace) -> NDArray[np.float64]:
+    return np.concatenate([np.zeros(0), *(times(batch) for batch in trace)])
+
+
+def trace_of(
+    *batches: Sequence[float], model: str = "m", sizes_from: int = 0
+) -> list[pa.RecordBatch]:
+    """Batches with these times; `input_size` numbers the arrivals."""
+    made, first = [], sizes_from
+    for at_s in batches:
+        sizes = np.arange(first, first + len(at_s))
+        first += len(at_s)
+        names = Names([model])
+        models = names.column(np.zeros(len(at_s), np.int32))
+        made.append(arrivals(np.array(at_s, np.float64), model=models, input_size=sizes))
+    return made
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path

@@ -1,0 +1,34 @@
+"""The registry in memory in the place of the one in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from load.simulator.memory_registry import MemoryRegistry
+from registry.client import Registry
+from tests.load.simulator.memory_client import MemoryClient
+
+Connect = Callable[[], Awaitable[Registry]]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def connect() -> Connect:
+    """Makes clients of one registry."""
+    memory = MemoryRegistry()
+
+    async def make() -> Registry:
+        return MemoryClient(memory)
+
+    return make
+
+
+@pytest.fixture
+async def registry(connect: Connect) -> Registry:
+    return await connect()

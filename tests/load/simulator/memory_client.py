@@ -1,0 +1,124 @@
+"""The registry's client over the registry in memory, on the real clock, for the contract tests."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from registry.client import CLAIM_TTL_S, LEASE_TTL_S, ClaimScope, Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from load.simulator.memory_registry import MemoryRegistry
+    from registry.cluster import ClusterState
+    from registry.errors import RegistryUnavailable
+    from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
+    from registry.pod import PodInfo, PodPhase, PodReport
+    from registry.profile import Profile
+    from registry.reservation import Granted, Refusal, ReservationRequest
+
+
+class MemoryClient(Registry):
+    """One client of a registry in memory; several may share it."""
+
+    def __init__(self, memory: MemoryRegistry) -> None:
+        self._memory = memory
+
+    async def put_models(self, specs: Sequence[ModelSpec]) -> list[str]:
+        return self._memory.put_models(specs, time.time())
+
+    async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
+        return [name for name in names if not self._memory.delete_model(name)]
+
+    async def get_model(self, name: ModelName) -> ModelRecord | None:
+        return self._memory.state.models.get(name)
+
+    async def cluster(self) -> ClusterState:
+        self._memory.sweep(time.time())
+        return self._memory.state
+
+    async def put_profile(self, profile: Profile) -> bool:
+        return self._memory.put_profile(profile)
+
+    async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
+        return self._memory.register_pod(info, time.time(), lease_ttl_s=lease_ttl_s)
+
+    async def heartbeat(
+        self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
+    ) -> None:
+        self._memory.beat(
+            pod,
+            epoch,
+            time.time(),
+            used_bytes=report.used_bytes,
+            loads_total=report.loads_total,
+            samples=report.samples,
+            lease_ttl_s=lease_ttl_s,
+        )
+
+    async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
+        self._memory.set_phase(pod, epoch, phase, time.time())
+
+    async def deregister_pod(self, pod: str, epoch: int) -> None:
+        self._memory.leave(pod, epoch)
+
+    async def claim_load(
+        self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S
+    ) -> int | None:
+        return self._memory.claim_load(pod, epoch, key, scope, time.time(), ttl_s=ttl_s)
+
+    async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:
+        self._memory.start_load(pod, epoch, key, token, source, time.time())
+
+    async def finish_load(
+        self, pod: str, epoch: int, key: str, token: int, memory_bytes: int
+    ) -> None:
+        self._memory.finish_load(pod, epoch, key, token, memory_bytes, time.time())
+
+    async def fail_load(
+        self, pod: str, epoch: int, key: str, token: int, failure: LoadFailure
+    ) -> None:
+        self._memory.fail_load(pod, epoch, key, token, failure, time.time())
+
+    async def report_broken(self, pod: str, epoch: int, failure: LoadFailure) -> None:
+        self._memory.report_broken(pod, epoch, failure, time.time())
+
+    async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
+        self._memory.set_tier(pod, epoch, key, tier, bytes_, time.time())
+
+    async def end_inference(self, pod: str, reservation_id: str) -> None:
+        self._memory.end_inference(reservation_id, pod)
+
+    def reserve(
+        self,
+        wanted: ReservationRequest,
+        settle: Callable[[Granted | Refusal | RegistryUnavailable], None],
+    ) -> None:
+        settle(
+            self._memory.reserve(
+                wanted.id,
+                wanted.entry,
+                wanted.predict,
+                wanted.key,
+                wanted.mode,
+                time.time(),
+                max_other_copies=wanted.max_other_copies,
+                target_ongoing=wanted.target_ongoing,
+                ttl_s=wanted.ttl_s,
+            )
+        )
+
+    def release(
+        self,
+        reservation_id: str,
+        *,
+        entry: str,
+        predict: str,
+        on_result: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        self._memory.release(reservation_id, entry, predict)
+        on_result(True)
+
+    def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+        self._memory.renew(reservation_id, entry, predict, time.time() + ttl_s)

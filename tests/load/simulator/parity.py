@@ -1,0 +1,172 @@
+"""One trace, live and simulated: the same decisions, field by field.
+
+Live are a real gateway, a real Redis and pods of known times that speak the pods' contract. The
+simulated cluster has the same pods and times. Both draw the same random numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import httpx
+
+from load.simulator.cluster_file import cluster_of
+from load.simulator.simulate import Simulation, simulate
+from registry.pod import Samples
+from tests import servers
+from tests.gateway.conftest import Floor
+from tests.load.simulator.traces import Row, trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from registry.client import Registry
+    from registry.model import ModelSpec, RoutingPolicy
+
+PODS = ("n-0", "n-1", "n-2", "n-3")
+_pools = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the stub pods take, in seconds, and what the registry says was measured."""
+
+    load_s: float
+    infer_s: float
+    around_s: float
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the client is told of a decision."""
+
+    model: str
+    status: int
+    policy: str | None
+    reason: str | None
+    entry: str | None
+    predict: str | None
+    start: str | None
+
+
+def simulated(
+    rows: Sequence[Row], times: Times, policies: Mapping[str, RoutingPolicy]
+) -> list[Decision]:
+    run = simulation(rows, times, policies)
+    found = [row for batch in run for row in batch.to_pylist()]
+    found.sort(key=lambda row: int(row["request_id"].rpartition("-")[2]))
+    return [
+        Decision(
+            row["model"], row["status"], row["policy"], row["reason"], row["entry_pod"],
+            row["predict_pod"], row["start"],
+        )
+        for row in found
+    ]  # fmt: skip
+
+
+def simulation(
+    rows: Sequence[Row], times: Times, policies: Mapping[str, RoutingPolicy]
+) -> Simulation:
+    document = {
+        "nodes": [{"name": "n", "count": len(PODS), "pods": [{}]}],
+        "models": [
+            {
+                "name": model,
+                "annotations": {"policy": policy.value},
+                "infer": {1: f"{times.infer_s}s"},
+                "preprocess": "0s",
+                "postprocess": f"{times.around_s}s",
+                "assets": "0s",
+                "load": {"remote": f"{times.load_s}s", "disk": f"{times.load_s}s"},
+                "batching": False,
+            }
+            for model, policy in policies.items()
+        ],
+        "network": {"gateway_hop": "0s", "pod_hop": "0s"},
+        "heartbeat": "24h",  # the stub pods report nothing either
+    }
+    run = simulate(cluster_of(document, source="parity"), trace(rows))
+    samples = [
+        Samples(record.spec.key, measure, (seconds,))
+        for record in run.registry.state.models.values()
+        for measure, seconds in times.measured.items()
+    ]
+    pod = run.registry.state.pods[PODS[0]]
+    run.registry.beat(pod.name, pod.epoch, 0.0, used_bytes={}, loads_total=0, samples=samples)
+    return run
+
+
+class Live:
+    """A gateway of its own with stub pods, so that its random numbers begin anew."""
+
+    def __init__(self, floor: Floor, times: Times, policies: Mapping[str, RoutingPolicy]) -> None:
+        self._floor = floor
+        self._specs: dict[str, ModelSpec] = {
+            model: floor.declare(model, routing=policy) for model, policy in policies.items()
+        }
+        pods = floor.pods(*PODS, load_s=times.load_s, lease_s=5.0)
+        samples = [
+            [spec.key, measure, [seconds]]
+            for spec in self._specs.values()
+            for measure, seconds in times.measured.items()
+        ]
+        if samples:
+            pods.control(PODS[0], "samples", json.dumps(samples))
+            servers.wait_until(lambda: self._are_known(times), what="samples known")
+            floor.wait_caught_up()
+        self._wishes = f"delay={times.infer_s},around={times.around_s}"
+
+    def _are_known(self, times: Times) -> bool:
+        async def look(registry: Registry) -> bool:
+            state = await registry.cluster()
+            return all(
+                state.measured(spec.key).get(measure) is not None
+                for spec in self._specs.values()
+                for measure in times.measured
+            )
+
+        return bool(self._floor.do(look))
+
+    def settle(self) -> None:
+        """Return when the gateway has heard of all that happened."""
+        self._floor.wait_caught_up()
+
+    def ask_soon(self, model: str) -> Future[Decision]:
+        """One request in a thread of its own."""
+        return self._floor.threads.submit(self.ask, model)
+
+    def ask(self, model: str) -> Decision:
+        """One request, answered."""
+        answer = self._floor.predict(self._specs[model], x_test=self._wishes)
+        headers = answer.headers
+        return Decision(
+            model,
+            answer.status_code,
+            headers.get("x-pilotlight-policy"),
+            headers.get("x-pilotlight-reason"),
+            headers.get("x-pilotlight-pod"),
+            headers.get("x-pilotlight-predict-pod"),
+            headers.get("x-pilotlight-start"),
+        )
+
+
+@contextmanager
+def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> Iterator[Live]:
+    """A platform of the test's own, whose gateway draws its first random number."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(servers.redis_server(folder / "redis"))
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+        pool = f"parity-{next(_pools)}"
+        gateway = stack.enter_context(
+            servers.gateway(folder / "gateway", redis_url=redis.url, pool=pool)
+        )
+        floor = Floor(redis.url, pool, gateway, client, stack)
+        stack.callback(floor.threads.shutdown)
+        yield Live(floor, times, policies)

@@ -1,0 +1,194 @@
+"""What a simulated cluster does with small traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from load.schema import RECORD_SCHEMA
+from load.simulator.cluster_file import cluster_of
+from load.simulator.errors import WrongTrace
+from load.simulator.simulate import Simulation, simulate
+from registry.model import ModelName, RoutingPolicy
+from tests.load.simulator.traces import Row, trace
+
+COLOCATION, QUEUEING = RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING
+MODEL: dict[str, Any] = {
+    "name": "m", "size": "100MB", "infer": {1: "100ms", 4: "160ms"}, "preprocess": "10ms",
+    "postprocess": "20ms", "load_fixed": "50ms",
+}  # fmt: skip
+NODE: dict[str, Any] = {
+    "name": "n", "object_storage_rate": "100MB/s", "disk_rate": "1GB/s", "pods": [{}],
+}  # fmt: skip
+NETWORK = {"gateway_hop": "0s", "pod_hop": "0s"}
+
+
+def cluster(node: dict[str, Any], *models: dict[str, Any], **more: Any) -> Any:
+    document = {"nodes": [NODE | node], "models": [MODEL | model for model in models or ({},)]}
+    return cluster_of({"network": NETWORK, **document, **more}, source="test")
+
+
+def run(
+    plan: Any, rows: list[Row], policy: RoutingPolicy = COLOCATION, seed: int = 0, **options: Any
+) -> list[dict[str, Any]]:
+    return records(simulate(plan, trace(rows, **options), policy, seed))
+
+
+def records(run: Simulation) -> list[dict[str, Any]]:
+    rows = [row for batch in run for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: (row["scheduled_s"], row["request_id"]))
+
+
+def took_s(row: dict[str, Any]) -> float:
+    return float(row["finished_s"] - row["scheduled_s"])
+
+
+def test_a_cold_start_takes_the_load_and_the_stages() -> None:
+    [cold, warm] = run(cluster({"pods": [{"device_rate": "200MB/s"}]}), [(0.0, "m"), (5.0, "m")])
+    assert (cold["start"], warm["start"]) == ("remote", "warm")
+    assert took_s(cold) == pytest.approx(1.0 + 0.5 + 0.05 + 0.01 + 0.1 + 0.02)
+    assert took_s(warm) == pytest.approx(0.13)
+    assert cold["load_ms"] == pytest.approx(1550)
+    assert [warm[f"{stage}_ms"] for stage in ("preprocess", "infer", "postprocess")] == (
+        pytest.approx([10, 100, 20])
+    )
+
+
+def test_a_faster_pod_infers_faster() -> None:
+    rows = run(cluster({"pods": [{"speed": 2}]}), [(0.0, "m"), (9.0, "m")])
+    assert took_s(rows[1]) == pytest.approx(0.065)
+
+
+def test_loads_share_the_link_of_their_machine() -> None:
+    plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]}, {"count": 2})
+    for row in run(plan, [(0.0, "m-0"), (0.0, "m-1")]):
+        assert row["load_ms"] == pytest.approx(2050)
+
+
+def test_a_model_is_downloaded_once_for_a_machine() -> None:
+    plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]})
+    simulation = simulate(plan, trace([(0.0, "m"), (0.0, "m")]), COLOCATION)
+    assert [row["load_ms"] for row in records(simulation)] == pytest.approx([1050, 1050])
+    assert simulation.summary.loads == {"remote": 2}
+
+
+def test_who_queues_at_a_warm_model_does_not_load_it_again() -> None:
+    plan = cluster({"count": 8}, {"at": {"n-3": "device"}})
+    simulation = simulate(plan, trace([(0.001 * n, "m") for n in range(10)]), QUEUEING)
+    assert {row["entry_pod"] for row in records(simulation)} == {"n-3"}
+    assert not simulation.summary.loads
+
+
+def test_requests_that_wait_for_the_device_share_a_batch() -> None:
+    plan = cluster({"pods": [{"slots": 8}]}, {"at": {"n": "device"}})
+    rows = run(plan, [(0.001 * n, "m") for n in range(5)], QUEUEING)
+    assert took_s(rows[0]) == pytest.approx(0.13)
+    for row in rows[1:]:
+        assert row["finished_s"] == pytest.approx(0.01 + 0.1 + 0.16 + 0.02)
+
+
+def test_an_evicted_model_comes_back_from_host_memory() -> None:
+    plan = cluster(
+        {"pods": [{"memory": "150MB", "device_rate": "1GB/s"}], "host_memory": "1GB"}, {"count": 2}
+    )
+    rows = run(plan, [(0.0, "m-0"), (10.0, "m-1"), (20.0, "m-0")])
+    assert [row["start"] for row in rows] == ["remote", "remote", "host"]
+    assert rows[2]["load_ms"] == pytest.approx(150)
+
+
+def test_a_full_queue_and_a_passed_deadline_are_refused() -> None:
+    one = {"at": {"n": "device"}, "batching": False, "annotations": {"queue-depth": 1}}
+    rows = run(cluster({}, one), [(0.0, "m"), (0.001, "m"), (0.002, "m")], QUEUEING)
+    assert [row["status"] for row in rows] == [200, 200, 429]
+    rows = run(cluster({}, one), [(0.0, "m"), (0.01, "m")], QUEUEING, deadline_s=0.15)
+    assert [(row["status"], row["reason"]) for row in rows] == [(200, "warm"), (504, "deadline")]
+
+
+def test_a_model_that_fits_no_slot_of_memory_in_use_waits_for_it() -> None:
+    plan = cluster({"pods": [{"memory": "150MB", "slots": 2, "device_rate": "unlimited"}]},
+                   {"count": 2})  # fmt: skip
+    rows = run(plan, [(0.0, "m-0"), (1.06, "m-1")])
+    assert [row["status"] for row in rows] == [200, 200]
+    assert rows[1]["start"] == "remote"
+
+
+def test_requests_of_a_pod_that_dies_go_elsewhere() -> None:
+    node = {"pods": [{"kill": "50ms"}, {}]}
+    rows = run(cluster(node, {"at": {"n-0": "device"}}), [(0.0, "m"), (1.0, "m")])
+    assert [(row["status"], row["entry_pod"]) for row in rows] == [(200, "n-1"), (200, "n-1")]
+
+
+def test_a_draining_pod_answers_what_it_has_and_takes_nothing_new() -> None:
+    node = {"pods": [{"drain": "50ms"}, {}]}
+    rows = run(cluster(node, {"at": {"n-0": "device"}}), [(0.0, "m"), (0.1, "m")])
+    assert [row["entry_pod"] for row in rows] == ["n-0", "n-1"]
+
+
+def test_an_unknown_model_is_404() -> None:
+    [row] = run(cluster({}), [(0.0, "nobody")])
+    assert (row["status"], row["reason"]) == (404, "model-not-found")
+
+
+def test_a_proxied_request_is_prepared_where_it_enters() -> None:
+    plan = cluster(
+        {"pods": [{"count": 2}]}, {"at": {"n-0": "device"}, "assets": "300ms"},
+        network={"gateway_hop": "1ms", "pod_hop": "4ms"},
+    )  # fmt: skip
+    rows = run(plan, [(0.0, "m"), (0.0, "m")], RoutingPolicy.REMOTE_PROXY)
+    proxied = next(row for row in rows if row["entry_pod"] == "n-1")
+    assert (proxied["predict_pod"], proxied["reason"]) == ("n-0", "warm-remote")
+    assert took_s(proxied) == pytest.approx(0.002 + 0.3 + 0.01 + 0.004 + 0.1 + 0.02)
+    assert proxied["network_ms"] == pytest.approx(6)
+
+
+@pytest.mark.parametrize("policy", list(RoutingPolicy))
+def test_one_seed_gives_one_result_and_every_request_one_row(policy: RoutingPolicy) -> None:
+    plan = cluster(
+        {"count": 4, "pods": [{"slots": 2, "memory": "250MB"}]}, {"count": 6}, jitter=0.2
+    )
+    rows = [(0.03 * n, f"m-{n * n % 6}") for n in range(200)]
+    first, again = run(plan, rows, policy, 7), run(plan, rows, policy, 7)
+    assert first == again
+    assert len({row["request_id"] for row in first}) == len(rows)
+    assert {row["policy"] for row in first} == {policy.value}
+    for row in first:
+        stages = ("queue", "load", "preprocess", "infer", "postprocess", "network")
+        assert sum(row[f"{stage}_ms"] for stage in stages) == pytest.approx(1000 * took_s(row))
+
+
+def test_records_have_the_schema_and_come_in_pieces() -> None:
+    plan = cluster({}, {"infer": {1: "1us"}})
+    rows = [(0.01 * n, "m") for n in range(20_000)]
+    batches = list(simulate(plan, trace(rows), COLOCATION))
+    assert all(batch.schema.equals(RECORD_SCHEMA) for batch in batches)
+    assert sum(batch.num_rows for batch in batches) == len(rows)
+    assert max(batch.num_rows for batch in batches) < 20_000
+
+
+def test_a_trace_that_goes_back_or_has_other_columns_is_refused() -> None:
+    with pytest.raises(WrongTrace, match=r"goes back from 1\.0 s to 0\.5 s"):
+        run(cluster({}), [(1.0, "m"), (0.5, "m")])
+    with pytest.raises(WrongTrace, match="must have the columns"):
+        list(simulate(cluster({}), [pa.record_batch({"at": [1.0]})]))
+
+
+class Preloader:
+    """Preloads one model at its first tick."""
+
+    every_s = 1.0
+
+    def __init__(self) -> None:
+        self.begun: list[bool] = []
+
+    def tick(self, state: Any, now_s: float, actions: Any) -> None:
+        self.begun.append(actions.preload(ModelName("default", "m"), "n"))
+
+
+def test_an_autoscaler_may_preload() -> None:
+    preloader = Preloader()
+    plan = cluster({})
+    [row] = records(simulate(plan, trace([(3.5, "m")]), autoscaler=preloader))
+    assert preloader.begun[:3] == [True, False, False]
+    assert row["start"] == "warm"

@@ -1,0 +1,34 @@
+"""Traces for tests, as rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from load.schema import TRACE_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Row = tuple[float, str]
+"""When, and which model of the tenant `default`."""
+
+
+def trace(
+    rows: Iterable[Row], *, deadline_s: float | None = None, tenant: str = "default"
+) -> Iterator[pa.RecordBatch]:
+    """Arrivals of one item each."""
+    at_s, models = zip(*rows, strict=True)
+    count = len(at_s)
+    yield pa.RecordBatch.from_arrays(
+        [
+            pa.array(at_s, pa.float64()),
+            pa.array([tenant] * count, pa.string()).dictionary_encode(),
+            pa.array(models, pa.string()).dictionary_encode(),
+            pa.array([1] * count, pa.int64()),
+            pa.array([0] * count, pa.int64()),
+            pa.array([deadline_s] * count, pa.float64()),
+        ],
+        schema=TRACE_SCHEMA,
+    )

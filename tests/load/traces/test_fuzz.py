@@ -1,0 +1,74 @@
+"""Whatever is given: a trace, or one of our own errors."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from load.errors import TraceError
+from load.traces.naming import open_trace
+from tests.load.rows import relaxed, rows
+from tests.load.traces.test_formats import SAMPLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WORDS = st.sampled_from(
+    [
+        "poisson", "gamma", "spike", "azure-llm", "file", ":", "|", " + ", "(", ")", ",", "=", "'",
+        '"', "rate", "rps", "map", "slice", "deadline", "latency", "duration", "cv", "1", "-1",
+        "2s", "1e999", "nan", "a/b", "5:3", "*", "~", "\0", "\n", "é", ".", "[", "limit", "only",
+    ]
+)  # fmt: skip
+_CELLS = st.sampled_from(
+    ["0", "1", "-1", "1.5", "nan", "inf", "1e400", "", " ", "x", '"', '"a,b"', "é", "1_0", "0x1",
+     "2024-05-10 00:00:00", "2024-13-41", "9999-12-31 23:59:59", "1500-01-01 00:00:00", "null"]
+)  # fmt: skip
+_relaxed_files = settings(
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@relaxed
+@given(st.lists(_WORDS, max_size=14).map("".join))
+def test_any_name_is_opened_or_refused(text: str) -> None:
+    with contextlib.suppress(TraceError):
+        open_trace(text, seed=0)
+
+
+@_relaxed_files
+@given(content=st.binary(max_size=200), packed=st.booleans())
+def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, packed: bool) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with contextlib.suppress(TraceError):
+        rows(open_trace(str(path), seed=0))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@_relaxed_files
+@given(data=st.data())
+def test_any_cells_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    header = SAMPLES[name].partition("\n")[0]
+    width = header.count(",") + 1
+    cells = data.draw(st.lists(st.lists(_CELLS, min_size=width, max_size=width), max_size=4))
+    text = SAMPLES[name] + "".join(",".join(row) + "\n" for row in cells)
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with contextlib.suppress(TraceError):
+        rows(open_trace(str(path), seed=0))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_cut_anywhere_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    packed = gzip.compress(SAMPLES[name].encode())
+    path = tmp_path / "t.csv.gz"
+    for length in range(0, len(packed), 5):
+        path.write_bytes(packed[:length])
+        with pytest.raises(TraceError, match=r"t\.csv\.gz"):
+            rows(open_trace(f"{name}:{path}", seed=0))

@@ -1,0 +1,269 @@
+"""Exported programs through a pod: every protocol, batches, hangs, and memory that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from registry.model import ModelPolicy, Tier
+from runtime.make_model import make_model
+from runtime.tensors import numeric_tensor
+from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from tests import servers
+from tests.runtime import archives, rpc
+from tests.runtime.bringers import LocalPod, local_pod, spec_of
+from tests.runtime.conftest import Cluster
+from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.http import get, metric, post, post_bytes, predict
+from tests.runtime.test_device_memory import mapped_files, resident_bytes, staged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from registry.model import ModelSpec
+
+ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+class Endless(torch.nn.Module):
+    """Takes long enough to be given up."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        wide = features.sum() + torch.ones(1, 1024)
+        for _ in range(64):
+            wide = (wide.t() @ wide).cos().sum(0, keepdim=True)
+        return wide
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("programs")
+    make_model("tiny-program", folder / "sound")
+    archives.export(Endless(), folder / "endless" / "model.pt2", torch.zeros(2, 4))
+    bad = folder / "bad" / "model.pt2"
+    content = {"data/weights/model_weights_config.json": b"{}"}
+    archives.changed(folder / "sound" / "model.pt2", bad, lambda records: records.update(content))
+    (folder / "script").mkdir()
+    (folder / "script" / "model.pt").write_bytes(b"PK")
+    return folder
+
+
+class Served:
+    def __init__(self, pod: servers.Pod, port: int) -> None:
+        self.pod = pod
+        self.port = port
+
+    def infer(self, document: Any, model: str = "sound") -> Any:
+        return post(f"{self.pod.url}/v2/models/default~{model}/infer", document)
+
+
+@pytest.fixture(scope="module")
+def served(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    programs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("pods")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        for name in ("sound", "bad", "script"):
+            cluster.declare(name, programs / name)
+        cluster.declare("tasked", programs / "sound", task="text-classification")
+        port = servers.free_port()
+        yield Served(cluster.pod("programs", slots=8, grpc_port=port), port)
+
+
+def features(rows: np.ndarray[Any, Any] = ROWS, **changes: Any) -> dict[str, Any]:
+    entry = {"name": "features", "datatype": "FP32", "shape": list(rows.shape)}
+    return {"inputs": [{**entry, "data": rows.ravel().tolist(), **changes}]}
+
+
+@pytest.fixture(scope="module")
+def scores(served: Served) -> np.ndarray[Any, Any]:
+    """What the pod says of `ROWS`, over JSON."""
+    answer = served.infer(features())
+    assert answer.status_code == 200, answer.text
+    scores, label = answer.json()["outputs"]
+    assert (scores["name"], scores["datatype"], scores["shape"]) == ("scores", "FP32", [3, 3])
+    assert (label["name"], label["datatype"], label["shape"]) == ("label", "INT64", [3])
+    values = np.array(scores["data"], np.float32).reshape(3, 3)
+    assert values.argmax(1).tolist() == label["data"]
+    return values
+
+
+def test_binary_gives_what_json_gives(served: Served, scores: np.ndarray[Any, Any]) -> None:
+    body = encode_request([numeric_tensor("features", ROWS)])
+    answer = post_bytes(
+        f"{served.pod.url}/v2/models/default~sound/infer",
+        body.content,
+        **{name.replace("-", "_"): value for name, value in body.headers},
+    )
+    outputs = decode_outputs(answer.content, answer.headers[LENGTH_HEADER])
+    assert np.allclose(outputs[0].data, scores, atol=1e-6)
+
+
+def test_grpc_gives_what_json_gives(served: Served, scores: np.ndarray[Any, Any]) -> None:
+    request = messages.ModelInferRequest(model_name="default~sound")
+    request.inputs.add(name="INPUT__0", datatype="FP32", shape=[3, 4])
+    request.raw_input_contents.append(ROWS.tobytes())
+    answer = rpc.call(served.port, "ModelInfer", request)
+    assert [output.name for output in answer.outputs] == ["scores", "label"]
+    values = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(3, 3)
+    assert np.allclose(values, scores, atol=1e-6)
+
+
+def test_v1_gives_an_object_per_row(served: Served, scores: np.ndarray[Any, Any]) -> None:
+    predictions = predict(served.pod.url, "sound", *ROWS.tolist()).json()["predictions"]
+    assert [each["label"] for each in predictions] == scores.argmax(1).tolist()
+    assert np.allclose([each["scores"] for each in predictions], scores, atol=1e-6)
+
+
+def test_metadata_says_the_signature(served: Served) -> None:
+    about = get(f"{served.pod.url}/v2/models/default~sound").json()
+    assert about["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, 4]}]
+    assert about["outputs"] == [
+        {"name": "scores", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "label", "datatype": "INT64", "shape": [-1]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        pytest.param(features(name="x"), "takes inputs named ['features']", id="name"),
+        pytest.param(features(datatype="FP64"), "must be FP32, was FP64", id="datatype"),
+        pytest.param(features(ROWS[:, :2]), "must have shape [1 to 256, 4]", id="shape"),
+        pytest.param(features(data=["a"] * 12), "values of datatype FP32", id="values"),
+        pytest.param({**features(), "outputs": [{"name": "no"}]}, "the model has", id="output"),
+    ],
+)
+def test_wrong_tensors_are_answered_with_400(served: Served, document: Any, message: str) -> None:
+    answer = served.infer(document)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        pytest.param("bad", "of the program must be an object", id="archive"),
+        pytest.param("script", "TorchScript and pickled models are not served", id="torchscript"),
+        pytest.param("tasked", "remove the annotation pilotlight.io/task", id="task"),
+    ],
+)
+def test_models_that_cannot_be_served_say_why(served: Served, model: str, message: str) -> None:
+    answer = served.infer(features(), model)
+    assert answer.status_code == 503, answer.text
+    assert message in answer.json()["error"]
+
+
+def test_requests_share_a_batch(cluster: Cluster, programs: Path) -> None:
+    policy = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
+    cluster.declare("m", programs / "sound", policy=policy)
+    pod = cluster.pod(slots=3)
+    assert post(f"{pod.url}/v2/repository/models/default~m/load").status_code == 200
+    with ThreadPoolExecutor(3) as clients:
+        answers = list(clients.map(lambda row: predict(pod.url, "m", row.tolist()), ROWS))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert metric(pod.url, "pilotlight_batches_total", model="default/m", outcome="ok") == 1
+    assert metric(pod.url, "pilotlight_batch_size_sum", model="default/m") == 3
+
+
+def test_another_pod_infers_for_the_entry_pod(cluster: Cluster, programs: Path) -> None:
+    cluster.declare("m", programs / "sound")
+    entry, predicting = cluster.pod("entry"), cluster.pod("predicting")
+    alone = predict(predicting.url, "m", *ROWS.tolist())
+    through = predict(
+        entry.url, "m", *ROWS.tolist(), predict=predicting.url.removeprefix("http://")
+    )
+    assert through.status_code == 200, through.text
+    assert through.headers["x-pilotlight-predict-pod"] == "predicting"
+    assert through.json() == alone.json()
+
+
+def test_a_program_that_hangs_is_given_up(cluster: Cluster, programs: Path) -> None:
+    policy = ModelPolicy(max_infer_s=0.005)
+    cluster.declare("m", programs / "endless", policy=policy)
+    cluster.declare("other", programs / "sound")
+    pod = cluster.pod()
+    answer = predict(pod.url, "m", *ROWS[:2].tolist())
+    assert answer.status_code in {503, 504}, answer.text
+    assert "did not end within 0.005 s" in answer.json()["error"]
+    assert predict(pod.url, "other", *ROWS.tolist()).status_code == 200
+
+
+# Memory
+
+
+async def answer(pod: LocalPod, spec: ModelSpec) -> bytes:
+    resident = pod.bringer.store.pin(spec.key)
+    assert resident is not None
+    inputs = resident.model.frontend.joining.checked([numeric_tensor("features", ROWS)])
+    ran = await resident.model.infer(inputs)
+    await pod.bringer.store.unpin(resident)
+    return b"".join(tensor.data.tobytes() for tensor in ran.value)
+
+
+async def cycle(pod: LocalPod, spec: ModelSpec, count: int) -> None:
+    for _ in range(count):
+        await pod.load(spec)
+        await answer(pod, spec)
+        await pod.unload(spec)
+
+
+def test_answers_are_the_same_from_every_tier(programs: Path, tmp_path: Path) -> None:
+    spec = spec_of("sound", programs / "sound")
+
+    async def main() -> None:
+        async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
+            answers, tiers = [], []
+            for tier in (Tier.REMOTE, Tier.DISK, Tier.HOST):
+                if tier is Tier.HOST:
+                    await pod.demote(spec)
+                tiers.append(await pod.load(spec))
+                answers.append(await answer(pod, spec))
+                await pod.unload(spec)
+            assert tiers == [Tier.REMOTE, Tier.DISK, Tier.HOST]
+            assert answers[0] == answers[1] == answers[2]
+
+    asyncio.run(main())
+
+
+def test_memory_is_at_its_baseline_after_200_loads(programs: Path, tmp_path: Path) -> None:
+    spec = spec_of("sound", programs / "sound")
+
+    async def main() -> None:
+        async with local_pod(tmp_path) as pod:
+            await cycle(pod, spec, 30)
+            before, open_before = resident_bytes(), len(os.listdir("/proc/self/fd"))
+            await cycle(pod, spec, 200)
+            assert abs(resident_bytes() - before) < 8e6
+            assert len(os.listdir("/proc/self/fd")) == open_before
+            assert mapped_files(tmp_path) == 0
+            assert pod.bringer.store.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_slabs_of_programs_are_given_back_whole(programs: Path, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    spec = spec_of("sound", programs / "sound")
+
+    async def main() -> None:
+        async with local_pod(tmp_path, memory=staged(engine)) as pod:
+            await pod.load(spec)
+            assert engine.allocated_bytes == pod.bringer.store.bytes_of(spec.key) > 0
+            await pod.unload(spec)
+            assert engine.allocated_bytes == 0
+
+    asyncio.run(main())
