@@ -211,7 +211,7 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         pytest.param(
             "/v2/repository/models/text/load",
             {"parameters": {"config": "{}"}},
-            "'parameters' must be left out",
+            "'parameters' may have 'tier' and nothing else",
             id="load-with-config",
         ),
     ],
