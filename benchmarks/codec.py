@@ -18,9 +18,15 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.quantiles import spread
-from runtime.grpc_bodies import decode_message, encode_answer
-from runtime.tensors import numeric_tensor
-from runtime.v2 import LENGTH_HEADER, V2Request, decode_request, encode_request, encode_response
+from runtime.protocols.grpc_bodies import decode_message, encode_answer
+from runtime.protocols.tensors import numeric_tensor
+from runtime.protocols.v2 import (
+    LENGTH_HEADER,
+    V2Request,
+    decode_request,
+    encode_request,
+    encode_response,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -33,7 +33,7 @@ from pilotlight.platform.processes import python_environment
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.samples import make_model_command
-from runtime.architectures import ARCHITECTURES
+from runtime.networks.architectures import ARCHITECTURES
 
 app = typer.Typer(
     name="pilotlight",

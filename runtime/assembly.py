@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING
 
 from registry.pod import PodInfo
 from registry.watch import ClusterWatch
-from runtime.abandoned import AbandonedParams
 from runtime.agent import Agent, Inventory
-from runtime.bringing import Bringer
 from runtime.declared import DeclaredModels
-from runtime.demotion import Demotions
-from runtime.disk_cache import DiskCache
+from runtime.device.hangs import Hangs
 from runtime.ends import InferenceEnds
-from runtime.eviction import POLICIES
-from runtime.finding import Finder
 from runtime.follow import Follower
-from runtime.frontends import Frontends
 from runtime.generation.service import GenerationService
-from runtime.grpc_server import GrpcLimits, GrpcServer
-from runtime.grpc_service import InferenceService
-from runtime.hangs import Hangs
 from runtime.health import Health
-from runtime.link import LinkRate
-from runtime.loads import Loads
+from runtime.loading.abandoned import AbandonedParams
+from runtime.loading.bringing import Bringer
+from runtime.loading.eviction import POLICIES
+from runtime.loading.finding import Finder
+from runtime.loading.frontends import Frontends
+from runtime.loading.loads import Loads
+from runtime.loading.reload_costs import ReloadCosts
+from runtime.loading.store import Eviction, ModelStore
+from runtime.loading.wish import Wish
 from runtime.measurements import Measurements
+from runtime.networks.skeletons import Skeletons
 from runtime.openai.routes import OpenAIRoutes
-from runtime.profile_route import profile_route
-from runtime.profiler import Profiler
-from runtime.profiles import Profiles
-from runtime.reload_costs import ReloadCosts
+from runtime.profiling.profiler import Profiler
+from runtime.profiling.route import profile_route
+from runtime.profiling.stored import Profiles
+from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
+from runtime.protocols.grpc_service import InferenceService
+from runtime.protocols.routes import Routes
+from runtime.protocols.server import PodServer
 from runtime.repository import Repository
-from runtime.routes import Routes
-from runtime.server import PodServer
 from runtime.service import PodIdentity, PredictService
-from runtime.skeletons import Skeletons
-from runtime.storages import StorageOptions, Storages
-from runtime.store import Eviction, ModelStore
-from runtime.whereabouts import held, tier_after, used_bytes
-from runtime.wish import Wish
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.demotion import Demotions
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.whereabouts import held, tier_after, used_bytes
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.client import Registry
-    from runtime.device import DeviceWorker
-    from runtime.device_memory import DeviceMemory
-    from runtime.host_tier import HostTier
-    from runtime.load_threads import LoadThreads
+    from runtime.device.memory import DeviceMemory
+    from runtime.device.worker import DeviceWorker
+    from runtime.loading.load_threads import LoadThreads
     from runtime.peer import PeerClient
     from runtime.settings import PodSettings
+    from runtime.tiers.host_tier import HostTier
 
 
 @dataclass(frozen=True, slots=True)

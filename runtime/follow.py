@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from registry.watch import ClusterWatch
     from runtime.agent import Agent
-    from runtime.disk_cache import DiskCache
-    from runtime.frontends import Frontends
-    from runtime.host_tier import HostTier
-    from runtime.loads import Loads
-    from runtime.reload_costs import ReloadCosts
-    from runtime.store import ModelStore
+    from runtime.loading.frontends import Frontends
+    from runtime.loading.loads import Loads
+    from runtime.loading.reload_costs import ReloadCosts
+    from runtime.loading.store import ModelStore
+    from runtime.tiers.disk_cache import DiskCache
+    from runtime.tiers.host_tier import HostTier
 
 logger = logging.getLogger(__name__)
 

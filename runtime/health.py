@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.agent import Agent
-    from runtime.device import DeviceWorker
+    from runtime.device.worker import DeviceWorker
     from runtime.service import PredictService
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import httpx
 
 from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnreachable
-from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from runtime.request import RequestHead
-    from runtime.tensors import Tensor
+    from runtime.protocols.request import RequestHead
+    from runtime.protocols.tensors import Tensor
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 600.0

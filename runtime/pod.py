@@ -15,14 +15,14 @@ import uvloop
 
 from registry.client import Registry
 from runtime.assembly import Ground, assemble
-from runtime.device import DeviceWorker
-from runtime.device_memory import open_device
-from runtime.disk_watch import watch_disk
-from runtime.host_tier import enter_host_tier
-from runtime.load_threads import LoadThreads
+from runtime.device.memory import open_device
+from runtime.device.worker import DeviceWorker
+from runtime.loading.load_threads import LoadThreads
 from runtime.peer import PeerClient
-from runtime.server import LONGEST_CLOSE_S, listen
+from runtime.protocols.server import LONGEST_CLOSE_S, listen
 from runtime.threads import in_thread
+from runtime.tiers.disk_watch import watch_disk
+from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
     from runtime.assembly import Parts

@@ -20,8 +20,8 @@ PRELOADED = (
     "transformers.generation.continuous_batching",
     "runtime.pod",
     "runtime.logs",
-    "runtime.storage_s3",
-    "runtime.storage_file",
+    "runtime.storage.s3",
+    "runtime.storage.file",
 )
 
 

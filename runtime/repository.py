@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from registry.model import ModelSpec
     from runtime.declared import DeclaredModels
-    from runtime.frontends import Frontends
-    from runtime.loads import Loads
+    from runtime.loading.frontends import Frontends
+    from runtime.loading.loads import Loads
+    from runtime.loading.store import ModelStore
     from runtime.service import PredictService
-    from runtime.store import ModelStore
 
 UNLOAD_PATIENCE_S = 30.0
 SERVER_NAME = "pilotlight"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from kserve import InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
+from runtime.device.lane import Lane, Payload
+from runtime.device.stepwise import Stepwise, run_steps
 from runtime.errors import InvalidRequest
-from runtime.lane import Lane, Payload
-from runtime.stepwise import Stepwise, run_steps
-from runtime.tensors import BYTES, Tensor, bytes_tensor
+from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from registry.model import ModelPolicy, ModelSpec
-    from runtime.device import DeviceWorker
-    from runtime.device_queue import Ran
+    from runtime.device.queue import Ran
+    from runtime.device.worker import DeviceWorker
     from runtime.generation.engine import Engine
     from runtime.tasks.task import Frontend
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
 from registry.pod import Stage
-from runtime.bodies import Protocol, ReadBody, read_body, v2_of, write_answer
 from runtime.errors import (
     DeadlinePassed,
     Draining,
@@ -28,6 +27,7 @@ from runtime.errors import (
 )
 from runtime.lives import Lives
 from runtime.metrics import SLOTS_USED, STAGE_SECONDS
+from runtime.protocols.bodies import Protocol, ReadBody, read_body, v2_of, write_answer
 from runtime.stages import postprocessed, preprocessed, simulate
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from registry.model import ModelSpec
     from runtime.declared import DeclaredModels
     from runtime.ends import InferenceEnds
-    from runtime.frontends import Frontends
-    from runtime.loads import HeldModel, Loads
+    from runtime.loading.frontends import Frontends
+    from runtime.loading.loads import HeldModel, Loads
     from runtime.measurements import Measurements
     from runtime.peer import PeerClient
-    from runtime.request import RequestHead
+    from runtime.protocols.request import RequestHead
+    from runtime.protocols.tensors import Tensor
+    from runtime.protocols.v2 import EncodedBody
     from runtime.tasks.task import Frontend
-    from runtime.tensors import Tensor
-    from runtime.v2 import EncodedBody
 
 KSERVE_HISTOGRAMS = {
     Stage.PREPROCESS: PRE_HIST_TIME,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from registry import configuration
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
-from runtime.eviction import POLICIES
 from runtime.generation.limits import GenerationLimits
-from runtime.host_folder import DEFAULT_BASE
+from runtime.loading.eviction import POLICIES
+from runtime.tiers.host_folder import DEFAULT_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from runtime.bodies import ReadBody, write_answer
 from runtime.errors import InvalidRequest
+from runtime.protocols.bodies import ReadBody, write_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runtime.protocols.tensors import Tensor
+    from runtime.protocols.v2 import EncodedBody
     from runtime.tasks.task import Frontend
-    from runtime.tensors import Tensor
-    from runtime.v2 import EncodedBody
 
 
 async def simulate(seconds: float) -> None:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.gpu.subject import Subject
-    from runtime.staged_memory import StagedMemory
-    from runtime.weight_source import WeightSource
+    from runtime.device.staged_memory import StagedMemory
+    from runtime.networks.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gpu.serving import infer
 from benchmarks.tiers.ours import filled_skeleton
-from runtime.skeletons import Skeletons
+from runtime.networks.skeletons import Skeletons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from benchmarks.gpu.subject import Subject
-    from runtime.staged_memory import StagedMemory
-    from runtime.weight_source import WeightSource
+    from runtime.device.staged_memory import StagedMemory
+    from runtime.networks.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.staged_memory import StagedMemory
-    from runtime.weight_source import WeightSource
+    from runtime.device.staged_memory import StagedMemory
+    from runtime.networks.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

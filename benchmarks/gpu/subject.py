@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.staged_memory import CopyEngine
+    from runtime.device.staged_memory import CopyEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def cuda_subject() -> Subject | None:
     """The current CUDA device, or None where there is none."""
     if not torch.cuda.is_available():
         return None
-    from runtime.cuda import CudaEngine
+    from runtime.device.cuda import CudaEngine
 
     engine = CudaEngine()
 

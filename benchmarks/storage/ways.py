@@ -43,9 +43,9 @@ def _client() -> S3Client:
 def pilotlight(folder: Path) -> Callable[[], Path]:
     """The runtime's disk cache, as a pod uses it: listing, small files, weights, checksums."""
     from registry.model import ModelName, ModelSpec
-    from runtime.disk_cache import DiskCache
-    from runtime.link import LinkRate
-    from runtime.storages import Storages
+    from runtime.storage.link import LinkRate
+    from runtime.storage.storages import Storages
+    from runtime.tiers.disk_cache import DiskCache
 
     storages = Storages()
     cache = DiskCache(folder, storages, LinkRate(None))

@@ -16,11 +16,11 @@ from benchmarks.tiers.contestants import Contestant, Start, from_pretrained
 from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
 from registry.model import ModelName, ModelSpec
-from runtime.disk_cache import DiskCache
-from runtime.link import LinkRate
-from runtime.skeletons import Skeleton, Skeletons
-from runtime.storages import Storages
-from runtime.weight_source import DiskWeights
+from runtime.networks.skeletons import Skeleton, Skeletons
+from runtime.networks.weight_source import DiskWeights
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import Storages
+from runtime.tiers.disk_cache import DiskCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

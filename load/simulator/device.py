@@ -1,7 +1,7 @@
 """A simulated device: one inference at a time, batched by the runtime's own rules.
 
-What goes together and what goes next is `runtime.batch` and `runtime.device_queue`; how long it
-takes is the model's profile over the device's speed.
+What goes together and what goes next is `runtime.device.batch` and `runtime.device.queue`; how long
+it takes is the model's profile over the device's speed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
 from registry.profile import Profile
-from runtime.batch import Waiting
-from runtime.batch_times import BatchTimes
-from runtime.device_queue import DeviceQueue, Queued
-from runtime.lane import Lane
+from runtime.device.batch import Waiting
+from runtime.device.batch_times import BatchTimes
+from runtime.device.lane import Lane
+from runtime.device.queue import DeviceQueue, Queued
 
 if TYPE_CHECKING:
     import random
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from load.simulator.kernel import Kernel
 
 PATIENCE_S: Final = 60.0
-"""As in `runtime.device`: requests without a deadline are ordered as if theirs were so far away."""
+"""As in `runtime.device.worker`: requests without a deadline are ordered as if it were so far
+away."""
 
 
 @dataclass(eq=False, slots=True)

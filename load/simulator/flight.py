@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from load.simulator.cluster import ModelPlan
     from load.simulator.pod import SimulatedPod
     from registry.model import RoutingPolicy
-    from runtime.residents import Resident
+    from runtime.loading.residents import Resident
 
 
 class Flight:

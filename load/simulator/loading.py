@@ -1,7 +1,7 @@
 """How a simulated pod brings models to its device, and which ones leave for them.
 
 The order is the runtime's: claim, start from the nearest tier, fetch, make room, copy, finish. Who
-leaves is `runtime.residents`; what a reload costs is `runtime.reload_costs`.
+leaves is `runtime.loading.residents`; what a reload costs is `runtime.loading.reload_costs`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from load.simulator.links import SharedLink
 from registry.client import ClaimScope
 from registry.errors import ClaimLost, LeaseLost
 from registry.model import Tier
-from runtime.backoff import Fault, next_failure
-from runtime.eviction import POLICIES
-from runtime.reload_costs import ReloadCosts
-from runtime.residents import Resident, Residents
+from runtime.loading.backoff import Fault, next_failure
+from runtime.loading.eviction import POLICIES
+from runtime.loading.reload_costs import ReloadCosts
+from runtime.loading.residents import Resident, Residents
 
 if TYPE_CHECKING:
     from load.simulator.cluster import ClusterPlan, ModelPlan
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from load.simulator.pod import SimulatedPod
 
 PATIENCE_S: Final = 30.0
-"""As in `runtime.store`: how long a load waits for models in use to let go of memory."""
+"""As in `runtime.loading.store`: how long a load waits for models in use to let go of memory."""
 
 
 @dataclass(eq=False, slots=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from load.simulator.kernel import Kernel
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.node import SimulatedNode
-    from runtime.residents import Resident
+    from runtime.loading.residents import Resident
 
 
 class SimulatedPod:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.model import Task
-from runtime.configuration import read_config, task_of
+from runtime.networks.configuration import read_config, task_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from runtime.ends import InferenceEnds
     from runtime.generation.engine import Engine
     from runtime.generation.limits import GenerationLimits
-    from runtime.loads import HeldModel, Loads
+    from runtime.loading.loads import HeldModel, Loads
     from runtime.measurements import Measurements
-    from runtime.request import RequestHead
+    from runtime.protocols.request import RequestHead
     from runtime.service import PredictService
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
-    from runtime.device import DeviceWorker
+    from runtime.device.lane import Lane
+    from runtime.device.worker import DeviceWorker
     from runtime.generation.limits import GenerationLimits
-    from runtime.lane import Lane
 
 logger = logging.getLogger(__name__)
 

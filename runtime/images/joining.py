@@ -16,7 +16,7 @@ from runtime.images.requests import (
     MOST_SEED,
     MOST_STEPS,
 )
-from runtime.tensors import Tensor, numeric_tensor
+from runtime.protocols.tensors import Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

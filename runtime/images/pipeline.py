@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.configuration import read_json
 from runtime.errors import LoadFailed, ModelInvalid
-from runtime.network import SKELETON_LOCK, build_transformer
-from runtime.skeletons import Place, Skeleton
+from runtime.networks.configuration import read_json
+from runtime.networks.network import SKELETON_LOCK, build_transformer
+from runtime.networks.skeletons import Place, Skeleton
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
-    from runtime.weights import StoredTensor
+    from runtime.networks.weights import StoredTensor
 
 INDEX = "model_index.json"
 SCHEDULE = "scheduler/scheduler_config.json"

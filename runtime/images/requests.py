@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import InvalidRequest
-from runtime.tensors import BYTES
+from runtime.protocols.tensors import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runtime.tensors import Tensor
+    from runtime.protocols.tensors import Tensor
 
 MOST_IMAGES = 16
 MOST_STEPS = 200

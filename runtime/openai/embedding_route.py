@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runtime.bodies import Protocol
-from runtime.client import read_whole, while_connected
 from runtime.errors import InvalidRequest
 from runtime.openai.answers import embeddings
 from runtime.openai.exchange import Reply, answer_or_fail
 from runtime.openai.generation_route import JSON, common_headers
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import EmbeddingBody, read_openai_body
+from runtime.protocols.bodies import Protocol
+from runtime.protocols.client import read_whole, while_connected
+from runtime.protocols.tensors import bytes_tensor
+from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from runtime.tasks.embedding import Embedding
-from runtime.tensors import bytes_tensor
 from runtime.threads import in_thread
-from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from runtime.declared import DeclaredModels
-    from runtime.frontends import Frontends
-    from runtime.request import RequestHead
+    from runtime.loading.frontends import Frontends
+    from runtime.protocols.request import RequestHead
     from runtime.service import Answer, PredictService
     from runtime.settings import PodSettings
 

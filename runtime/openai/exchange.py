@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from runtime.client import ClientGone
 from runtime.errors import InferenceFailed, RuntimePackageError
 from runtime.metrics import REQUESTS
 from runtime.openai.answers import event
 from runtime.openai.errors import error_answer, error_document
 from runtime.peer import PeerRefused
+from runtime.protocols.client import ClientGone
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence

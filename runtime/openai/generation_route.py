@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from runtime.client import read_whole, while_connected
 from runtime.errors import PeerUnreachable
 from runtime.generation.engine import Finish
 from runtime.generation.service import Wish
@@ -14,6 +13,7 @@ from runtime.openai.answers import DONE, AnswerForm, Usage
 from runtime.openai.exchange import Reply, answer_or_fail
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import ChatBody, CompletionBody, read_openai_body
+from runtime.protocols.client import read_whole, while_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runtime.declared import DeclaredModels
     from runtime.generation.service import Delta, GenerationService, Opened
     from runtime.peer import PeerClient
-    from runtime.request import RequestHead
+    from runtime.protocols.request import RequestHead
     from runtime.service import PredictService
     from runtime.settings import PodSettings
     from runtime.tasks.text_generation import TextGeneration

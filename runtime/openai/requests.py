@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.errors import InvalidRequest
-from runtime.v2 import read_object
+from runtime.protocols.v2 import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from runtime.declared import DeclaredModels
-    from runtime.frontends import Frontends
     from runtime.generation.service import GenerationService
+    from runtime.loading.frontends import Frontends
     from runtime.peer import PeerClient
     from runtime.service import PredictService
     from runtime.settings import PodSettings

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.errors import ModelInvalid
+from runtime.networks.weights import DTYPES
 from runtime.programs.payloads import STORED_DTYPES
-from runtime.weights import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

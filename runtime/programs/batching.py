@@ -13,7 +13,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequest
 from runtime.programs.signature import ANY, MOST_SIZE, described
-from runtime.tensors import BF16, NUMPY_OF, Tensor
+from runtime.protocols.tensors import BF16, NUMPY_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ModelInvalid
+from runtime.networks.weights import DTYPES, StoredTensor
 from runtime.programs.archive import CONSTANTS, WEIGHTS, Archive, object_of
-from runtime.weights import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

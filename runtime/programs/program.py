@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.errors import ModelInvalid
+from runtime.networks.skeletons import Skeleton
 from runtime.programs.archive import SUFFIX, Archive, object_of, parsed
 from runtime.programs.graph import build_graph
 from runtime.programs.payloads import views_in_order
 from runtime.programs.signature import Signature, read_signature
-from runtime.skeletons import Skeleton
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.protocols.tensors import Tensor, named_arrays, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
     TextEncoder,
@@ -13,7 +14,6 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
-from runtime.tensors import Tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

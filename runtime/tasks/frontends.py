@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from registry.model import Task
-from runtime.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.images.pipeline import is_pipeline
+from runtime.networks.configuration import read_config, task_of
 from runtime.programs.program import program_path
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification

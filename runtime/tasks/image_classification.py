@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from runtime.device.joining import Joining, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.joining import Joining, TensorRule
+from runtime.protocols.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.task import MOST_ITEMS
 from runtime.tasks.text import torch_inputs
-from runtime.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.joining import Batching
-    from runtime.tensors import Tensor
+    from runtime.device.joining import Batching
+    from runtime.protocols.tensors import Tensor
 
 MOST_ITEMS = 1024
 """Most instances of one request."""

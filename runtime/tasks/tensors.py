@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
-from runtime.json_tensors import from_json
 from runtime.programs.batching import ProgramBatching
 from runtime.programs.program import signature_of_program
+from runtime.protocols.json_tensors import from_json
+from runtime.protocols.tensors import BF16, OIP_OF, Tensor, described
 from runtime.tasks.task import MOST_ITEMS
-from runtime.tensors import BF16, OIP_OF, Tensor, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

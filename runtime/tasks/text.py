@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.configuration import read_json
+from runtime.device.joining import Joining, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.joining import Joining, TensorRule
+from runtime.networks.configuration import read_json
+from runtime.protocols.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 from runtime.tasks.task import MOST_ITEMS
-from runtime.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid, PromptTooLong
+from runtime.networks.configuration import read_json
+from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
     TextEncoder,
@@ -22,7 +23,6 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
-from runtime.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

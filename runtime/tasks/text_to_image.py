@@ -10,13 +10,13 @@ import numpy as np
 from PIL import Image
 
 from registry.model import Task
-from runtime.configuration import read_json
 from runtime.errors import ModelInvalid
 from runtime.images.drawing import Order, draw
 from runtime.images.joining import ImageBatching
 from runtime.images.pipeline import check_index
 from runtime.images.requests import Sides, Wish, instances_of, read_wishes
-from runtime.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
+from runtime.networks.configuration import read_json
+from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

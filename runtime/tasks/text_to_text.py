@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
     TextEncoder,
@@ -15,7 +16,6 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
-from runtime.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks.gpu.measure import Measured, Plan, marks, measure, summary
 from benchmarks.gpu.subject import Subject
-from runtime.make_model import make_model
+from runtime.networks.make_model import make_model
 from tests.runtime.fake_engine import FakeEngine
 
 

@@ -11,32 +11,32 @@ from registry.client import Registry
 from registry.model import ModelName, ModelSpec, Tier
 from registry.pod import PodInfo
 from registry.watch import ClusterWatch
-from runtime.abandoned import AbandonedParams
 from runtime.agent import Agent, Held, Inventory
-from runtime.bringing import Bringer
-from runtime.demotion import Demotions
-from runtime.device import DeviceWorker
-from runtime.device_memory import CpuMemory
-from runtime.disk_cache import DiskCache
-from runtime.eviction import POLICIES
-from runtime.finding import Finder
-from runtime.frontends import Frontends
-from runtime.host_tier import enter_host_tier
-from runtime.link import LinkRate
-from runtime.load_threads import LoadThreads
-from runtime.loads import Loads
+from runtime.device.memory import CpuMemory
+from runtime.device.worker import DeviceWorker
+from runtime.loading.abandoned import AbandonedParams
+from runtime.loading.bringing import Bringer
+from runtime.loading.eviction import POLICIES
+from runtime.loading.finding import Finder
+from runtime.loading.frontends import Frontends
+from runtime.loading.load_threads import LoadThreads
+from runtime.loading.loads import Loads
+from runtime.loading.reload_costs import ReloadCosts
+from runtime.loading.store import Eviction, ModelStore
 from runtime.measurements import Measurements
-from runtime.reload_costs import ReloadCosts
+from runtime.networks.skeletons import Skeletons
 from runtime.settings import PodSettings
-from runtime.skeletons import Skeletons
-from runtime.storages import StorageOptions, Storages
-from runtime.store import Eviction, ModelStore
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.demotion import Demotions
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from runtime.device_memory import DeviceMemory
+    from runtime.device.memory import DeviceMemory
 
 
 @dataclass

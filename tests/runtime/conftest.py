@@ -51,7 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, starting_zygote: servers.Zy
     assert starting_zygote.process.poll() is None
     folder = tmp_path_factory.mktemp("models")
     make = "; ".join(f"make_model({name!r}, Path({str(folder / name)!r}))" for name in TINY_MODELS)
-    code = f"from pathlib import Path; from runtime.make_model import make_model; {make}"
+    code = f"from pathlib import Path; from runtime.networks.make_model import make_model; {make}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=servers.REPOSITORY)
     return folder
 

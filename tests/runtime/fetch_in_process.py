@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from registry.model import ModelName, ModelSpec
-from runtime.disk_cache import DiskCache
 from runtime.errors import LoadFailed
-from runtime.link import LinkRate
-from runtime.storages import Storages
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import Storages
+from runtime.tiers.disk_cache import DiskCache
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from registry.model import ModelName, ModelSpec
-from runtime.partial_file import SPAN_BYTES
-from runtime.staged_memory import StagedMemory
+from runtime.device.staged_memory import StagedMemory
+from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.bringers import LocalPod, local_pod
 from tests.runtime.faults import Asked, Fault, faulty_proxy
 from tests.servers import copy_model, wait_until

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.model import ModelName, ModelSpec
-from runtime.arrivals import Arrivals
-from runtime.arriving_weights import ArrivingWeights
-from runtime.disk_cache import FILES_AT_ONCE, DiskCache
 from runtime.errors import LoadCancelled, ModelInvalid
-from runtime.link import LinkRate
-from runtime.partial_file import SPAN_BYTES
-from runtime.storage import RemoteFile
-from runtime.storages import StorageOptions, Storages
-from runtime.wish import Wish
+from runtime.loading.arrivals import Arrivals
+from runtime.loading.arriving_weights import ArrivingWeights
+from runtime.loading.wish import Wish
+from runtime.storage.link import LinkRate
+from runtime.storage.listing import RemoteFile
+from runtime.storage.partial_file import SPAN_BYTES
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.disk_cache import FILES_AT_ONCE, DiskCache
 
 if TYPE_CHECKING:
     from pathlib import Path

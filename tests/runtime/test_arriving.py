@@ -11,8 +11,8 @@ import pytest
 
 from registry.model import Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
-from runtime.partial_file import SPAN_BYTES
-from runtime.wish import Wish
+from runtime.loading.wish import Wish
+from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.faults import Asked, Fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.backoff import Fault, next_failure
+from runtime.loading.backoff import Fault, next_failure
 
 FAULT = Fault("ModelLoadFailed", "broken", 503)
 

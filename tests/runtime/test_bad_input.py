@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from runtime.raw_tensors import to_raw
-from runtime.tensors import DATATYPES, numeric_tensor
-from runtime.v2 import LENGTH_HEADER
+from runtime.protocols.raw_tensors import to_raw
+from runtime.protocols.tensors import DATATYPES, numeric_tensor
+from runtime.protocols.v2 import LENGTH_HEADER
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.conftest import Cluster

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.batch import BatchLimits, Waiting, form_batch
+from runtime.device.batch import BatchLimits, Waiting, form_batch
 
 if TYPE_CHECKING:
     import random

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from registry.profile import Profile, ProfilePoint, best_rows
-from runtime.batch_times import FIRST_MOST_ROWS, MOST_ROWS, BatchTimes, most_rows_of
-from runtime.profiler import has_stopped_growing, sizes
+from runtime.device.batch_times import FIRST_MOST_ROWS, MOST_ROWS, BatchTimes, most_rows_of
+from runtime.profiling.profiler import has_stopped_growing, sizes
 
 KEY = "default/m@1"
 

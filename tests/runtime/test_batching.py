@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from registry.model import ModelName, ModelPolicy, ModelSpec, Task
-from runtime.device import DeviceWorker
-from runtime.network import load_network
+from runtime.device.worker import DeviceWorker
+from runtime.networks.network import load_network
+from runtime.protocols.tensors import Tensor, numeric_tensor
+from runtime.protocols.v2 import encode_request
 from runtime.served_model import ServedModel
 from runtime.stages import preprocessed
 from runtime.tasks.frontends import load_frontend
-from runtime.tensors import Tensor, numeric_tensor
-from runtime.v2 import encode_request
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict
 from tests.servers import wait_until
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from runtime.bodies import ReadBody
-    from runtime.device_queue import Ran
+    from runtime.device.queue import Ran
+    from runtime.protocols.bodies import ReadBody
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
@@ -241,6 +241,6 @@ def test_what_preprocessing_gives_is_checked(models: Path) -> None:
 
 
 def _body(instances: list[str]) -> ReadBody:
-    from runtime.bodies import ReadBody
+    from runtime.protocols.bodies import ReadBody
 
     return ReadBody(instances=instances)

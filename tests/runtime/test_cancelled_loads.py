@@ -10,10 +10,10 @@ import pytest
 
 from registry.client import ClaimScope
 from registry.model import Tier
-from runtime.abandoned import AbandonedParams, goes_on
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.partial_file import SPAN_BYTES
-from runtime.wish import Progress
+from runtime.loading.abandoned import AbandonedParams, goes_on
+from runtime.loading.wish import Progress
+from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
     SPANS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.device import DeviceWorker
+from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, QueueFull
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from registry.model import ModelPolicy
-from runtime.device import DeviceWorker
+from runtime.device.lane import Lane, Payload
+from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
-from runtime.lane import Lane, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence

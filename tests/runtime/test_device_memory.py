@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from registry.model import ModelPolicy, Tier
-from runtime.device_memory import CpuMemory, open_device
+from runtime.device.memory import CpuMemory, open_device
+from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
-from runtime.staged_memory import StagedMemory
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
 from tests.servers import copy_model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from registry.model import ModelSpec
-    from runtime.device_memory import DeviceMemory
+    from runtime.device.memory import DeviceMemory
 
 KINDS = ("tiny-t5", "tiny-bert", "tiny-vit")
 TEXT_KINDS = ("tiny-t5", "tiny-bert")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.model import ModelName, ModelSpec
-from runtime.disk_cache import DiskCache
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.link import LinkRate
-from runtime.partial_file import SPAN_BYTES, spans_of
-from runtime.storage import RemoteFile, checked_listing, weights_of
-from runtime.storages import Storages
+from runtime.storage.link import LinkRate
+from runtime.storage.listing import RemoteFile, checked_listing, weights_of
+from runtime.storage.partial_file import SPAN_BYTES, spans_of
+from runtime.storage.storages import Storages
+from runtime.tiers.disk_cache import DiskCache
 from tests import servers
 
 if TYPE_CHECKING:

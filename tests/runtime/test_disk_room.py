@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.model import ModelName, ModelSpec
-from runtime.cache_locks import CacheLocks
-from runtime.disk_cache import DiskCache
-from runtime.disk_room import DiskRoom
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
-from runtime.generation_folder import crc32_of
-from runtime.link import LinkRate
-from runtime.storage import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
-from runtime.storages import StorageOptions, Storages
+from runtime.storage.link import LinkRate
+from runtime.storage.listing import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.cache_locks import CacheLocks
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.disk_room import DiskRoom
+from runtime.tiers.generation_folder import crc32_of
 from tests import servers
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_model_in_use_never_leaves_whichever_process_uses_it(tmp_path: Path) -> 
     first = fetch(cache, specs[0])
     fetch(cache, specs[1])
     code = (
-        "import sys; from pathlib import Path; from runtime.cache_locks import CacheLocks;"
+        "import sys; from pathlib import Path; from runtime.tiers.cache_locks import CacheLocks;"
         "held = CacheLocks(Path(sys.argv[1])).use(sys.argv[2]);"
         "print('held', flush=True); sys.stdin.read()"
     )

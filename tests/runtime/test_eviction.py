@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.eviction import measure
-from runtime.eviction import POLICIES, Candidate, greedy_dual, lru
+from runtime.loading.eviction import POLICIES, Candidate, greedy_dual, lru
 from runtime.settings import read_settings
 
 candidates = st.lists(

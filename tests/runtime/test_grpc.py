@@ -17,7 +17,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from runtime.grpc_server import GrpcLimits, GrpcServer
+from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import httpx
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from runtime.device import DeviceWorker
+from runtime.device.worker import DeviceWorker
 from runtime.pod import LAST_S
 from tests import servers
 from tests.runtime import rpc

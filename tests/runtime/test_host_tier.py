@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.errors import ModelInvalid
-from runtime.host_tier import HostTier, PutOutcome, enter_host_tier
-from runtime.storage import RemoteFile
-from runtime.weight_source import DiskWeights, map_file, touch_pages
+from runtime.networks.weight_source import DiskWeights, map_file, touch_pages
+from runtime.storage.listing import RemoteFile
+from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from tests.servers import REPOSITORY, wait_until
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def other_process(code: str) -> Iterator[subprocess.Popen[str]]:
 def mapping_code(folder: Path, key: str) -> str:
     return f"""
 from pathlib import Path
-from runtime.host_tier import enter_host_tier
+from runtime.tiers.host_tier import enter_host_tier
 from tests.runtime.test_host_tier import FILES, IMAGE, mapped
 tier = enter_host_tier(Path({str(folder)!r}), 3 * IMAGE)
 tensor = mapped(tier, {key!r})
@@ -184,7 +184,7 @@ def test_what_another_pod_puts_is_seen(tier: HostTier, tmp_path: Path) -> None:
 STALLED_COPY = """
 from pathlib import Path
 from tests.runtime.test_host_tier import FILES, IMAGE, weights
-from runtime.host_tier import enter_host_tier
+from runtime.tiers.host_tier import enter_host_tier
 
 class Stalled:
     def __init__(self, source):

@@ -17,9 +17,9 @@ from PIL import Image
 
 from registry.model import Tier
 from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
+from runtime.protocols.tensors import bytes_tensor, numeric_tensor
 from runtime.tasks.frontends import load_frontend
 from runtime.tasks.text_to_image import TextToImage
-from runtime.tensors import bytes_tensor, numeric_tensor
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.http import get, post, predict
 from tests.servers import copy_model
@@ -38,7 +38,7 @@ WISH = {"prompt": "a red bird", "seed": 7, "num_inference_steps": 3, "width": 32
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from runtime.make_model import make_model
+    from runtime.networks.make_model import make_model
 
     with warnings.catch_warnings():  # diffusers' own
         warnings.simplefilter("ignore")

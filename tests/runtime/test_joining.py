@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from runtime.device.joining import Joining, TensorRule
 from runtime.errors import InvalidRequest
-from runtime.joining import Joining, TensorRule
-from runtime.tensors import Tensor, bytes_tensor, numeric_tensor
+from runtime.protocols.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = Joining(
     {

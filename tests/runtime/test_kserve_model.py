@@ -12,11 +12,11 @@ from kserve import InferInput, InferRequest
 from kserve.errors import InvalidInput
 
 from registry.model import ModelName, ModelSpec
-from runtime.device import DeviceWorker
+from runtime.device.worker import DeviceWorker
 from runtime.errors import MemoryBusy, ModelTooLarge
-from runtime.network import load_network
+from runtime.loading.store import Eviction, ModelStore
+from runtime.networks.network import load_network
 from runtime.served_model import ServedModel
-from runtime.store import Eviction, ModelStore
 from runtime.tasks.frontends import load_frontend
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def test_store_shows_models_to_kserve(served: ServedModel) -> None:
 def test_store_waits_for_a_model_in_use(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.store.PATIENCE_S", 0.05)
+    monkeypatch.setattr("runtime.loading.store.PATIENCE_S", 0.05)
 
     async def run() -> None:
         store = ModelStore(1000, lambda _: None)

@@ -8,8 +8,8 @@ from concurrent.futures import wait
 import pytest
 
 from runtime.errors import LoadCancelled
-from runtime.load_threads import LoadThreads
-from runtime.wish import Wish
+from runtime.loading.load_threads import LoadThreads
+from runtime.loading.wish import Wish
 
 PRELOAD, URGENT = False, True
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from runtime.architectures import ARCHITECTURES, T5_PIECES
-from runtime.make_model import make_model
-from runtime.vocabulary import (
+from runtime.networks.architectures import ARCHITECTURES, T5_PIECES
+from runtime.networks.make_model import make_model
+from runtime.networks.vocabulary import (
     byte_level_vocabulary,
     syllable_words,
     unigram_pieces,

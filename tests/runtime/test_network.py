@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification, T5ForConditionalGeneration
 
 from registry.model import Task
-from runtime.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
-from runtime.network import load_network, memory_bytes_of
+from runtime.networks.configuration import read_config, task_of
+from runtime.networks.network import load_network, memory_bytes_of
+from runtime.networks.weight_source import map_weights
 from runtime.tasks.frontends import load_frontend
-from runtime.weight_source import map_weights
 from tests.servers import copy_model
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from runtime.tensors import Tensor, bytes_tensor, numeric_tensor
-from runtime.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from runtime.protocols.tensors import Tensor, bytes_tensor, numeric_tensor
+from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, picture, post, post_bytes, predict
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.profile import Profile, ProfilePoint
-from runtime.peak_memory import PeakMemory, available_bytes
+from runtime.device.peak_memory import PeakMemory, available_bytes
 from tests.pilotlight.conftest import run_cli
 from tests.runtime.http import post, predict
 from tests.servers import wait_until

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.building import build_skeleton, signature_of
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.make_model import make_model
-from runtime.storage import RemoteFile, assets_of
+from runtime.networks.building import build_skeleton, signature_of
+from runtime.networks.make_model import make_model
+from runtime.networks.weight_source import DiskWeights
+from runtime.protocols.tensors import Tensor, numeric_tensor
+from runtime.storage.listing import RemoteFile, assets_of
 from runtime.tasks.frontends import load_frontend
 from runtime.tasks.tensors import TensorProgram
-from runtime.tensors import Tensor, numeric_tensor
-from runtime.weight_source import DiskWeights
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from runtime.joining import Batching
+    from runtime.device.joining import Batching
     from runtime.programs.program import Program
 
 ROWS = ({0: torch.export.Dim("rows", max=64)},)

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.reader_count import FAST_BYTES_PER_S, FIRST_READERS, MOST_READERS, Pace, more_readers
+from runtime.storage.reader_count import (
+    FAST_BYTES_PER_S,
+    FIRST_READERS,
+    MOST_READERS,
+    Pace,
+    more_readers,
+)
 
 FAST = float(FAST_BYTES_PER_S)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runtime.errors import StorageFailed
-from runtime.s3_options import S3Options, options_for
-from runtime.storage_s3 import open_s3
+from runtime.storage.s3 import open_s3
+from runtime.storage.s3_options import S3Options, options_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.storage import ASSET_SUFFIXES
+from runtime.storage.listing import ASSET_SUFFIXES
 from tests import servers
 from tests.runtime.http import metric, predict
 

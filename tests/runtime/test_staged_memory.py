@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.cuda import CudaEngine
+from runtime.device.cuda import CudaEngine
+from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, ModelInvalid
-from runtime.staged_memory import StagedMemory
-from runtime.weight_source import DiskWeights
+from runtime.networks.weight_source import DiskWeights
 from tests.runtime.fake_engine import FakeEngine
 from tests.servers import wait_until
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from runtime.staged_memory import CopyEngine
+    from runtime.device.staged_memory import CopyEngine
 
 SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2}
 """A ring that every test's model goes round several times."""

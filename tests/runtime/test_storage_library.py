@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.model import ModelName, ModelSpec
-from runtime.disk_cache import DiskCache
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.link import LinkRate
-from runtime.storage_library import LibraryStorage
-from runtime.storages import StorageOptions, Storages
+from runtime.storage.library import LibraryStorage
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.disk_cache import DiskCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -160,7 +160,7 @@ def test_library_can_write_nowhere_else(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "staging"
     (folder / "a").mkdir(parents=True)
     code = (
-        "import sys; from pathlib import Path; from runtime.library_fetch import confine;"
+        "import sys; from pathlib import Path; from runtime.storage.library_fetch import confine;"
         "folder = Path(sys.argv[1]); confine(folder); (folder / 'within').write_text('x');"
         "(folder / sys.argv[2]).write_text('x')"
     )

@@ -19,11 +19,11 @@ import pytest
 
 from pilotlight.platform.object_store import object_store_command
 from registry.model import ModelName, ModelSpec
-from runtime.disk_cache import DiskCache
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
-from runtime.link import LinkRate
-from runtime.partial_file import SPAN_BYTES
-from runtime.storages import StorageOptions, Storages
+from runtime.storage.link import LinkRate
+from runtime.storage.partial_file import SPAN_BYTES
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.disk_cache import DiskCache
 from tests import servers
 from tests.runtime.faults import Asked, Fault, FaultyProxy, faulty_proxy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from runtime.host_tier import enter_host_tier
+from runtime.tiers.host_tier import enter_host_tier
 from tests import servers
 from tests.runtime.http import metric, post, predict
 from tests.runtime.test_loading_pod import TINY_BYTES

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from runtime.device import DeviceWorker
+from runtime.device.lane import Lane
+from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.generation.engine import Finish, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.lane import Lane
-from runtime.network import load_network
+from runtime.networks.network import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

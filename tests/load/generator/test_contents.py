@@ -20,7 +20,7 @@ from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
 from load.traces.naming import open_trace
-from runtime.v2 import decode_request
+from runtime.protocols.v2 import decode_request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,53 @@
+"""What follows when an inference does not end: its model is given up, too many end the pod.
+
+A thread cannot be killed in Python. One that is stuck keeps its model's memory and, on a CPU,
+perhaps a core; the others go on beside it. On a GPU a kernel that does not end blocks whatever
+comes after it, so there the first one ends the pod. Whoever supervises the pod starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.device.worker import DeviceWorker
+    from runtime.loading.loads import Loads
+
+logger = logging.getLogger(__name__)
+
+
+class Hangs:
+    """Hears of hung inferences from the device's threads and acts on the event loop."""
+
+    def __init__(
+        self, device: DeviceWorker, loads: Loads, *, most_stuck: int, end_pod: Callable[[], None]
+    ) -> None:
+        self._device = device
+        self._loads = loads
+        self._most_stuck = most_stuck
+        self._end_pod = end_pod
+        self._heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        device.on_hung = lambda key, reason: _tell(loop, self._heard, (key, reason))
+
+    async def run(self) -> None:
+        """Give up hung models until cancelled."""
+        while True:
+            key, reason = await self._heard.get()
+            await self._loads.give_up(key, reason)
+            if self._device.stuck_threads > self._most_stuck:
+                logger.error(
+                    "too many inferences hang, the pod ends",
+                    extra={"threads": self._device.stuck_threads, "allowed": self._most_stuck},
+                )
+                self._end_pod()
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, heard: asyncio.Queue[tuple[str, str]], news: tuple[str, str]
+) -> None:
+    loop.call_soon_threadsafe(heard.put_nowait, news)

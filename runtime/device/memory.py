@@ -1,0 +1,73 @@
+"""Memory of a device, one slab per model: on a CPU the mapped file itself, else an allocation.
+
+What a load took is given back whole when its tensors go; nothing of a model lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from runtime.errors import DeviceFull, NoDevice
+
+if TYPE_CHECKING:
+    from runtime.networks.weight_source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A model's tensors on the device, views of one slab."""
+
+    tensors: dict[str, torch.Tensor]
+    size_bytes: int
+
+    def release(self) -> None:
+        """Drop the tensors; the memory is free once the network has dropped them, too."""
+        self.tensors.clear()
+
+
+class DeviceMemory(Protocol):
+    """Puts weights on a device. Methods block and are called in threads, many at once."""
+
+    device: torch.device
+
+    def put(self, source: WeightSource) -> DeviceWeights:
+        """The tensors of `source` on the device; raises DeviceFull, LoadFailed, LoadCancelled."""
+
+    def close(self) -> None:
+        """Give back what the device's own working memory took."""
+
+
+class CpuMemory:
+    """The memory of a CPU pod: weights are mapped, from tier `host` or `disk`, never copied."""
+
+    device = torch.device("cpu")
+
+    def put(self, source: WeightSource) -> DeviceWeights:
+        """Map the source."""
+        try:
+            return DeviceWeights(source.map_tensors(), source.layout.size_bytes)
+        except (MemoryError, OSError) as error:
+            raise DeviceFull(
+                f"{source.layout.size_bytes} bytes cannot be mapped: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Nothing of its own is held."""
+
+
+def open_device(name: str) -> DeviceMemory:
+    """The memory of `cpu`, of `cuda`, or for `auto` of CUDA where there is one; raises NoDevice."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return CpuMemory()
+    if not torch.cuda.is_available():
+        raise NoDevice(
+            "device is 'cuda', but this pod sees no CUDA device;"
+            " give it a GPU (and a torch built for CUDA), or set device to 'cpu' or 'auto'"
+        )
+    from runtime.device.cuda import CudaEngine
+    from runtime.device.staged_memory import StagedMemory
+
+    return StagedMemory(CudaEngine())

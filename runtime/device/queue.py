@@ -1,0 +1,143 @@
+"""What waits for the device, per model, and the choice of what runs next.
+
+Owned by the device worker, which locks around every call, or by a simulated device.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from runtime.device.batch import form_batch
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from runtime.device.batch import Waiting
+    from runtime.device.batch_times import BatchTimes
+    from runtime.device.lane import Lane
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Q = TypeVar("Q", bound="Queued")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Generic[Result]):
+    """What a job gave and how long it took. Times in seconds."""
+
+    value: Result
+    wait_s: float
+    compute_s: float
+    """Of the whole inference, which is what the requester saw of the device."""
+    rows: int = 1
+    """Items in that inference, other requests' included."""
+
+
+@dataclass(eq=False, slots=True)
+class Queued:
+    """What waits for the device: whose, and since when."""
+
+    lane: Lane
+    waiting: Waiting
+
+
+@dataclass(eq=False, slots=True)
+class Job(Queued):
+    """One request at the device, or one piece of work."""
+
+    content: Any
+    infer: Callable[[Sequence[Any]], list[Any]]
+    """The results for the contents of several jobs of its kind."""
+    future: asyncio.Future[Ran[Any]]
+    is_running: bool = False
+
+
+class DeviceQueue(Generic[Q]):
+    """Waiting jobs by lane and order of arrival."""
+
+    def __init__(self, times: BatchTimes) -> None:
+        self._times = times
+        self._lanes: dict[Lane, dict[int, Q]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, job: Q) -> None:
+        """One more waits."""
+        self._lanes.setdefault(job.lane, {})[job.waiting.sequence] = job
+        self._count += 1
+
+    def remove(self, job: Q) -> bool:
+        """Take a job out; False: it had left already."""
+        jobs = self._lanes.get(job.lane, {})
+        if jobs.pop(job.waiting.sequence, None) is None:
+            return False
+        self._count -= 1
+        if not jobs:
+            del self._lanes[job.lane]
+        return True
+
+    def take_next(self, now_s: float) -> tuple[list[Q], float]:
+        """The jobs of the most urgent batch that is ready, else when to look again."""
+        wake_s = math.inf
+        for lane in sorted(self._lanes, key=self._urgency):
+            jobs = self._lanes[lane]
+            waiting = [job.waiting for job in jobs.values()]
+            batch = form_batch(waiting, now_s, lane.limits(self._times))
+            if batch is not None and batch.ready_s <= now_s:
+                taken = [jobs[each.sequence] for each in batch.members]
+                for job in taken:
+                    self.remove(job)
+                return taken, now_s
+            if batch is not None:
+                wake_s = min(wake_s, batch.ready_s)
+        return [], wake_s
+
+    def _urgency(self, lane: Lane) -> tuple[float, int]:
+        return min(job.waiting.urgency for job in self._lanes[lane].values())
+
+    def take_late(self, now_s: float) -> list[Q]:
+        """Those whose deadline is over."""
+        return self._take(
+            lambda job: job.waiting.deadline_s is not None and job.waiting.deadline_s <= now_s
+        )
+
+    def take_lane(self, lane: Lane) -> list[Q]:
+        """All of one lane."""
+        return self._take(lambda job: job.lane is lane)
+
+    def take_all(self) -> list[Q]:
+        """Everything."""
+        return self._take(lambda job: True)
+
+    def _take(self, is_wanted: Callable[[Q], bool]) -> list[Q]:
+        jobs = [job for jobs in self._lanes.values() for job in jobs.values() if is_wanted(job)]
+        for job in jobs:
+            self.remove(job)
+        return jobs
+
+
+def settle(outcomes: Sequence[tuple[Job, Ran[Any] | Exception]]) -> None:
+    """Hand outcomes to the waiting callers, on their event loop, with one wake-up for all."""
+
+    def hand_over() -> None:
+        for job, outcome in outcomes:
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+    if not outcomes:
+        return
+    try:
+        outcomes[0][0].future.get_loop().call_soon_threadsafe(hand_over)
+    except RuntimeError:  # the event loop is closed: nobody waits any more
+        logger.debug("device job ended after its event loop")

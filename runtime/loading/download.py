@@ -1,0 +1,66 @@
+"""The weights of one model on their way to the disk cache, readable while they come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from runtime.loading.arrivals import Arrivals
+from runtime.loading.arriving_weights import ArrivingWeights
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+
+    from registry.model import ModelSpec
+    from runtime.loading.wish import Wish
+    from runtime.storage.listing import RemoteFile
+    from runtime.tiers.disk_cache import DiskCache
+
+
+class Download:
+    """A fetch in a thread. Owned by the event loop; `end` gives back all it holds."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        *,
+        wish: Wish,
+        threads: Executor,
+    ) -> None:
+        """Begin."""
+        self._cache = cache
+        self._spec = spec
+        self._wish = wish
+        self._threads = threads
+        self._arrivals = Arrivals(files, wish)
+        loop = asyncio.get_running_loop()
+        self._fetching = loop.run_in_executor(threads, self._fetch)
+        self._fetching.add_done_callback(self._tell_failure)
+
+    def _fetch(self) -> None:
+        try:
+            self._cache.fetch_weights(self._spec, self._wish, self._arrivals)
+        except BaseException as error:
+            self._arrivals.fail(error)
+            raise
+
+    def _tell_failure(self, fetching: asyncio.Future[None]) -> None:
+        """It may have ended before it had a thread."""
+        if not fetching.cancelled() and (error := fetching.exception()) is not None:
+            self._arrivals.fail(error)
+
+    async def weights(self) -> ArrivingWeights:
+        """The weights, once all headers are here; raises LoadFailed, LoadCancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._arrivals.headers))
+        return await in_thread(self._threads, ArrivingWeights, self._arrivals)
+
+    async def end(self) -> None:
+        """Stop what is still on its way, wait for its thread, and close the files."""
+        if not self._fetching.done():
+            self._wish.withdraw("the load had ended")
+        await asyncio.wait({self._fetching})
+        self._arrivals.close()

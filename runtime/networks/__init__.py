@@ -1,0 +1,1 @@
+"""Networks without weights, weights without networks, and models made locally."""

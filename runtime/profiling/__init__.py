@@ -1,0 +1,1 @@
+"""Profiles: what a model costs by batch size, taken on request and refined in service."""

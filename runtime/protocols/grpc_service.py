@@ -1,0 +1,295 @@
+"""The Open Inference Protocol over gRPC: KServe's service, on the code that HTTP uses.
+
+KServe's own servicer fails every load and unload, and answers many errors as UNKNOWN. Messages
+come and go as bytes here, so that a malformed one is INVALID_ARGUMENT and a large one is read
+beside the event loop. A call that its client cancels is cancelled, which frees its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+import orjson
+from google.protobuf.unknown_fields import UnknownFieldSet
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from runtime.errors import InvalidRequest, RuntimePackageError
+from runtime.metrics import REQUESTS
+from runtime.peer import PeerRefused
+from runtime.protocols.bodies import Protocol, ReadBody
+from runtime.protocols.grpc_bodies import decode_message, parse
+from runtime.protocols.infer_route import error_response, facts
+from runtime.protocols.request import RequestHead, read_head
+from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.threads import SMALL_BODY_BYTES, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from concurrent.futures import Executor
+
+    from runtime.health import Health
+    from runtime.repository import Repository
+    from runtime.service import PredictService
+
+    Context: TypeAlias = grpc.aio.ServicerContext
+    Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"
+CODE_OF: Mapping[int, grpc.StatusCode] = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.INSUFFICIENT_STORAGE: grpc.StatusCode.FAILED_PRECONDITION,
+}
+"""The gRPC code of an HTTP status; INTERNAL for all others."""
+MOST_DETAILS = 1000
+"""Longest message of an error: it travels in a header, which gRPC bounds at 8 KiB."""
+LONGEST_NAME = 512
+TRITON_NAME_FIELD = 2
+"""Triton's clients put the name of a model to load where KServe's message has no field."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A decoded `ModelInferRequest`."""
+
+    model: str
+    version: str
+    body: ReadBody
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An error on its way to the client."""
+
+    status: int
+    details: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+class InferenceService:
+    """All methods of the service."""
+
+    def __init__(
+        self,
+        service: PredictService,
+        repository: Repository,
+        health: Health,
+        *,
+        threads: Executor,
+        pod_name: str,
+        allow_simulated_work: bool,
+    ) -> None:
+        self._service = service
+        self._repository = repository
+        self._health = health
+        self._threads = threads
+        self._pod_name = pod_name
+        self._allow_simulated_work = allow_simulated_work
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server calls."""
+        methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                name: grpc.unary_unary_rpc_method_handler(self._answering(name, method))
+                for name, method in methods.items()
+            },
+        )
+
+    def _answering(self, name: str, method: Method) -> Method:
+        """The method, with errors as status codes."""
+
+        async def answer(content: bytes, context: Context) -> bytes:
+            try:
+                return await method(content, context)
+            except Exception as error:
+                refusal = _refusal(error)
+            if name == "ModelInfer":
+                REQUESTS.labels(
+                    stage=_stage(_metadata_of(context)), status=str(int(refusal.status))
+                ).inc()
+            aborted: bytes = await context.abort(  # which raises
+                CODE_OF.get(refusal.status, grpc.StatusCode.INTERNAL),
+                refusal.details[:MOST_DETAILS],
+                (*refusal.metadata, ("x-pilotlight-pod", self._pod_name)),
+            )
+            return aborted
+
+        return answer
+
+    # Health and metadata
+
+    async def _server_live(self, content: bytes, context: Context) -> bytes:
+        del context
+        parse(messages.ServerLiveRequest, content)
+        return _sent(messages.ServerLiveResponse(live=self._health.is_live))
+
+    async def _server_ready(self, content: bytes, context: Context) -> bytes:
+        del context
+        parse(messages.ServerReadyRequest, content)
+        return _sent(messages.ServerReadyResponse(ready=self._health.is_ready))
+
+    async def _model_ready(self, content: bytes, context: Context) -> bytes:
+        del context
+        request = parse(messages.ModelReadyRequest, content)
+        model = _checked_name(request.name)
+        is_ready = await self._repository.is_ready(model, request.version)
+        return _sent(messages.ModelReadyResponse(ready=is_ready))
+
+    async def _server_metadata(self, content: bytes, context: Context) -> bytes:
+        del context
+        parse(messages.ServerMetadataRequest, content)
+        return _sent(
+            messages.ServerMetadataResponse(
+                name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
+            )
+        )
+
+    async def _model_metadata(self, content: bytes, context: Context) -> bytes:
+        del context
+        request = parse(messages.ModelMetadataRequest, content)
+        metadata = await self._repository.metadata(_checked_name(request.name), request.version)
+        return _sent(
+            messages.ModelMetadataResponse(
+                name=metadata.name,
+                versions=metadata.versions,
+                platform=metadata.platform,
+                inputs=metadata.inputs,
+                outputs=metadata.outputs,
+            )
+        )
+
+    # The repository extension
+
+    async def _load(self, content: bytes, context: Context) -> bytes:
+        del context
+        model = _name_to_load(parse(messages.RepositoryModelLoadRequest, content))
+        await self._repository.load(model)
+        return _sent(messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True))
+
+    async def _unload(self, content: bytes, context: Context) -> bytes:
+        del context
+        model = _name_to_load(parse(messages.RepositoryModelUnloadRequest, content))
+        await self._repository.unload(model)
+        return _sent(messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True))
+
+    # Inference
+
+    async def _model_infer(self, content: bytes, context: Context) -> bytes:
+        metadata = _metadata_of(context)
+        call = await self._read(content)
+        head = self._head(call, metadata, context.time_remaining())
+        self._service.check_open(head)
+        if call.version:
+            spec = await self._repository.find(call.model, call.version)
+            head = replace(head, generation=spec.generation)
+        try:
+            answer = await self._service.answer(head, Protocol.GRPC_V2, call.body)
+        except asyncio.CancelledError:
+            REQUESTS.labels(stage=_stage(metadata), status="gone").inc()
+            raise
+        REQUESTS.labels(stage=_stage(metadata), status=str(int(HTTPStatus.OK))).inc()
+        context.set_trailing_metadata(
+            (*facts(answer), ("x-pilotlight-pod", self._pod_name), ("x-request-id", head.id))
+        )
+        return answer.body.content
+
+    async def _read(self, content: bytes) -> _Call:
+        if len(content) <= SMALL_BODY_BYTES:
+            return _read_call(content)
+        return await in_thread(self._threads, _read_call, content)
+
+    def _head(
+        self, call: _Call, metadata: Mapping[str, str], remaining_s: float | None
+    ) -> RequestHead:
+        """The request's head; the earlier of the client's deadlines counts."""
+        head = read_head(call.model, metadata, allow_simulated_work=self._allow_simulated_work)
+        if remaining_s is None:
+            return head
+        deadline_s = time.monotonic() + remaining_s
+        return replace(head, deadline_s=min(deadline_s, head.deadline_s or math.inf))
+
+
+def _read_call(content: bytes) -> _Call:
+    message = parse(messages.ModelInferRequest, content)
+    body = ReadBody(v2=decode_message(message), protocol=Protocol.GRPC_V2)
+    return _Call(_checked_name(message.model_name), message.model_version, body)
+
+
+def _checked_name(name: str) -> str:
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise InvalidRequest(
+            f"the model's name must have 1 to {LONGEST_NAME} characters, has {len(name)}"
+        )
+    return name
+
+
+def _name_to_load(request: Any) -> str:
+    """The model of a load or unload request, in KServe's field or in Triton's."""
+    name = str(request.model_name)
+    for field in UnknownFieldSet(request):
+        if not name and field.field_number == TRITON_NAME_FIELD and isinstance(field.data, bytes):
+            name = field.data.decode("utf-8", "replace")
+    return _checked_name(name)
+
+
+def _metadata_of(context: Context) -> dict[str, str]:
+    """The call's metadata as headers; binary ones are not for us."""
+    pairs = context.invocation_metadata() or ()
+    return {str(name): value for name, value in pairs if isinstance(value, str)}
+
+
+def _stage(metadata: Mapping[str, str]) -> str:
+    return "infer" if "x-pilotlight-stage" in metadata else "entry"
+
+
+def _refusal(error: Exception) -> _Refusal:
+    if isinstance(error, PeerRefused):
+        return _Refusal(error.status, _message_of(error.body), _metadata(error.headers.items()))
+    if not isinstance(error, RuntimePackageError):
+        logger.error("call broke", exc_info=error)
+        return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+    status, _, headers = error_response(error)
+    return _Refusal(status, str(error), _metadata(headers))
+
+
+def _metadata(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """An HTTP answer's headers, less the one that gRPC has for itself."""
+    return tuple(header for header in headers if header[0] != "content-type")
+
+
+def _message_of(body: bytes) -> str:
+    """What a predict pod said in an error's body."""
+    try:
+        return str(orjson.loads(body)["error"])
+    except (ValueError, TypeError, KeyError):
+        return body.decode("utf-8", "replace")
+
+
+def _sent(message: Any) -> bytes:
+    content: bytes = message.SerializeToString()
+    return content

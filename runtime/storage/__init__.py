@@ -1,0 +1,1 @@
+"""Storage: where models come from, and how their bytes arrive."""

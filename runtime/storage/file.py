@@ -1,0 +1,155 @@
+"""Models in a plain folder: `file:///path/to/model`, or `pvc://claim/path` of a mounted claim.
+
+KServe mounts the claim of a `pvc://` URI into the pod that reads it; here every claim that pods may
+read is mounted under one folder, each by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
+from runtime.storage.listing import MOST_LISTED, RemoteFile, checked_listing
+from runtime.storage.ranges import fetch_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runtime.storage.link import LinkUse
+    from runtime.storage.partial_file import PartialFile
+
+
+class FolderStorage:
+    """A model in a folder of this machine; nothing outside `bounds` is read, where given."""
+
+    def __init__(self, uri: str, folder: Path, *, bounds: Path | None = None) -> None:
+        self._uri = uri
+        self._folder = folder
+        self._bounds = bounds.resolve() if bounds is not None else None
+
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        """All regular files below the folder."""
+        self._check_bounds(self._folder)
+        if not self._folder.is_dir():
+            raise StorageFailed(f"{self._uri} does not exist or is not a folder")
+        try:
+            return checked_listing(self._walk(), self._uri)
+        except OSError as error:
+            raise StorageFailed(f"{self._uri} cannot be read: {error}") from error
+
+    def _check_bounds(self, path: Path) -> None:
+        if self._bounds is not None and not path.resolve().is_relative_to(self._bounds):
+            raise ModelInvalid(f"{self._uri} leads out of its volume: {path.name!r}")
+
+    def _walk(self) -> Iterator[RemoteFile]:
+        count = 0
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                path = Path(folder) / name
+                self._check_bounds(path)
+                status = path.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                count += 1
+                if count > MOST_LISTED:
+                    raise ModelInvalid(
+                        f"{self._uri} has more than {MOST_LISTED} files: name a model's own folder"
+                    )
+                yield RemoteFile(
+                    path.relative_to(self._folder).as_posix(),
+                    status.st_size,
+                    str(status.st_mtime_ns),
+                )
+
+    def fetch(
+        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+    ) -> None:
+        """Copy the missing spans of one file at the link's rate."""
+        path = self._folder / file.path
+        self._check_bounds(path)
+        what = f"{self._uri}/{file.path}"
+        _check_unchanged(path, file, what)
+        fetch_ranges(_File(path, what), partial, link, what=what, head_only=head_only)
+        _check_unchanged(path, file, what)
+
+
+class FileStorage(FolderStorage):
+    """A model at a `file://` URI."""
+
+    def __init__(self, uri: str) -> None:
+        parts = urlsplit(uri)
+        if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+            raise StorageFailed(f"storage URI {uri!r} must be file:// and an absolute path")
+        super().__init__(uri, Path(unquote(parts.path)))
+
+
+class ClaimStorage(FolderStorage):
+    """A model at a `pvc://` URI, its claim mounted at `mounts/claim`."""
+
+    def __init__(self, uri: str, mounts: Path) -> None:
+        parts = urlsplit(uri)
+        claim, path = parts.netloc, unquote(parts.path).strip("/")
+        if not claim or claim in {".", ".."}:
+            raise StorageFailed(f"storage URI {uri!r} must be pvc://claim/path")
+        bounds = mounts / claim
+        if not bounds.is_dir():
+            raise StorageFailed(
+                f"{uri}: the claim {claim!r} is not mounted at {bounds}; mount it into the pods"
+            )
+        super().__init__(uri, bounds / path, bounds=bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file as a source of ranges."""
+
+    path: Path
+    what: str
+
+    @contextmanager
+    def reader(self) -> Iterator[_FileReader]:
+        try:
+            source = self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise StorageFailed(f"{self.what} cannot be read: {error}") from error
+        with source:
+            yield _FileReader(source.fileno(), self.what)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileReader:
+    descriptor: int
+    what: str
+
+    def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+        while start < end:
+            try:
+                count = os.preadv(self.descriptor, [buffer[: end - start]], start)
+            except OSError as error:
+                raise StorageFailed(f"{self.what} cannot be read: {error}") from error
+            if not count:
+                raise ModelChanged(f"{self.what} became shorter while it was copied")
+            start += count
+            yield buffer[:count]
+
+    def abort(self) -> None:
+        """A disk answers by itself."""
+
+
+def _check_unchanged(path: Path, file: RemoteFile, what: str) -> None:
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        if path.parent.is_dir():
+            raise ModelChanged(f"{what} was deleted after it was listed") from error
+        raise StorageFailed(f"{what} cannot be read: its folder is not there") from error
+    except OSError as error:
+        raise StorageFailed(f"{what} cannot be read: {error}") from error
+    if (status.st_size, str(status.st_mtime_ns)) != (file.size_bytes, file.version):
+        raise ModelChanged(f"{what} was replaced after it was listed")

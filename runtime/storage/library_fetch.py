@@ -1,0 +1,80 @@
+"""One download by another library: `python -m runtime.storage.library_fetch`, its own process.
+
+Takes a storage URI and a staging folder, and writes where the model's files are into `folder.json`
+there. `hf://organisation/model[:revision]` goes through huggingface_hub, whose cache, token and
+`HF_HUB_OFFLINE` hold; everything else through KServe's storage library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+WANTED = ("*.json", "*.txt", "*.model", "*.safetensors", "*.pt2")
+HUB = "hf://"
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def main() -> int:
+    """Fetch; the last line written says what went wrong, where something did."""
+    uri, staging = sys.argv[1], Path(sys.argv[2])
+    try:
+        folder = from_hub(uri) if uri.startswith(HUB) else from_library(uri, staging / "model")
+    except Exception as error:  # the libraries raise whatever their own libraries raise
+        reason = " ".join(str(error).split())
+        sys.stderr.write(f"\n{type(error).__name__}: {reason}\n")
+        return 1
+    aside = staging / "folder.json.aside"
+    aside.write_text(json.dumps(str(folder)))
+    aside.rename(staging / "folder.json")
+    return 0
+
+
+def from_hub(uri: str) -> str:
+    """The folder of a snapshot in huggingface_hub's cache."""
+    from huggingface_hub import snapshot_download
+
+    path, _, revision = uri.removeprefix(HUB).partition(":")
+    if path.count("/") != 1 or not all(path.split("/")):
+        raise ValueError(f"storage URI {uri!r} must be hf://organisation/model[:revision]")
+    return snapshot_download(path, revision=revision or None, allow_patterns=list(WANTED))
+
+
+def from_library(uri: str, folder: Path) -> str:
+    """The folder that KServe's storage library filled."""
+    try:
+        from kserve_storage import Storage
+    except ImportError as error:
+        raise ValueError(
+            f"{uri} is read by KServe's storage library: install kserve-storage"
+        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    confine(folder.parent)
+    return str(Storage.download(uri, str(folder)))
+
+
+def confine(folder: Path) -> None:
+    """Let this process write nowhere else: the names of objects may lead out of a folder."""
+    root = os.path.realpath(folder) + os.sep
+    tempfile.tempdir = str(folder)
+    sys.dont_write_bytecode = True
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open":
+            return
+        path, _, flags = arguments
+        if isinstance(path, str | bytes) and isinstance(flags, int) and flags & WRITING:
+            place = os.path.realpath(os.fsdecode(path))
+            if not place.startswith((root, "/dev/")):
+                raise PermissionError(
+                    f"the model has a file with a path outside its folder: {place}"
+                )
+
+    sys.addaudithook(refuse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Opens the storage that a model's URI names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from runtime.errors import StorageFailed
+from runtime.storage.file import ClaimStorage, FileStorage
+from runtime.storage.library import LIBRARY_SCHEMES, LibraryStorage
+from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, place_of
+from runtime.storage.s3_options import S3Options, options_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runtime.storage.listing import ModelStorage
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Where storage is found."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Credentials and endpoints, by boto3's, KServe's and the other libraries' conventions."""
+    secret_folder: str = ""
+    """KServe's secret `storage-config`, mounted; empty: none."""
+    claim_mounts: Path = Path("/mnt/pvc")
+    """Where claims of `pvc://` are mounted, each by its name."""
+    read_timeout_s: float = READ_TIMEOUT_S
+
+
+class Storages:
+    """All storage systems of a pod, with what its downloads share."""
+
+    def __init__(self, options: StorageOptions | None = None) -> None:
+        self._options = options or StorageOptions()
+        self._s3: dict[S3Options, S3Access] = {}
+        self._lock = threading.Lock()
+
+    def open(self, uri: str, staging: Path) -> ModelStorage:
+        """The storage of a model; raises StorageFailed where the URI names none.
+
+        What a library insists on fetching whole goes to `staging`, which the caller deletes.
+        """
+        scheme = urlsplit(uri).scheme
+        match scheme:
+            case "s3":
+                return S3Storage(uri, self._access(place_of(uri)[0]))
+            case "file":
+                return FileStorage(uri)
+            case "pvc":
+                return ClaimStorage(uri, self._options.claim_mounts)
+            case _ if scheme in LIBRARY_SCHEMES:
+                return LibraryStorage(uri, staging, self._options.environment)
+            case _:
+                known = sorted(["s3", "file", "pvc", *LIBRARY_SCHEMES])
+                raise StorageFailed(
+                    f"storage URI {uri!r} must begin with one of"
+                    f" {', '.join(f'{each}://' for each in known)}"
+                )
+
+    def close(self) -> None:
+        """Close all connections that nobody reads from."""
+        with self._lock:
+            for access in self._s3.values():
+                access.client.close()
+                access.connections.close()
+            self._s3.clear()
+
+    def _access(self, bucket: str) -> S3Access:
+        """Made at first use, in the thread of a load: making one costs 0.1 s."""
+        options = options_for(bucket, self._options.environment, self._options.secret_folder)
+        with self._lock:
+            if options not in self._s3:
+                self._s3[options] = open_s3(options, read_timeout_s=self._options.read_timeout_s)
+            return self._s3[options]

@@ -1,0 +1,24 @@
+"""Tells the registry what the node's other pods have done to the disk cache they share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from runtime.agent import Agent
+    from runtime.tiers.disk_cache import DiskCache
+
+LOOK_EVERY_S = 2.0
+
+
+async def watch_disk(cache: DiskCache, agent: Agent, threads: Executor) -> None:
+    """Look at the cache again and again; until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        for key in await in_thread(threads, cache.refresh):
+            agent.tell_tier(key)

@@ -1,0 +1,132 @@
+"""The file of one model in tier `host`: a header, then the slab as it lies on a device.
+
+Layout: magic (8 bytes), length of the description (8, little endian), its SHA-256 (32), the
+description in JSON (size of the slab, tensors), zeros up to a page, the slab.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from runtime.device.slab import SlabLayout, aligned, view_of
+from runtime.networks.weight_source import map_file, parts_of, read_exactly, touch_pages
+from runtime.networks.weights import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from runtime.networks.weight_source import Part, WeightSource
+
+MAGIC = b"PLSLAB01"
+HEAD = struct.Struct("<8sQ32s")
+MOST_DESCRIPTION_BYTES = 64 * 1024**2
+CHUNK_BYTES = 16 * 1024**2
+
+
+class ImageSpoiled(Exception):
+    """A file of tier `host` is not what was written; it is deleted and the model read anew."""
+
+
+class HostImage:
+    """A whole image, open. The lock of its descriptor lasts until its last tensor is gone."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        """Take the descriptor over and check the file; raises ImageSpoiled."""
+        self._descriptor = descriptor
+        self._name = name
+        self.layout, self._begin = _read_header(descriptor, name)
+
+    def parts(self, most_bytes: int) -> Iterator[Part]:
+        """All of them at once: the image is whole."""
+        return parts_of(self.layout.size_bytes, most_bytes)
+
+    def confirm(self) -> None:
+        """An image gets its name when it is whole."""
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, mapped: the pods of a node share the memory."""
+        size_bytes = self._begin + self.layout.size_bytes
+        whole = map_file(self._descriptor, size_bytes, name=self._name)
+        touch_pages(whole, name=self._name)
+        region = whole.narrow(0, self._begin, self.layout.size_bytes)
+        return {tensor.name: view_of(region, tensor) for tensor in self.layout.tensors}
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the slab's bytes from `offset` on; raises ModelInvalid."""
+        read_exactly(self._descriptor, self._begin + offset, target, name=self._name)
+
+    def close(self) -> None:
+        """Close the file; a mapping has a descriptor of its own, with the same lock."""
+        os.close(self._descriptor)
+
+
+def image_bytes(layout: SlabLayout) -> int:
+    """Size of the file that an image of this layout takes."""
+    return len(_header(layout)) + layout.size_bytes
+
+
+def write_image(
+    descriptor: int, source: WeightSource, should_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Write the whole image; False where it was stopped. Raises OSError, ModelInvalid.
+
+    Written with `pwrite` and never through a mapping: a full file system is then an error of the
+    call and not a fatal signal.
+    """
+    header = _header(source.layout)
+    _write_exactly(descriptor, memoryview(header), 0)
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.layout.size_bytes)))
+    for first in range(0, source.layout.size_bytes, CHUNK_BYTES):
+        if should_stop():
+            return False
+        chunk = buffer[: source.layout.size_bytes - first]
+        source.read_into(first, chunk)
+        _write_exactly(descriptor, chunk, len(header) + first)
+    return True
+
+
+def _header(layout: SlabLayout) -> bytes:
+    rows = [
+        [tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.size_bytes]
+        for tensor in layout.tensors
+    ]
+    text = json.dumps({"size_bytes": layout.size_bytes, "tensors": rows}).encode()
+    head = HEAD.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text
+    return head.ljust(aligned(len(head), mmap.PAGESIZE), b"\0")
+
+
+def _read_header(descriptor: int, name: str) -> tuple[SlabLayout, int]:
+    """The layout and where the slab begins. Checked on the open file, so no rename interferes."""
+    size = os.fstat(descriptor).st_size
+    head = os.pread(descriptor, HEAD.size, 0)
+    if len(head) < HEAD.size or not head.startswith(MAGIC):
+        raise ImageSpoiled(f"{name} ({size} bytes) does not begin as an image does")
+    _, length, digest = HEAD.unpack(head)
+    if length > min(MOST_DESCRIPTION_BYTES, size):
+        raise ImageSpoiled(f"{name} says that {length} bytes describe it, it has {size}")
+    text = os.pread(descriptor, length, HEAD.size)
+    if hashlib.sha256(text).digest() != digest:
+        raise ImageSpoiled(f"{name}: the description has another checksum than was written")
+    fields = json.loads(text)
+    tensors = tuple(
+        StoredTensor(name, dtype, tuple(shape), offset, size_bytes)
+        for name, dtype, shape, offset, size_bytes in fields["tensors"]
+    )
+    layout = SlabLayout(tensors, fields["size_bytes"])
+    begin = aligned(HEAD.size + length, mmap.PAGESIZE)
+    if begin + layout.size_bytes != size:
+        raise ImageSpoiled(f"{name} has {size} bytes, {begin + layout.size_bytes} were written")
+    return layout, begin
+
+
+def _write_exactly(descriptor: int, content: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], offset + done)
