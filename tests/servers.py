@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -26,11 +28,19 @@ START_TIMEOUT_S = 60.0
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_FIRST_PORT = 12_000 + 4_000 * (_WORKER % 5)
+_PORTS = itertools.cycle(random.sample(range(_FIRST_PORT, _FIRST_PORT + 4_000), 4_000))
+"""Below those that the kernel gives to clients, another part for each process of the tests."""
+
+
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that nobody uses now, nor takes before it is used."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a cycle has no end")
 
 
 def wait_until(

@@ -25,6 +25,10 @@ def endless(models: Path, folder: Path) -> Path:
     return path.parent
 
 
+def hung_batches(url: str) -> float:
+    return metric(url, "pilotlight_batches_total", model="default/m", outcome="hung")
+
+
 def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     spec = cluster.declare("m", endless(models, tmp_path))
     cluster.declare("other", models / "tiny-bert")
@@ -32,9 +36,7 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
     assert predict(pod.url, "other", "x").status_code == 200
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(predict, pod.url, "m", "quick brown fox")
-        wait_until(
-            lambda: metric(pod.url, "pilotlight_device_stuck_threads") == 1, what="the hang is seen"
-        )
+        wait_until(lambda: hung_batches(pod.url) == 1, what="the hang is seen")
         assert predict(pod.url, "other", "x").status_code == 200
         answer = hung.result()
     assert answer.status_code == 504
@@ -53,7 +55,7 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
     assert (failure.key, failure.reason) == (spec.key, "RuntimeUnhealthy")
     wait_until(lambda: cluster.tiers(spec)[pod.name] == "disk", what="the model left the device")
     assert predict(pod.url, "other", "x").status_code == 200
-    assert metric(pod.url, "pilotlight_batches_total", model="default/m", outcome="hung") == 1
+    assert hung_batches(pod.url) == 1
 
 
 def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_path: Path) -> None:
