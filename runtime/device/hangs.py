@@ -38,11 +38,12 @@ class Hangs:
         """Give up hung models until cancelled."""
         while True:
             key, reason = await self._heard.get()
+            stuck = self._device.stuck_threads  # some end once their weights are taken from them
             await self._loads.give_up(key, reason)
-            if self._device.stuck_threads > self._most_stuck:
+            if stuck > self._most_stuck:
                 logger.error(
                     "too many inferences hang, the pod ends",
-                    extra={"threads": self._device.stuck_threads, "allowed": self._most_stuck},
+                    extra={"threads": stuck, "allowed": self._most_stuck},
                 )
                 self._end_pod()
 

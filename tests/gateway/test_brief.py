@@ -195,6 +195,7 @@ def is_measured(floor: Floor, spec: ModelSpec) -> bool:
     return any(key == spec.key for key, _ in snapshot[2])
 
 
+@pytest.mark.slow
 def test_two_gateways_that_do_not_ask_lose_no_request(
     floor: Floor, tmp_path: Path, redis: servers.RedisServer
 ) -> None:
