@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.025
 """How often the pace is looked at: a fraction of the time to the first byte of a store."""
-CHUNK_BYTES = 1024**2
-"""The page cache takes long writes in long runs of pages, at half the CPU time of 256 KiB ones.
-
-Compare on memory that is at hand (`benchmarks.fresh_memory`): first use hides the difference."""
+CHUNK_BYTES = 256 * 1024
+"""Longer writes save CPU time where the page cache gets memory that was in use before, and cost
+more where a virtual machine must get it from its host first."""
 ATTEMPTS = 6
 """In a row without a byte; 3 s of waiting in all."""
 FIRST_PAUSE_S = 0.1
