@@ -341,7 +341,7 @@ def test_down_leaves_nothing_behind(small: Running) -> None:
     stopped = small.cli("down", "--json")
     assert stopped.document["stopped"] is True
     _assert_gone(small, pids)
-    assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs"]
+    assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs", "sums"]
 
 
 def test_a_killed_supervisor_leaves_nothing_behind_and_nothing_in_the_way(small: Running) -> None:
