@@ -11,7 +11,8 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ from runtime.device.memory import DeviceWeights
 from runtime.device.slab import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     import torch
@@ -139,9 +140,9 @@ class StagedMemory:
                 copies.append(self._readers.submit(copy, slab, source, part))
         except BaseException:
             has_failed.set()
-            wait(copies)
+            _await_ends(copies)
             raise
-        wait(copies)
+        _await_ends(copies)
         for each in copies:
             each.result()
 
@@ -158,6 +159,13 @@ class StagedMemory:
     def close(self) -> None:
         """End the readers; pinned memory goes with the object."""
         self._readers.shutdown(wait=True, cancel_futures=True)
+
+
+def _await_ends(copies: Sequence[Future[None]]) -> None:
+    """As `concurrent.futures.wait`, which never returns for what `shutdown` cancelled."""
+    for each in copies:
+        with suppress(CancelledError):
+            each.exception()
 
 
 def _unless(

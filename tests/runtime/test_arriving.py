@@ -236,7 +236,7 @@ def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
             with pytest.raises(LoadCancelled):
                 await first
             await until(lambda: len(held.starts()) == SPANS + 1, "the other asks for the rest")
-            assert engine.done_order
+            await until(lambda: bool(engine.done_order), "its device has what is here")
             held.open.set()
             await second
             assert held.starts().count((SPANS - 1) * SPAN_BYTES) == 2
