@@ -49,6 +49,7 @@ class DiskCache:
         """Per model with any file here: bytes of its weights, 0 while they are not complete.
 
         Replaced entry by entry, so the event loop may read it while a thread writes."""
+        self._asset_bytes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = CacheLocks(folder)
         self._room = DiskRoom(folder, self._locks, budget_bytes)
@@ -72,9 +73,8 @@ class DiskCache:
         return self._weight_bytes.get(key, 0)
 
     def asset_bytes(self, key: str) -> int:
-        """Bytes of a model's small files that are here."""
-        files = self.folder_of(key).glob("*")
-        return sum(file.stat().st_size for file in files if file.suffix != ".safetensors")
+        """Bytes of a model's small files, once they were fetched. Reads nothing."""
+        return self._asset_bytes.get(key, 0)
 
     def used_bytes(self) -> int:
         """Bytes of all complete weights."""
@@ -99,7 +99,7 @@ class DiskCache:
             if key in seen:
                 self._weight_bytes[key] = seen[key]
             else:
-                self._weight_bytes.pop(key, None)
+                self._forget(key)
         return changed
 
     # Use
@@ -117,7 +117,9 @@ class DiskCache:
             if listing is None:
                 listing = self._fetch_listing(spec)
             self._weight_bytes.setdefault(spec.key, 0)
-            self._ensure(spec, assets_of(listing, spec.storage_uri))
+            assets = assets_of(listing, spec.storage_uri)
+            self._ensure(spec, assets)
+            self._asset_bytes[spec.key] = sum(file.size_bytes for file in assets)
         return folder
 
     def weight_files(self, spec: ModelSpec) -> tuple[RemoteFile, ...]:
@@ -173,7 +175,11 @@ class DiskCache:
         with owned:
             remove_generation(folder)
             self._locks.forget(folder.name)
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
         self._weight_bytes.pop(key, None)
+        self._asset_bytes.pop(key, None)
 
     # Fetching
 

@@ -64,6 +64,22 @@ def test_folder_is_copied_without_what_is_not_needed(
     assert cache.bytes_on_disk(spec.key) == weights.stat().st_size
 
 
+def test_small_files_are_counted_without_looking_at_the_folder(
+    cache: DiskCache, models: Path
+) -> None:
+    source = models / "tiny-bert"
+    small = sum(path.stat().st_size for path in source.iterdir() if path.suffix != ".safetensors")
+    spec = spec_of(source.as_uri())
+    assert cache.asset_bytes(spec.key) == 0
+    folder = cache.fetch_assets(spec)
+    assert cache.asset_bytes(spec.key) == small
+    # Weights on their way come and go while the pod tells what it has.
+    (folder / "model.safetensors.part").write_bytes(b"half")
+    assert cache.asset_bytes(spec.key) == small
+    cache.discard(spec.key)
+    assert cache.asset_bytes(spec.key) == 0
+
+
 def test_s3_gives_the_same_bytes(cache: DiskCache, models: Path, aws: servers.S3Server) -> None:
     aws.put_folder(models / "tiny-vit", "s3://cache-test/a/tiny-vit")
     aws.put_folder(models / "tiny-bert", "s3://cache-test/a/tiny-vit-2")  # a longer name beside it

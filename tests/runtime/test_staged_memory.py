@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +117,39 @@ def test_loads_side_by_side_do_not_mix(memory: StagedMemory, tmp_path: Path) -> 
         loaded = list(threads.map(lambda path: memory.put(DiskWeights([path])), paths))
     for path, weights in zip(paths, loaded, strict=True):
         assert_same(weights.tensors, path)
+
+
+class HeldWeights(DiskWeights):
+    """Weights on a disk that answers when it is let go."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__([path])
+        self.open = threading.Event()
+        self.asked = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.asked += 1
+        self.open.wait(20)
+        super().read_into(offset, buffer)
+
+
+def test_memory_that_is_closed_amid_a_load_ends_it(engine: CopyEngine, tmp_path: Path) -> None:
+    before = allocated(engine)
+    staged, source = StagedMemory(engine, **SMALL), HeldWeights(weights_file(tmp_path))
+
+    def put() -> None:
+        with suppress(CancelledError):
+            staged.put(source)
+
+    load = threading.Thread(target=put, daemon=True)
+    load.start()
+    wait_until(lambda: source.asked == SMALL["readers"], what="all readers wait for the disk")
+    letting_go = threading.Timer(0.3, source.open.set)  # most likely after the rest was cancelled
+    letting_go.start()
+    staged.close()
+    load.join(10)
+    assert not load.is_alive()
+    assert allocated(engine) == before
 
 
 def test_file_cut_short_while_it_is_read_returns_every_byte(
