@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from load.experiments.prewarm.runs import Outcome
 
 FILE: Final = "gentd26_per_minute.csv.gz"
-_DAYS: Final = (14, 18)
+_DAYS: Final = (14, 16)
 """Constants of forecasts were chosen on days 5 to 14, the weight of recency on days 19 to 23."""
 _QUICK_DAYS: Final = (3, 4)
 _QUICK_VALUES: Final = 3
