@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from load.experiments.prewarm.runs import Outcome
 
 FILE: Final = "gentd26_per_minute.csv.gz"
-_DAYS: Final = (14, 16)
+_HOURS: Final = (14 * 24, 16 * 24)
 """Constants of forecasts were chosen on days 5 to 14, the weight of recency on days 19 to 23."""
-_QUICK_DAYS: Final = (3, 4)
+_QUICK_HOURS: Final = (72, 78)
 _QUICK_VALUES: Final = 3
 
 
@@ -38,7 +38,7 @@ def run(settings: Settings) -> Result:
             f"the experiment prewarming replays {FILE}; PILOTLIGHT_DATA must name the folder that "
             f"has it, was {settings.data or 'not set'}"
         )
-    span = Span(str(file), *(_QUICK_DAYS if settings.is_quick else _DAYS))
+    span = Span(str(file), *(_QUICK_HOURS if settings.is_quick else _HOURS))
     outcomes = _outcomes(span, settings)
     equal = at_equal_memory(outcomes)
     images = (plot.draw(outcomes, settings.out),) if settings.out is not None else ()
@@ -109,7 +109,7 @@ def _notes(span: Span, outcomes: Sequence[Outcome], equal: Sequence[AtEqualMemor
     ratios = [each.p75_ratio for each in equal if each.p75_ratio is not None]
     failed = sum(each.failed for each in outcomes)
     return [
-        f"arrivals of {FILE}, days {span.first_day} to {span.last_day}, counted from day 0; "
+        f"arrivals of {FILE}, hours {span.first_h} to {span.last_h}, counted from the start; "
         "simulated cluster, seed 1",
         f"mark: fewer cold starts than every peer at equal memory: at {fewer} of {len(equal)} "
         "points",
