@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from autoscaler.loading.baseline import baseline
+from autoscaler.loading.clockwork import clockwork
 from autoscaler.loading.greedy_dual import greedy_dual
 from autoscaler.loading.hybrid_histogram import hybrid_histogram
 from autoscaler.loading.keep_alive import keep_alive
@@ -19,5 +21,7 @@ LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
     "keep-alive": keep_alive,
     "greedy-dual": greedy_dual,
     "hybrid-histogram": hybrid_histogram,
+    "baseline": baseline,
+    "clockwork": clockwork,
 }
 """Each with its default parameters."""
