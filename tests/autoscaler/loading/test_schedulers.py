@@ -8,6 +8,15 @@ import pytest
 
 from autoscaler.loading.baseline import Baseline, baseline
 from autoscaler.loading.clockwork import Clockwork, clockwork
+from autoscaler.loading.round_robin import (
+    BY_DEADLINE,
+    PER_MODEL,
+    RENEWED,
+    STARVED_FIRST,
+    Circle,
+    RoundRobin,
+    round_robin,
+)
 from autoscaler.planning.actions import Demote, Load, Why
 from autoscaler.planning.pool import Use, Waiting
 from registry.model import LoadFailure, Tier
@@ -45,12 +54,22 @@ def _clockwork(view: PoolView) -> list[str]:
     return _told(CLOCKWORK.plan(view, None)[0])
 
 
+def _turns(
+    view: PoolView, refinements: int = BY_DEADLINE, state: Circle | None = None
+) -> tuple[list[str], Circle]:
+    rule = round_robin(RoundRobin(quantum_s=10.0, refinements=refinements))
+    actions, after = rule.plan(view, state or rule.start)
+    return _told(actions), after
+
+
 def _work(seconds: float) -> Waiting:
     """So much waiting work, in requests of 0.1 s."""
     return Waiting(requests=round(10 * seconds), oldest_s=NOW_S - 1)
 
 
-@pytest.mark.parametrize("plan", [lambda view: _baseline(view)[0], _clockwork])
+@pytest.mark.parametrize(
+    "plan", [lambda view: _baseline(view)[0], _clockwork, lambda view: _turns(view)[0]]
+)
 @pytest.mark.parametrize(
     ("values", "of_pod"),
     [
@@ -159,3 +178,83 @@ def test_copies_stay_within_bounds() -> None:
     pods = [pod("p", inferring=1), pod("q")]
     busy = model("m", at={"p": Tier.DEVICE}, waiting=_work(30), policy={"max_copies": 1})
     assert _clockwork(pool(pods, [busy])) == []
+
+
+# Round robin
+
+PLAIN = 0
+
+
+def test_models_take_turns() -> None:
+    models = [model(name, waiting=WAITS) for name in "abc"]
+    told, state = _turns(pool([pod("p")], models), PLAIN, Circle(last=models[0].key))
+    assert told == ["b>p"]
+    assert _turns(pool([pod("p")], models), PLAIN, state)[0] == ["c>p"]
+    assert _turns(pool([pod("p")], models), PLAIN, Circle(last=models[2].key))[0] == ["a>p"]
+
+
+def _turn_of_new(
+    refinements: int, *, since_s: float, state: Circle | None = None, **use: Any
+) -> Any:
+    """`new` waits for the place of `old`, which came then."""
+    old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": Use(**use)})
+    one = pod("p", memory_bytes=1_000, used_bytes=1_000)
+    return _turns(pool([one], [model("new", waiting=WAITS), old]), refinements, state)
+
+
+def test_a_model_has_its_quantum() -> None:
+    assert _turn_of_new(PLAIN, since_s=NOW_S - 9)[0] == []
+    assert _turn_of_new(PLAIN, since_s=NOW_S - 10)[0] == ["old<p", "new>p"]
+
+
+def test_an_inference_renews_the_quantum_from_the_first_refinement_on() -> None:
+    since_s, last_s = NOW_S - 60, NOW_S - 9
+    assert _turn_of_new(PLAIN, since_s=since_s, last_s=last_s)[0] == ["old<p", "new>p"]
+    assert _turn_of_new(RENEWED, since_s=since_s, last_s=last_s)[0] == []
+
+
+def test_most_starved_first_and_of_those_alike_the_one_with_fewest_copies() -> None:
+    pods = [pod("p"), pod("q", inferring=1)]
+    models = [
+        model("a", at={"q": Tier.DEVICE}, waiting=Waiting(5, 2, NOW_S - 9)),
+        model("b", waiting=Waiting(5, 2, NOW_S - 9)),
+        model("c", waiting=Waiting(5, 3, NOW_S - 9)),
+        model("d", waiting=Waiting(5, 0, NOW_S - 9)),
+    ]
+    assert _turns(pool(pods, models), STARVED_FIRST)[0] == ["c>p"]
+    assert _turns(pool(pods, [models[0], models[1], models[3]]), STARVED_FIRST)[0] == ["b>p"]
+    assert _turns(pool(pods, [models[0]]), STARVED_FIRST)[0] == ["a>p"]
+    assert _turns(pool(pods, [models[0]]), RENEWED)[0] == []
+
+
+def test_what_is_dear_to_load_stays_longer() -> None:
+    """`old` takes 30 s to load and `new` 10 s: 1.5 times the mean, 15 s."""
+    one = pod("p", memory_bytes=1_000, used_bytes=1_000)
+    old = {"at": {"p": Tier.DEVICE}, "load_s": {Tier.REMOTE: 30.0}}
+    new = model("new", waiting=WAITS)
+    for ago_s, told in ((14, []), (15, ["old<p", "new>p"])):
+        view = pool([one], [new, model("old", since_s=NOW_S - ago_s, **old)])  # type: ignore[arg-type]
+        assert _turns(view, PER_MODEL)[0] == told
+    view = pool([one], [new, model("old", since_s=NOW_S - 10, **old)])  # type: ignore[arg-type]
+    assert _turns(view, STARVED_FIRST)[0] == ["old<p", "new>p"]
+
+
+def test_quanta_follow_how_well_they_were_used() -> None:
+    since_s, last_s = NOW_S - 100, NOW_S - 50
+    _, after = _turn_of_new(PER_MODEL, since_s=since_s, last_s=last_s, served=600)
+    assert list(after.factors.values()) == [1.25]
+    _, after = _turn_of_new(PER_MODEL, since_s=since_s, last_s=last_s, served=1)
+    assert list(after.factors.values()) == [0.8]
+    longer = Circle(factors=dict.fromkeys(after.factors, 4.0))
+    assert _turn_of_new(PER_MODEL, since_s=NOW_S - 39, state=longer)[0] == []
+
+
+def test_the_earliest_deadline_first() -> None:
+    models = [
+        model("a", waiting=WAITS, policy={"deadline_s": 9.0}),
+        model("b", waiting=WAITS, policy={"deadline_s": 5.0}),
+        model("c", waiting=WAITS),
+    ]
+    pods = [pod("p"), pod("q"), pod("r")]
+    assert _turns(pool(pods, models), BY_DEADLINE)[0] == ["b>p", "a>q", "c>r"]
+    assert _turns(pool(pods, models), PER_MODEL)[0] == ["a>p", "b>q", "c>r"]
