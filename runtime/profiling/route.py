@@ -12,7 +12,7 @@ from starlette.routing import Route
 from registry.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan
-from runtime.protocols.infer_route import error_response
+from runtime.protocols.reply import error_answer
 from runtime.protocols.v2 import read_object
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def document_of(profile: Profile) -> dict[str, Any]:
 
 
 def _refused(error: RuntimePackageError) -> Response:
-    status, body, headers = error_response(error)
+    status, body, headers = error_answer(error)
     return Response(body, status, headers=dict(headers))

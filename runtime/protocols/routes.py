@@ -13,7 +13,8 @@ from starlette.routing import Route
 from registry.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.protocols.bodies import Protocol
-from runtime.protocols.infer_route import InferRoute, error_response
+from runtime.protocols.infer_route import InferRoute
+from runtime.protocols.reply import error_answer
 from runtime.protocols.v2 import read_object
 from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
 
@@ -161,7 +162,7 @@ def _answering(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except RuntimePackageError as error:
-            status, body, headers = error_response(error)
+            status, body, headers = error_answer(error)
             return Response(body, status, headers=dict(headers))
 
     return answer
