@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -307,6 +309,27 @@ def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None
     wait_idle(generating)
 
 
+def test_a_stream_that_a_drain_leaves_unfinished_says_so(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("chat", models / "tiny-gpt2")
+    with cluster.pod_context("pod-a", drain_timeout=0.2) as pod:
+        complete(pod, max_tokens=1)
+        url = f"{pod.url}/openai/v1/completions"
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(pod.pid, signal.SIGTERM)
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        error = json.loads(rest[-1])["error"]
+        assert error["type"] == "service_unavailable_error"
+        assert "pod-a ended" in error["message"]
+        event = zygote.wait_event(exited="pod-a")
+        zygote.events.append(event)  # the context looks for it too
+        assert event["status"] == 0
+
+
 # Embeddings and models
 
 
@@ -424,6 +447,14 @@ def test_bad_input_is_refused_in_openais_shape(
     error = answer.json()["error"]
     assert message in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("call", USUAL)
+def test_a_compressed_body_is_told(generating: servers.Pod, call: str) -> None:
+    body = orjson.dumps(USUAL[call])
+    answer = post_bytes(f"{generating.url}/openai/v1/{call}", body, content_encoding="gzip")
+    assert answer.status_code == 400
+    assert "content-encoding" in answer.json()["error"]["message"]
 
 
 def test_a_conversation_needs_a_chat_template(
