@@ -249,6 +249,8 @@ def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
         lines = stream.iter_lines()  # kept: the connection closes when nobody reads on
         next(lines)
         refused = client.post(url, json=LONG)
+        other = {"model": "nobody", "input": "x"}  # it is not even looked for
+        assert client.post(f"{pod.url}/openai/v1/embeddings", json=other).status_code == 429
     assert refused.status_code == 429
     assert refused.json()["error"]["type"] == "rate_limit_error"
     assert refused.headers["retry-after"] == "1"
