@@ -224,8 +224,11 @@ class SimulatedPod:
             return
         self.loading.let_go(flight.resident)
         key = flight.plan.spec.key
-        self._sample(key, "infer", compute_s)
-        self._sample(key, "share", share_s)
+        add = self.measurements.add
+        add(key, "infer", compute_s)
+        add(key, "share", share_s)
+        if not self._is_beat_planned:
+            self.has_news()
         if flight.is_over:
             return
         kernel, entry = self._kernel, flight.entry
@@ -243,10 +246,13 @@ class SimulatedPod:
         if flight.is_over or not self.is_alive:
             return
         key = flight.plan.spec.key
-        self._sample(key, "preprocess", flight.preprocess_s)
-        self._sample(key, "postprocess", flight.postprocess_s)
+        add = self.measurements.add
+        add(key, "preprocess", flight.preprocess_s)
+        add(key, "postprocess", flight.postprocess_s)
         if flight.predict is not self:
-            self._sample(key, "network", self._cluster.pod_hop_s)
+            add(key, "network", self._cluster.pod_hop_s)
+        if not self._is_beat_planned:
+            self.has_news()
         self._gateway.answered(flight)
 
     def _late(self, flight: Flight) -> None:

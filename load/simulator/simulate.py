@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, Protocol
 
-from load.schema import TRACE_SCHEMA
-from load.simulator.errors import WrongTrace
+from load.simulator.arrivals import rows
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
 from load.simulator.memory_registry import MemoryRegistry
@@ -78,17 +77,18 @@ class Simulation:
         if self._autoscaler is not None:
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
-            if not batch.schema.equals(TRACE_SCHEMA):
-                raise WrongTrace(
-                    f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
-                )
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
-                kernel.run_through(_rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
-                yield self._records.take()
+                kernel.run_through(rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
+                yield self._take()
         while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
             if self._records:
-                yield self._records.take()
-        yield self._records.take()
+                yield self._take()
+        yield self._take()
+
+    def _take(self) -> pa.RecordBatch:
+        records = self._records.take()
+        self.summary.add(records)
+        return records
 
     def preload(self, model: ModelName, pod: str) -> bool:
         """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
@@ -166,11 +166,3 @@ class _Moved:
     def __call__(self, node: SimulatedNode, key: str) -> None:
         for pod in self._pods:
             pod.loading.tell_tier(key)
-
-
-def _rows(
-    batch: pa.RecordBatch,
-) -> Iterator[tuple[float, tuple[str, str, int, int, float | None]]]:
-    columns = [batch.column(name).to_pylist() for name in TRACE_SCHEMA.names]
-    at_s, *rest = columns
-    return zip(at_s, zip(*rest, strict=True), strict=True)
