@@ -64,6 +64,8 @@ class SimulatedGateway:
         """What is known by tenant and name."""
         self.open_total = 0
         """Requests that came and are not answered."""
+        self.wasted_memory_byte_s = 0.0
+        """Device memory of idle models times how long they were idle, of all that ended."""
         self._kernel = kernel
         self._registry = registry
         self._state = registry.state

@@ -5,6 +5,7 @@ A request leaves a `Row`; columns that follow from others are worked out for a w
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from load.generator.merging import METADATA_KEY
 from load.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -105,7 +107,14 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
 
 
 @contextmanager
-def parquet_writer(path: Path) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write record batches to a Parquet file as they come."""
+def parquet_writer(
+    path: Path, about: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Write record batches to a Parquet file as they come, and at the end what is known of the run.
+
+    Where a report looks for it, `pilotlight.run` in the file's metadata, the run is simulated.
+    """
     with pq.ParquetWriter(path, RECORD_SCHEMA) as writer:
         yield writer.write_batch
+        text = json.dumps({"kind": "simulated", **about()})
+        writer.add_key_value_metadata({METADATA_KEY: text.encode()})
