@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from runtime.zygote import Zygote
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict
@@ -166,6 +169,17 @@ def test_zygote_says_what_is_wrong_with_a_command(
     (event,) = [event for event in zygote.events if "error" in event]
     zygote.events.remove(event)
     assert message in event["error"]
+
+
+def test_zygote_outlives_a_fork_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    Zygote()._obey(b'{"spawn": {"name": "x"}}')
+    assert os.strerror(errno.EAGAIN) in json.loads(capfd.readouterr().out)["error"]
 
 
 @pytest.mark.slow
