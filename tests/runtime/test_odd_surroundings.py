@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
+from runtime.loading.frontends import Frontends
+from runtime.storage.link import LinkRate
+from runtime.storage.storages import Storages
+from runtime.tiers.disk_cache import DiskCache
 from tests import servers
+from tests.runtime.bringers import spec_of
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
     from pathlib import Path
 
     from tests.runtime.conftest import Cluster
@@ -88,3 +97,31 @@ def test_tokenizer_whose_library_panics_fails_its_load_alone(
     assert answer.status_code == 503
     assert "tokenizer cannot be used" in answer.json()["error"]
     assert predict(pod.url, "good", "x").status_code == 200
+
+
+class BesideAnotherPod(ThreadPoolExecutor):
+    """Threads; before each piece of work another pod of the node wants the model's room."""
+
+    def __init__(self, want_room: Callable[[], None]) -> None:
+        super().__init__(1)
+        self._want_room = want_room
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self._want_room()
+        return super().submit(function, *arguments, **named)
+
+
+def test_small_files_are_not_deleted_while_they_are_read(models: Path, tmp_path: Path) -> None:
+    spec = spec_of("m", models / "tiny-bert")
+    ours, others = (
+        DiskCache(tmp_path / "cache", Storages(), LinkRate(None)) for _ in ("ours", "others")
+    )
+
+    async def build() -> None:
+        with BesideAnotherPod(lambda: others.discard(spec.key)) as threads:
+            async with asyncio.TaskGroup() as tasks:
+                await Frontends(ours, threads, tasks).get(spec)
+
+    asyncio.run(build())
+    others.discard(spec.key)
+    assert not ours.folder_of(spec.key).exists()
