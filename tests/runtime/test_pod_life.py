@@ -42,6 +42,11 @@ def test_pod_registers_what_it_is(cluster: Cluster) -> None:
     assert (info.memory_bytes, info.link_bytes_per_s, info.process_id) == (12345, 1000, pod.pid)
 
 
+def test_pod_may_be_reached_at_another_address_than_it_listens_on(cluster: Cluster) -> None:
+    cluster.pod(advertise="10.0.0.7", advertise_port=8012)
+    assert pods_of(cluster)["pod-a"].info.address == "10.0.0.7:8012"
+
+
 def test_pod_reports_samples_without_the_warm_up(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod()
