@@ -11,7 +11,7 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from tests.kubernetes.node.container import timestamp
-from tests.kubernetes.places import HOST_ADDRESS
+from tests.kubernetes.places import HOST_ADDRESS, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +32,8 @@ class Cluster:
         self.node = node
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.byte_code = cache_folder() / "byte-code"
+        self.byte_code.mkdir(parents=True, exist_ok=True)
         self._hosts = folder.parent / "hosts"
         self.core = client.CoreV1Api()
         self._leases = client.CoordinationV1Api()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+BYTE_CODE = "/var/cache/byte-code"
+"""Where containers keep Python's byte code for one another, as a built image would bring it."""
 RETRY_S = 1.0
 
 
@@ -125,12 +127,13 @@ class Pod:
             address=sandbox.address,
             lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
         )
-        variables = {"PATH": program.path, **variables}
+        variables = {"PATH": program.path, "PYTHONPYCACHEPREFIX": BYTE_CODE, **variables}
         of_image = {**program.folders, "/etc/hosts": self._cluster.hosts_file(self._namespace)}
         always = [
             {"source": str(source), "target": target, "read_only": True}
             for target, source in of_image.items()
         ]
+        byte_code = {"source": str(self._cluster.byte_code), "target": BYTE_CODE}
         security = wish.get("securityContext", {})
         return Container(
             wish=wish,
@@ -141,7 +144,7 @@ class Pod:
                 "command": command(wish, program, variables),
                 "environment": variables,
                 "directory": wish.get("workingDir") or program.directory,
-                "mounts": mounts_of(wish, volumes, always),
+                "mounts": mounts_of(wish, volumes, [*always, {**byte_code, "read_only": False}]),
                 "read_only_root": bool(security.get("readOnlyRootFilesystem")),
             },
         )
