@@ -337,6 +337,17 @@ def demo(
     run_demo(at, Output(json_), full=full)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def controller(context: typer.Context) -> None:
+    """Run the controller in a Kubernetes cluster: InferenceServices into the registry and back."""
+    from autoscaler.kubernetes.run import main as run_controller  # its libraries are an extra
+
+    run_controller(context.args)
+
+
 @app.command("make-model")
 def make_model(
     kind: Annotated[str, typer.Argument(help="Such as t5-small, bert-base, vit-base, tiny-t5.")],

@@ -106,6 +106,19 @@ def read_documents(
     return specs
 
 
+def read_object(document: object) -> ModelSpec:
+    """One InferenceService as a Kubernetes API server holds it.
+
+    Raises:
+        InvalidModel: with every mistake, worded as for a file that declares the same.
+    """
+    reader = _Reader("", "default")
+    spec = reader.read(document)
+    if spec is None:
+        raise InvalidModel(reader.problems)
+    return spec
+
+
 def _seen(value: object) -> str:
     """A value for a message, shortened: a few nested aliases stand for gigabytes."""
     short = reprlib.Repr()
@@ -134,7 +147,7 @@ class _Reader:
     def read(self, document: object) -> ModelSpec | None:
         if not isinstance(document, dict):
             kind = type(document).__name__
-            self.problems.append(f"{self.place}: must be an object of kind {KIND}, was a {kind}")
+            self._complain(f"must be an object of kind {KIND}, was a {kind}")
             return None
         metadata = self._mapping(document, "metadata", required=True)
         name = self._name(metadata)
@@ -161,7 +174,10 @@ class _Reader:
         return None if self.problems else spec
 
     def _say(self, problem: str) -> None:
-        line = f"{self.place}: {self.title}: {problem}"
+        self._complain(f"{self.title}: {problem}")
+
+    def _complain(self, problem: str) -> None:
+        line = f"{self.place}: {problem}" if self.place else problem
         if line not in self.problems:
             self.problems.append(line)
 

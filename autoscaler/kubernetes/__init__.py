@@ -1,0 +1,1 @@
+"""Pilotlight on a cluster: InferenceServices into the registry, its state into their status."""

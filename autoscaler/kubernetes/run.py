@@ -1,0 +1,139 @@
+"""Run one replica of the controller: `pilotlight controller`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from autoscaler.kubernetes.cluster_api import ClusterApi, connect
+from autoscaler.kubernetes.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.controller import Controller
+from autoscaler.kubernetes.errors import KubernetesError
+from autoscaler.kubernetes.leadership import Leadership
+from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
+from autoscaler.kubernetes.models import Models
+from autoscaler.kubernetes.operation_routes import operation_app
+from autoscaler.kubernetes.pool_links import PoolLinks
+from autoscaler.kubernetes.settings import ControllerSettings
+from autoscaler.kubernetes.watching import ClusterFollower
+from registry.configuration import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from autoscaler.kubernetes.watching import Seen
+
+logger = logging.getLogger(__name__)
+
+COMPONENT = "pilotlight-controller"
+LIST_EVERY_S = 300.0
+"""Watches may miss that an object went; a full list finds it."""
+LIST_AGAIN_S = 2.0
+
+
+class _Stopped(Exception):
+    """The controller was asked to stop."""
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn that leaves signals to the controller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The controller ends all its parts together."""
+        yield
+
+
+async def run(settings: ControllerSettings) -> None:
+    """Serve until told to stop; raises what ended a part that must not end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    client = await connect()
+    api = ClusterApi(client, component=COMPONENT, instance=settings.own_identity)
+    objects = ClusterObjects()
+    follower = ClusterFollower()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            links = PoolLinks(settings.redis_url, tasks, lambda: controller.registry_changed())
+            controller = Controller(objects, Models(settings, api, objects, links), links)
+
+            def see(seen: Seen) -> None:
+                objects.see(seen)
+                controller.wake()
+
+            def fail(error: BaseException) -> None:
+                tasks.create_task(_raise(error))
+
+            def lead(is_leading: bool) -> None:
+                IS_LEADING.set(is_leading)
+                controller.lead(is_leading=is_leading)
+
+            follower.start(see, fail)
+            tasks.create_task(_list_all(api, objects, controller))
+            tasks.create_task(controller.run())
+            tasks.create_task(_operation_server(settings, objects).serve())
+            if settings.elect:
+                election = Leadership(client, settings.namespace, settings.own_identity, lead)
+                tasks.create_task(election.run())
+            else:
+                lead(True)
+            await stop.wait()
+            await links.close()
+            raise _Stopped
+    except* _Stopped:
+        logger.info("stopped")
+    finally:
+        await follower.stop()
+        await client.close()
+
+
+def _operation_server(settings: ControllerSettings, objects: ClusterObjects) -> QuietServer:
+    config = uvicorn.Config(
+        operation_app(lambda: objects.is_complete),
+        host=settings.host,
+        port=settings.port,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+    )
+    return QuietServer(config)
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+async def _list_all(api: ClusterApi, objects: ClusterObjects, controller: Controller) -> None:
+    """List everything at the start and from time to time."""
+    while True:
+        try:
+            objects.replace(await api.list_services(), await api.list_pods())
+        except KubernetesError as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("the cluster's objects could not be listed", exc_info=error)
+            await asyncio.sleep(LIST_AGAIN_S)
+            continue
+        controller.wake()
+        await asyncio.sleep(LIST_EVERY_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read the settings and run."""
+    settings = read_settings(
+        ControllerSettings, arguments, os.environ, prog="pilotlight controller"
+    )
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    asyncio.run(run(settings))
+    return 0
