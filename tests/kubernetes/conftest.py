@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kubernetes.kubectl import Kubectl
-from tests.kubernetes.places import REPOSITORY, builds
+from tests.kubernetes.models import Gateway, Tenant
+from tests.kubernetes.object_store import storage_secret
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY, builds
 from tests.kubernetes.suite import Cluster, own_cluster
 
 if TYPE_CHECKING:
@@ -46,9 +48,13 @@ def admin(cluster: Cluster) -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def installed(admin: Kubectl) -> Kubectl:
-    """The same, with Pilotlight and its pool applied."""
+def installed(cluster: Cluster) -> Kubectl:
+    """kubectl with all rights on a cluster where Pilotlight and its pool were applied."""
+    admin = cluster.admin
     base = REPOSITORY / "manifests" / "base"
+    admin("apply", "--server-side", "--warnings-as-errors", "-f", str(base / "namespace.yaml"))
+    if cluster.store is not None:
+        admin.apply([storage_secret(cluster.store, NAMESPACE)])
     admin("apply", "--server-side", "--warnings-as-errors", "-k", str(base))
     return admin
 
@@ -59,3 +65,23 @@ def node(cluster: Cluster) -> Cluster:
     if cluster.plane is None:
         pytest.skip("needs the node agent, which this cluster does without")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def gateway(installed: Kubectl, node: Cluster) -> Gateway:
+    """The gateway's Service, with the platform's pods all ready."""
+    of_pool = "serving.kserve.io/inferenceservice=pool"
+    installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
+    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool, timeout_s=300)
+    platform = "app.kubernetes.io/part-of=pilotlight"
+    installed.wait("condition=Available", *IN_NAMESPACE, "deployment", "-l", platform)
+    service = installed.get(*IN_NAMESPACE, "service", "pilotlight-gateway")
+    return Gateway(f"http://{service['spec']['clusterIP']}")
+
+
+@pytest.fixture(scope="session")
+def tenant(installed: Kubectl) -> Tenant:
+    """A namespace of a tenant."""
+    metadata = {"name": "tenant"}
+    installed.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
+    return Tenant(installed, metadata["name"])

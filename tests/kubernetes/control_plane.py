@@ -80,9 +80,9 @@ class ControlPlane:
                 raise RuntimeError(f"{started.name} has ended\n{started.last_words()}")
 
     def end(self) -> None:
-        """End everything, last started first."""
+        """End everything, last started first; nothing of it is needed any more."""
         for started in reversed(self.programs.values()):
-            started.end()
+            started.kill()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 300.0
 RETRY_S = 0.2
+APPLY = ("apply", "--server-side", "--warnings-as-errors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,21 @@ class Kubectl:
 
     def apply(self, objects: Iterable[dict[str, Any]], *more: str) -> str:
         """Apply these objects server-side; warnings of the server count as failures."""
-        text = yaml.safe_dump_all(objects)
-        return self("apply", "--server-side", "--warnings-as-errors", *more, "-f", "-", given=text)
+        return self(*APPLY, *more, "-f", "-", given=yaml.safe_dump_all(objects))
+
+    def try_apply(self, objects: Iterable[dict[str, Any]]) -> Answer:
+        """Apply objects that may be refused."""
+        return self.answer(*APPLY, "-f", "-", given=yaml.safe_dump_all(objects))
+
+    def as_account(self, namespace: str, account: str, folder: Path) -> Kubectl:
+        """kubectl with a token of a service account instead."""
+        content = json.loads(self("config", "view", "--raw", "--minify", "-o", "json"))
+        token = self("-n", namespace, "create", "token", account).strip()
+        content["users"][0]["user"] = {"token": token}
+        path = folder / f"{namespace}-{account}.kubeconfig"
+        path.write_text(json.dumps(content))
+        path.chmod(0o600)
+        return Kubectl(path)
 
     def get(self, *arguments: str) -> dict[str, Any]:
         """An object, or a list of them with `items`."""

@@ -9,6 +9,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 VERSIONS = REPOSITORY / "scripts" / "kubernetes" / "versions"
 
+NAMESPACE = "pilotlight"
+"""Of the platform, as `manifests/base` names it."""
+
+IN_NAMESPACE = ("-n", NAMESPACE)
+
 HOST_ADDRESS = "10.77.0.1"
 """Of this side of the bridge to which every pod is attached."""
 

@@ -1,17 +1,19 @@
-"""Programs of the cluster as child processes, each with a log of its own."""
+"""Programs of the cluster as child processes, each with a log of its own; processes of pods."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.servers import end_process, is_alive
+from tests.servers import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 LAST_LINES = 30
 
@@ -48,12 +50,19 @@ class Program:
             self.process.kill()
             self.process.wait()
 
-    def end(self) -> None:
-        """End it in order."""
-        if self.process is not None:
-            end_process(self.process)
-
     def last_words(self) -> str:
         """The end of its log, for messages about failures."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([f"--- {self.log}", *lines[-LAST_LINES:]])
+
+
+def kill_pod(name: str) -> None:
+    """Kill all processes of a pod of this machine's node, as a crash would."""
+    wanted = f"HOSTNAME={name}".encode()
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+    assert killed, f"pod {name} has no process here"

@@ -204,6 +204,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def _follow(listing: Callable[..., Any], tell: Callable[[Mapping[str, Any]], object]) -> None:
     while True:
         try:
+            # Objects that went while nobody watched are noticed by their addresses: none answers.
             for event in watch.Watch().stream(listing, timeout_seconds=600):
                 tell(event)
         except TROUBLE as error:

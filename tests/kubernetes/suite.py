@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.kserve import install_kserve
+from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
 from tests.servers import wait_until
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kubernetes.kubectl import Kubectl
+    from tests.servers import S3Server
 
 NODE = "node-1"
 
@@ -28,6 +30,7 @@ class Cluster:
     admin: Kubectl
     folder: Path
     plane: ControlPlane | None = None
+    store: S3Server | None = None
 
 
 @contextlib.contextmanager
@@ -36,9 +39,10 @@ def own_cluster(folder: Path) -> Iterator[Cluster]:
     with control_plane(folder) as plane:
         _start_services(plane)
         _start_node(plane)
+        store = start_object_store(plane)
         install_kserve(plane, [])
         plane.admin.wait("condition=Ready", f"node/{NODE}")
-        yield Cluster(plane.admin, folder, plane)
+        yield Cluster(plane.admin, folder, plane, store)
 
 
 def _start_services(plane: ControlPlane) -> None:

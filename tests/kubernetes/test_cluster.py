@@ -25,8 +25,6 @@ def test_serves_kserves_kinds_and_admits_through_its_webhooks(admin: Kubectl) ->
             }
         },
     }
-    import yaml
-
-    answer = admin.answer("apply", "--server-side", "-f", "-", given=yaml.safe_dump(bad))
+    answer = admin.try_apply([bad])
     assert not answer.is_ok
     assert "PYTHONPATH" in answer.errors

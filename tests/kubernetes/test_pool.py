@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kubernetes.places import IN_NAMESPACE
+
 if TYPE_CHECKING:
     from tests.kubernetes.kubectl import Kubectl
     from tests.kubernetes.suite import Cluster
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.kubernetes
-
-IN_NAMESPACE = ("-n", "pilotlight")
 
 
 def test_kserve_makes_a_deployment_without_rivals_for_its_scale(installed: Kubectl) -> None:

@@ -8,6 +8,7 @@ of storage, `kubectl exec` and `kubectl logs` (logs lie in the folder).
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import threading
 import time
@@ -62,9 +63,18 @@ class Agent:
             time.sleep(LEASE_PERIOD_S)
 
     def _follow(self) -> None:
+        pods = self._cluster.core.list_pod_for_all_namespaces
+        mine = f"spec.nodeName={self._cluster.node}"
+        listed = json.loads(pods(field_selector=mine, _preload_content=False).data)
+        for wish in listed["items"]:
+            self._note("ADDED", wish)
+        there = {wish["metadata"]["uid"] for wish in listed["items"]}
+        for uid in self._pods.keys() - there:
+            self._pods.pop(uid).end(0.0)
         events = watch.Watch().stream(
-            self._cluster.core.list_pod_for_all_namespaces,
-            field_selector=f"spec.nodeName={self._cluster.node}",
+            pods,
+            field_selector=mine,
+            resource_version=listed["metadata"]["resourceVersion"],
             timeout_seconds=600,
         )
         for event in events:
@@ -94,6 +104,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each probe
     config.load_kube_config(arguments.kubeconfig)
     Agent(Cluster(arguments.node, arguments.folder), arguments.folder / "pods").run()
 

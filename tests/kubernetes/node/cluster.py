@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from kubernetes import client
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_NAMESPACE = "kube-node-lease"
 LEASE_S = 40
+RETRY_S = 0.5
 CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
 ALL_GOOD = "the node agent of the tests is well"
 
@@ -144,8 +146,14 @@ class Cluster:
         """Confirm that a pod has ended, so that the API server forgets it."""
         metadata = pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
-        try:
-            self.core.delete_namespaced_pod(metadata["name"], metadata["namespace"], body=body)
-        except client.ApiException as error:
-            if error.status not in {404, 409}:
-                raise
+        while True:
+            try:
+                self.core.delete_namespaced_pod(metadata["name"], metadata["namespace"], body=body)
+                return
+            except client.ApiException as error:
+                if error.status in {404, 409}:
+                    return
+                logger.warning("deleting %s: %s", metadata["name"], error)
+            except (OSError, HTTPError) as error:
+                logger.warning("deleting %s: %s", metadata["name"], error)
+            time.sleep(RETRY_S)
