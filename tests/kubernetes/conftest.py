@@ -12,13 +12,11 @@ import pytest
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
-from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY, builds
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.kubernetes.suite import Cluster, own_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-logger = logging.getLogger(__name__)
 
 SETTING = "PILOTLIGHT_TEST_KUBECONFIG"
 OWN = "own"
@@ -34,7 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     folder = tmp_path_factory.mktemp("cluster")
     if given == OWN:
-        logger.info("starting %s", ", ".join(f"{b.name} {b.version}" for b in builds().values()))
         with own_cluster(folder) as own:
             yield own
     else:

@@ -24,7 +24,7 @@ class Load:
     """A few clients that call one model again and again."""
 
     def __init__(self, gateway: Gateway, tenant: Tenant, model: str) -> None:
-        self._call = lambda: gateway.predict(tenant, model)
+        self._gateway, self._tenant, self._model = gateway, tenant, model
         self._is_over = threading.Event()
         self._answers: list[httpx.Response] = []
         self.broken: list[str] = []
@@ -34,7 +34,7 @@ class Load:
         """Call until told to stop."""
         while not self._is_over.is_set():
             try:
-                self._answers.append(self._call())
+                self._answers.append(self._gateway.predict(self._tenant, self._model))
             except httpx.TransportError as error:
                 self.broken.append(repr(error))
             time.sleep(PAUSE_S)
