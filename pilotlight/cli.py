@@ -348,6 +348,21 @@ def controller(context: typer.Context) -> None:
     run_controller(context.args)
 
 
+@app.command("scale")
+def scale_pool(
+    pool: Annotated[str, typer.Argument(help="The pool's name, as in its label.")],
+    *,
+    pods: Annotated[int, typer.Option(min=0, help="How many pods.")],
+    redis_url: RedisOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
+    from pilotlight.commands.scale import scale  # its libraries are an extra
+
+    target = Target.of(None, redis_url=redis_url, pool=pool)
+    asyncio.run(scale(target, Output(json_), pool, pods))
+
+
 @app.command("make-model")
 def make_model(
     kind: Annotated[str, typer.Argument(help="Such as t5-small, bert-base, vit-base, tiny-t5.")],

@@ -21,3 +21,7 @@ class Gone(KubernetesError):
 
 class Denied(KubernetesError):
     """The API server refused a call; the message says which and why."""
+
+
+class PoolNotFound(KubernetesError):
+    """No InferenceService, or more than one, is the pool."""

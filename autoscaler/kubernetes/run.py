@@ -22,10 +22,15 @@ from autoscaler.kubernetes.operation_routes import operation_app
 from autoscaler.kubernetes.pool_links import PoolLinks
 from autoscaler.kubernetes.settings import ControllerSettings
 from autoscaler.kubernetes.watching import ClusterFollower
+from autoscaler.kubernetes.webhook_setup import WebhookSetup, context_of_folder
+from autoscaler.kubernetes.webhooks import admission_app
 from registry.configuration import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import ssl
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kubernetes.aio.client import ApiClient
 
     from autoscaler.kubernetes.watching import Seen
 
@@ -79,7 +84,15 @@ async def run(settings: ControllerSettings) -> None:
             follower.start(see, fail)
             tasks.create_task(_list_all(api, objects, controller))
             tasks.create_task(controller.run())
-            tasks.create_task(_operation_server(settings, objects).serve())
+            webhooks: list[QuietServer] = []
+
+            def is_ready() -> bool:
+                has_webhooks = not settings.webhook_port or any(each.started for each in webhooks)
+                return objects.is_complete and has_webhooks
+
+            tasks.create_task(_operation_server(settings, is_ready).serve())
+            if settings.webhook_port:
+                tasks.create_task(_serve_webhooks(client, settings, webhooks))
             if settings.elect:
                 election = Leadership(client, settings.namespace, settings.own_identity, lead)
                 tasks.create_task(election.run())
@@ -95,9 +108,9 @@ async def run(settings: ControllerSettings) -> None:
         await client.close()
 
 
-def _operation_server(settings: ControllerSettings, objects: ClusterObjects) -> QuietServer:
+def _operation_server(settings: ControllerSettings, is_ready: Callable[[], bool]) -> QuietServer:
     config = uvicorn.Config(
-        operation_app(lambda: objects.is_complete),
+        operation_app(is_ready),
         host=settings.host,
         port=settings.port,
         lifespan="off",
@@ -105,6 +118,38 @@ def _operation_server(settings: ControllerSettings, objects: ClusterObjects) -> 
         access_log=False,
     )
     return QuietServer(config)
+
+
+async def _serve_webhooks(
+    client: ApiClient, settings: ControllerSettings, servers: list[QuietServer]
+) -> None:
+    """Answer admission reviews, once there is a certificate."""
+    context = await _tls(client, settings)
+    config = uvicorn.Config(
+        admission_app(),
+        host=settings.host,
+        port=settings.webhook_port,
+        ssl_context_factory=lambda *_: context,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+    )
+    server = QuietServer(config)
+    servers.append(server)
+    await server.serve()
+
+
+async def _tls(client: ApiClient, settings: ControllerSettings) -> ssl.SSLContext:
+    if settings.certificates:
+        return context_of_folder(settings.certificates)
+    setup = WebhookSetup(client, settings)
+    while True:
+        try:
+            return await setup.prepare()
+        except KubernetesError as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("the webhooks have no certificate yet", exc_info=error)
+            await asyncio.sleep(LIST_AGAIN_S)
 
 
 async def _raise(error: BaseException) -> None:

@@ -1,0 +1,119 @@
+"""How many pods a pool may get, who else decides about it, and which pods go first. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.cluster import PodState
+
+AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
+EXTERNAL = "external"
+"""The class in which KServe makes no autoscaler and leaves the number of pods alone."""
+STANDARD = "Standard"
+_MIB = 1 << 20
+_BUSY = 1 << 24
+"""More than any pod's weights in MiB: a pod that serves goes after every idle one."""
+_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolObject:
+    """A pool's InferenceService, reduced to what scaling needs."""
+
+    namespace: str
+    name: str
+    deployment: str
+    """The Deployment that KServe makes for it."""
+    mode: str
+    autoscaler_class: str
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Something else that sets the number of a pool's pods."""
+
+    kind: str
+    name: str
+    target: str
+    """Name of the Deployment it scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """Set this many pods."""
+
+    pods: int
+    note: str
+    """What the bounds changed about the wish; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAlone:
+    """The number of pods is somebody else's."""
+
+    reason: str
+
+
+def read_pool(document: Mapping[str, Any]) -> PoolObject:
+    """Read a pool's InferenceService."""
+    metadata, predictor = document["metadata"], document["spec"]["predictor"]
+    annotations = metadata.get("annotations") or {}
+    status = document.get("status") or {}
+    variant = predictor.get("name")
+    middle = f"-{variant}" if variant else ""
+    return PoolObject(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        deployment=f"{metadata['name']}{middle}-predictor",
+        mode=status.get("deploymentMode")
+        or annotations.get("serving.kserve.io/deploymentMode", ""),
+        autoscaler_class=annotations.get(AUTOSCALER_CLASS, "hpa"),
+        least=int(predictor.get("minReplicas", 1)),
+        most=int(predictor.get("maxReplicas", 0)) or None,
+    )
+
+
+def decide_size(pool: PoolObject, wanted: int, rivals: Sequence[Rival]) -> ScaleTo | LeaveAlone:
+    """How many pods to set, within the pool's bounds; or why not to touch their number."""
+    where = f"InferenceService {pool.namespace}/{pool.name}"
+    if pool.mode != STANDARD:
+        return LeaveAlone(
+            f"{where} is in mode {pool.mode or 'unknown'!r}, whose own autoscaler decides; a pool "
+            f"that Pilotlight scales needs serving.kserve.io/deploymentMode: {STANDARD}"
+        )
+    if pool.autoscaler_class != EXTERNAL:
+        return LeaveAlone(
+            f"{where} has autoscaler class {pool.autoscaler_class!r}; a pool that Pilotlight "
+            f"scales needs {AUTOSCALER_CLASS}: {EXTERNAL}"
+        )
+    others = [each for each in rivals if each.target == pool.deployment]
+    if others:
+        listed = ", ".join(f"{each.kind} {each.name}" for each in others)
+        return LeaveAlone(
+            f"{listed} in namespace {pool.namespace} also scales Deployment {pool.deployment}; "
+            "delete it, or leave the scaling to it"
+        )
+    most = wanted if pool.most is None else pool.most
+    pods = max(pool.least, min(wanted, most))
+    note = "" if pods == wanted else (
+        f"{wanted} pods were wanted; minReplicas {pool.least} and maxReplicas "
+        f"{pool.most or 'unset'} allow {pods}"
+    )  # fmt: skip
+    return ScaleTo(pods, note)
+
+
+def deletion_costs(pods: Mapping[str, PodState]) -> dict[str, int]:
+    """Per pod, what its end would cost: the cheapest go first when a ReplicaSet shrinks.
+
+    Busy pods last, then by MiB of weights on the device, which would have to be loaded again.
+    """
+    return {
+        name: min(_MOST, _BUSY * pod.slots_used + pod.used_bytes.get("device", 0) // _MIB)
+        for name, pod in pods.items()
+    }

@@ -1,0 +1,43 @@
+"""InferenceServices as an API server holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def service(
+    *,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    status: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> dict[str, Any]:
+    """A model of the pool `default`, unless something else is asked for."""
+    model = {
+        "modelFormat": {"name": "huggingface"},
+        "storageUri": "s3://models/t5-small",
+    }
+    document: dict[str, Any] = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": "translate",
+            "namespace": "team",
+            "uid": "uid-1",
+            "resourceVersion": "7",
+            "generation": 3,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": {
+                "pilotlight.io/pool": "default",
+                "serving.kserve.io/deploymentMode": "ModelMesh",
+            }
+            if annotations is None
+            else annotations,
+            "labels": labels or {},
+            **metadata,
+        },
+        "spec": {"predictor": {"model": model}},
+    }
+    if status is not None:
+        document["status"] = status
+    return document

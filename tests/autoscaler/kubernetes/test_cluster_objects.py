@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+from autoscaler.kubernetes.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.inference_services import read_service
+from autoscaler.kubernetes.pods import PodObject, read_pod
+from autoscaler.kubernetes.watching import Seen
+from registry.model import ModelName
+from tests.autoscaler.kubernetes.objects import service
+
+NAME = ModelName("team", "translate")
+POOL_LABEL = {"pilotlight.io/pool": "default"}
+
+
+def pod(name: str = "pod-1", **metadata: Any) -> PodObject:
+    return read_pod(
+        {
+            "metadata": {"namespace": "pilotlight", "name": name, "labels": POOL_LABEL, **metadata},
+            "spec": {"nodeName": "node-1"},
+            "status": {"podIP": "10.0.0.1", "phase": "Running"},
+        }
+    )
+
+
+def test_the_newest_version_wins() -> None:
+    objects = ClusterObjects()
+    objects.see(Seen(read_service(service(resourceVersion="10")), is_gone=False))
+    objects.see(Seen(read_service(service(resourceVersion="9")), is_gone=False))
+    assert objects.services[NAME].resource_version == "10"
+
+
+def test_the_end_of_an_older_object_of_the_name_is_no_matter() -> None:
+    objects = ClusterObjects()
+    objects.see(Seen(read_service(service(uid="new")), is_gone=False))
+    objects.see(Seen(read_service(service(uid="old")), is_gone=True))
+    assert NAME in objects.services
+
+
+def test_a_pool_that_comes_or_goes_is_news_of_its_models() -> None:
+    objects = ClusterObjects()
+    objects.see(Seen(read_service(service()), is_gone=False))
+    objects.changed.clear()
+    pool = read_service(service(name="pool", uid="p", annotations={}, labels=POOL_LABEL))
+    objects.see(Seen(pool, is_gone=False))
+    assert NAME in objects.changed
+    assert objects.has_pool("default")
+    objects.changed.clear()
+    objects.see(Seen(pool, is_gone=True))
+    assert NAME in objects.changed
+    assert not objects.has_pool("default")
+
+
+def test_a_full_list_finds_what_went_unseen() -> None:
+    objects = ClusterObjects()
+    objects.see(Seen(read_service(service()), is_gone=False))
+    objects.see(Seen(pod(), is_gone=False))
+    objects.replace([], [pod("pod-2")])
+    assert objects.services == {}
+    assert [each.name for each in objects.removed_pods] == ["pod-1"]
+    assert [each.name for each in objects.pods_of("default")] == ["pod-2"]
+    assert objects.is_complete
+
+
+def test_a_pod_marked_for_deletion_is_ending() -> None:
+    assert not pod().is_ending
+    assert pod(deletionTimestamp="2026-01-01T00:00:00Z").is_ending

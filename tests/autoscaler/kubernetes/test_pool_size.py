@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoscaler.kubernetes.pool_size import (
+    LeaveAlone,
+    PoolObject,
+    Rival,
+    ScaleTo,
+    decide_size,
+    deletion_costs,
+    read_pool,
+)
+from registry.cluster import PodState
+from registry.pod import PodInfo
+
+POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pods"),
+    [
+        pytest.param(2, 2, id="within"),
+        pytest.param(0, 1, id="least"),
+        pytest.param(9, 4, id="most"),
+    ],
+)
+def test_stays_within_the_bounds_and_says_so(wanted: int, pods: int) -> None:
+    decision = decide_size(POOL, wanted, [])
+    assert isinstance(decision, ScaleTo)
+    assert decision.pods == pods
+    assert bool(decision.note) == (wanted != pods)
+
+
+def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> None:
+    pool = replace(POOL, least=0, most=None)
+    assert decide_size(pool, 0, []) == ScaleTo(0, "")
+    assert decide_size(pool, 500, []) == ScaleTo(500, "")
+
+
+@pytest.mark.parametrize(
+    ("pool", "rivals", "words"),
+    [
+        pytest.param(replace(POOL, mode="Knative"), [], "mode 'Knative'", id="knative"),
+        pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
+        pytest.param(replace(POOL, autoscaler_class="none"), [], "class 'none'", id="none-class"),
+        pytest.param(
+            POOL, [Rival("HorizontalPodAutoscaler", "mine", "pool-predictor")],
+            "HorizontalPodAutoscaler mine", id="foreign-hpa",
+        ),
+    ],
+)  # fmt: skip
+def test_never_fights(pool: PoolObject, rivals: list[Rival], words: str) -> None:
+    decision = decide_size(pool, 2, rivals)
+    assert isinstance(decision, LeaveAlone)
+    assert words in decision.reason
+
+
+def test_what_scales_something_else_is_no_rival() -> None:
+    assert isinstance(decide_size(POOL, 2, [Rival("ScaledObject", "x", "web")]), ScaleTo)
+
+
+def test_reads_a_pool() -> None:
+    document = {
+        "metadata": {
+            "namespace": "pilotlight",
+            "name": "pool",
+            "annotations": {"serving.kserve.io/autoscalerClass": "external"},
+        },
+        "spec": {"predictor": {"minReplicas": 1, "maxReplicas": 4}},
+        "status": {"deploymentMode": "Standard"},
+    }
+    assert read_pool(document) == POOL
+
+
+def test_idle_and_empty_pods_go_first() -> None:
+    pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("busy", "full", "bare")}
+    pods["busy"].slots_used = 1
+    pods["full"].used_bytes = {"device": 80 << 30}
+    costs = deletion_costs(pods)
+    assert sorted(costs, key=lambda name: costs[name]) == ["bare", "full", "busy"]
+    assert all(abs(cost) < 1 << 31 for cost in costs.values())
