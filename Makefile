@@ -33,7 +33,8 @@ up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f m
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
 
 test: $(STAMP)  ## The quick tests, in two processes (WORKERS=0: in one)
-	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(FLAGS)
+	@echo "Skipping tests/kubernetes, which needs a cluster: make test-kubernetes"
+	$(PYTEST) -m "not slow and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
 
 test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)

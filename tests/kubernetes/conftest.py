@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.kubectl import APPLY, Kubectl
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
@@ -48,11 +48,11 @@ def admin(cluster: Cluster) -> Kubectl:
 def installed(cluster: Cluster) -> Kubectl:
     """kubectl with all rights on a cluster where Pilotlight and its pool were applied."""
     admin = cluster.admin
-    base = REPOSITORY / "manifests" / "base"
-    admin("apply", "--server-side", "--warnings-as-errors", "-f", str(base / "namespace.yaml"))
+    manifests = REPOSITORY / "manifests"
+    admin(*APPLY, "-f", str(manifests / "base" / "namespace.yaml"))
     if cluster.store is not None:
         admin.apply([storage_secret(cluster.store, NAMESPACE)])
-    admin("apply", "--server-side", "--warnings-as-errors", "-k", str(base))
+    admin(*APPLY, "-k", str(manifests / "overlays" / "minimal"))
     return admin
 
 

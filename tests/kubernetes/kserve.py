@@ -38,7 +38,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 """What an administrator sets on a cluster without Istio; everything else is as shipped."""
 
 
-def install_kserve(plane: ControlPlane, disallowed_annotations: list[str]) -> None:
+def install_kserve(plane: ControlPlane) -> None:
     """Apply what KServe ships, then start its manager and wait until its webhooks answer."""
     objects = _shipped_objects()
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
@@ -47,7 +47,7 @@ def install_kserve(plane: ControlPlane, disallowed_annotations: list[str]) -> No
             webhook["clientConfig"] = _client_config(webhook["clientConfig"], authority)
     webhooks = [item for item in objects if "webhooks" in item]
     others = [item for item in objects if "webhooks" not in item]
-    plane.admin.apply([_namespace(), *others, _settings(disallowed_annotations)])
+    plane.admin.apply([_namespace(), *others, _settings()])
     definitions = [item for item in objects if item["kind"] == "CustomResourceDefinition"]
     names = [f"crd/{item['metadata']['name']}" for item in definitions]
     plane.admin.wait("condition=Established", *names)
@@ -77,11 +77,10 @@ def _client_config(shipped: Mapping[str, Any], authority: str) -> dict[str, str]
     return {"url": f"https://127.0.0.1:{WEBHOOK_PORT}{path}", "caBundle": authority}
 
 
-def _settings(disallowed_annotations: list[str]) -> dict[str, Any]:
+def _settings() -> dict[str, Any]:
     path = source_tree(PROGRAM) / "config" / "configmap" / "inferenceservice.yaml"
     shipped: dict[str, Any] = yaml.safe_load(path.read_text())
-    annotations = {"serviceAnnotationDisallowedList": disallowed_annotations}
-    for key, values in {**SETTINGS, "inferenceService": annotations}.items():
+    for key, values in SETTINGS.items():
         shipped["data"][key] = json.dumps({**json.loads(shipped["data"][key]), **values})
     shipped["metadata"]["namespace"] = NAMESPACE
     return shipped
@@ -108,6 +107,11 @@ def _start_manager(plane: ControlPlane) -> None:
         POD_NAMESPACE=NAMESPACE,
         TMPDIR=str(temporary),
     )
+    wait_for_manager(plane)
+
+
+def wait_for_manager(plane: ControlPlane) -> None:
+    """Wait until KServe's manager and its webhooks are ready."""
     plane.wait("KServe's manager ready", f"http://127.0.0.1:{HEALTH_PORT}/readyz")
 
 

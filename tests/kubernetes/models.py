@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.kubernetes.object_store import MODEL_URI
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,8 @@ CALL_TIMEOUT_S = 120.0
 def model_object(
     namespace: str, name: str, annotations: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The InferenceService of a model that pool `default` serves."""
-    ours = {"serving.kserve.io/deploymentMode": "ModelMesh", "pilotlight.io/pool": "default"}
+    """The InferenceService of a model that pool `default` serves; our webhook adds its mode."""
+    ours = {"pilotlight.io/pool": "default"}
     model = {
         "modelFormat": {"name": "huggingface"},
         "protocolVersion": "v2",
@@ -50,8 +51,12 @@ class Tenant:
         """Apply a model; keys are those of `pilotlight.io/` with underscores."""
         self.kubectl.apply([self._object(name, annotations)])
 
-    def refused(self, name: str, **annotations: str) -> Answer:
-        """What the cluster says to a model that it should not accept."""
+    def declare_again(self, name: str) -> None:
+        """Apply a model until it is accepted: webhooks refuse while who answers them is away."""
+        wait_until(lambda: self.try_declare(name).is_ok, what=f"model {name} is accepted")
+
+    def try_declare(self, name: str, **annotations: str) -> Answer:
+        """What the cluster says to a model that it may refuse."""
         return self.kubectl.try_apply([self._object(name, annotations)])
 
     def _object(self, name: str, annotations: Mapping[str, str]) -> dict[str, Any]:

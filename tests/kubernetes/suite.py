@@ -40,7 +40,7 @@ def own_cluster(folder: Path) -> Iterator[Cluster]:
         _start_services(plane)
         _start_node(plane)
         store = start_object_store(plane)
-        install_kserve(plane, [])
+        install_kserve(plane)
         plane.admin.wait("condition=Ready", f"node/{NODE}")
         yield Cluster(plane.admin, folder, plane, store)
 

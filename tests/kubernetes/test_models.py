@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kubernetes.models import Tenant
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
+    from tests.kubernetes.models import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +64,51 @@ def _pods(kubectl: Kubectl) -> list[tuple[str, int]]:
     ]
 
 
-def test_a_bad_annotation_is_told_in_status_and_event(installed: Kubectl, tenant: Tenant) -> None:
-    tenant.declare("mistaken", policy="fastest")
-    installed.wait("condition=Ready=False", "-n", tenant.namespace, "isvc/mistaken")
-    conditions = {item["type"]: item for item in tenant.status("mistaken")["conditions"]}
+def test_a_bad_annotation_is_refused_with_what_is_allowed(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    answer = tenant.try_declare("mistaken", policy="fastest")
+    assert not answer.is_ok
+    _tells_of_the_policy(answer.errors)
+    absent = installed.answer("get", "-n", tenant.namespace, "isvc", "mistaken")
+    assert "NotFound" in absent.errors
+
+
+def test_without_admission_a_bad_annotation_is_told_in_status_and_event(
+    installed: Kubectl, gateway: Gateway
+) -> None:
+    unchecked = Tenant(installed, "unchecked")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "unchecked"}}
+    installed.apply([namespace])
+    _exempt_from_admission(installed, unchecked.namespace)
+    wait_until(
+        lambda: unchecked.try_declare("mistaken", policy="fastest").is_ok,
+        what="the API server leaves the namespace out",
+    )
+    here = ("-n", unchecked.namespace)
+    installed.wait("condition=Ready=False", *here, "isvc/mistaken")
+    conditions = {item["type"]: item for item in unchecked.status("mistaken")["conditions"]}
     message = conditions["Ready"]["message"]
-    assert "policy" in message
-    assert "'fastest'" in message
-    assert "least-loaded" in message
-    events = ("-n", tenant.namespace, "events", "--field-selector=type=Warning")
+    _tells_of_the_policy(message)
+    events = (*here, "events", "--field-selector=type=Warning")
     wait_until(
         lambda: any(message in item["message"] for item in installed.get(*events)["items"]),
         what="an event with the message",
     )
+
+
+def _tells_of_the_policy(message: str) -> None:
+    for part in ("pilotlight.io/policy", "'fastest'", "least-loaded"):
+        assert part in message
+
+
+def _exempt_from_admission(kubectl: Kubectl, namespace: str) -> None:
+    """Have our validating webhook look at all namespaces but one."""
+    but = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
+    selector = {"matchExpressions": [but]}
+    patch = [{"op": "add", "path": "/webhooks/0/namespaceSelector", "value": selector}]
+    webhook = ("validatingwebhookconfiguration", "annotations.pilotlight.io")
+    kubectl("patch", *webhook, "--type=json", "-p", json.dumps(patch))
 
 
 def test_a_deleted_model_is_unloaded_and_gone(gateway: Gateway, tenant: Tenant) -> None:
