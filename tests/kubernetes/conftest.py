@@ -13,6 +13,7 @@ from tests.kubernetes.kubectl import APPLY, Kubectl
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
+from tests.kubernetes.scaling import Scaler
 from tests.kubernetes.suite import Cluster, own_cluster
 
 if TYPE_CHECKING:
@@ -82,3 +83,10 @@ def tenant(installed: Kubectl) -> Tenant:
     metadata = {"name": "tenant"}
     installed.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
     return Tenant(installed, metadata["name"])
+
+
+@pytest.fixture
+def scale(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Scaler:
+    """Our actuator, on a cluster whose pool is up."""
+    assert gateway.url
+    return Scaler(installed, tmp_path)

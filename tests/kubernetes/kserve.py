@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tests.kubernetes.certificates import write_kubeconfig
+from tests.kubernetes.kubectl import APPLY
 from tests.kubernetes.places import API_URL, program, source_tree
 from tests.servers import wait_until
 
@@ -40,6 +41,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 
 def install_kserve(plane: ControlPlane) -> None:
     """Apply what KServe ships, then start its manager and wait until its webhooks answer."""
+    _install_knatives_kinds(plane)
     objects = _shipped_objects()
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
     for configuration in objects:
@@ -53,6 +55,13 @@ def install_kserve(plane: ControlPlane) -> None:
     plane.admin.wait("condition=Established", *names)
     _start_manager(plane)
     plane.admin.apply(webhooks)
+
+
+def _install_knatives_kinds(plane: ControlPlane) -> None:
+    """Knative's Service, which KServe's manager looks for when it starts."""
+    path = source_tree(PROGRAM) / "test" / "crds" / "knative_service.yaml"
+    plane.admin(*APPLY, "-f", str(path))
+    plane.admin.wait("condition=Established", "crd/services.serving.knative.dev")
 
 
 def _shipped_objects() -> list[dict[str, Any]]:

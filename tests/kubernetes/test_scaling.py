@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kubernetes.kserve import PROGRAM, wait_for_manager
-from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway
+    from tests.kubernetes.scaling import Scaler
     from tests.kubernetes.suite import Cluster
 
 pytestmark = pytest.mark.kubernetes
@@ -25,33 +20,6 @@ pytestmark = pytest.mark.kubernetes
 DEPLOYMENT = "deployment/pool-predictor"
 RECONCILED = "deployment reconcile"
 """What KServe's manager logs whenever it has compared a Deployment with what it wants."""
-
-
-class Scaler:
-    """`pilotlight scale` with the rights of the controller."""
-
-    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        account = kubectl.as_account(NAMESPACE, "pilotlight-controller", folder)
-        redis = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")["spec"]["clusterIP"]
-        self._environment = {**os.environ, "KUBECONFIG": str(account.kubeconfig)}
-        self._redis = f"redis://{redis}:6379"
-
-    def __call__(self, pods: int) -> subprocess.CompletedProcess[str]:
-        scale = ["scale", "default", "--pods", str(pods), "--redis-url", self._redis]
-        return subprocess.run(
-            [sys.executable, "-m", "pilotlight", *scale],
-            cwd=REPOSITORY,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-
-@pytest.fixture
-def scale(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Scaler:
-    """The command, on a cluster whose pool is up."""
-    return Scaler(installed, tmp_path)
 
 
 def test_kserve_leaves_our_number_of_pods_alone(
