@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tests.kubernetes.control_plane import ControlPlane
 
 NAMESPACE = "kserve"
+KNATIVE = "knative-serving"
 ACCOUNT = "kserve-controller-manager"
 WEBHOOK_PORT = 9443
 HEALTH_PORT = 9081
@@ -58,10 +59,14 @@ def install_kserve(plane: ControlPlane) -> None:
 
 
 def _install_knatives_kinds(plane: ControlPlane) -> None:
-    """Knative's Service, which KServe's manager looks for when it starts."""
+    """Knative's Service, which KServe's manager looks for when it starts, with default settings."""
     path = source_tree(PROGRAM) / "test" / "crds" / "knative_service.yaml"
     plane.admin(*APPLY, "-f", str(path))
     plane.admin.wait("condition=Established", "crd/services.serving.knative.dev")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KNATIVE}}
+    metadata = {"name": "config-autoscaler", "namespace": KNATIVE}
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    plane.admin.apply([namespace, settings])
 
 
 def _shipped_objects() -> list[dict[str, Any]]:

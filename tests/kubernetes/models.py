@@ -83,12 +83,12 @@ class Gateway:
 
     url: str
 
-    def predict(self, tenant: Tenant, name: str, text: str = "hello") -> httpx.Response:
+    def predict(self, tenant: Tenant, name: str, instance: object = "hello") -> httpx.Response:
         """Call a model over V1."""
         path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
         return httpx.post(
             self.url + path,
-            json={"instances": [text]},
+            json={"instances": [instance]},
             timeout=CALL_TIMEOUT_S,
             trust_env=False,
         )
