@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.kubernetes.places import REPOSITORY
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 
 if TYPE_CHECKING:
     from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Tenant
     from tests.kubernetes.scaling import Scaler
 
 pytestmark = pytest.mark.kubernetes
@@ -20,27 +19,26 @@ POOL = "serverless"
 MODE = "serving.kserve.io/deploymentMode"
 
 
-def knative_pool(namespace: str) -> dict[str, Any]:
+def knative_pool() -> dict[str, Any]:
     """The pool of `manifests/base`, under Knative, with two pods at least and five at most."""
     text = (REPOSITORY / "manifests" / "base" / "pool.yaml").read_text()
     pool: dict[str, Any] = next(
         item for item in yaml.safe_load_all(text) if item["kind"] == "InferenceService"
     )
-    pool["metadata"] |= {"name": POOL, "namespace": namespace}
+    pool["metadata"] |= {"name": POOL, "namespace": NAMESPACE}
     pool["metadata"] |= {"labels": {"pilotlight.io/pool": POOL}, "annotations": {MODE: "Knative"}}
     predictor = pool["spec"]["predictor"]
     predictor |= {"minReplicas": 2, "maxReplicas": 5}
-    del predictor["deploymentStrategy"], predictor["serviceAccountName"]
+    del predictor["deploymentStrategy"]  # refused in this mode
     return pool
 
 
 @pytest.fixture
-def service(installed: Kubectl, tenant: Tenant) -> dict[str, Any]:
+def service(installed: Kubectl) -> dict[str, Any]:
     """The Knative Service that KServe makes of the pool."""
-    installed.apply([knative_pool(tenant.namespace)])
-    here = ("-n", tenant.namespace)
-    installed.wait("create", *here, f"ksvc/{POOL}-predictor")
-    return installed.get(*here, "ksvc", f"{POOL}-predictor")
+    installed.apply([knative_pool()])
+    installed.wait("create", *IN_NAMESPACE, f"ksvc/{POOL}-predictor")
+    return installed.get(*IN_NAMESPACE, "ksvc", f"{POOL}-predictor")
 
 
 def test_its_bounds_reach_the_knative_service(service: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +57,19 @@ def test_no_component_may_do_more(
 
 
 def test_only_the_controller_is_given_a_token(installed: Kubectl) -> None:
-    holders = {
-        pod["spec"]["serviceAccountName"]
-        for pod in installed.get(*IN_NAMESPACE, "pods")["items"]
-        for volume in pod["spec"].get("volumes", [])
-        for source in volume.get("projected", {}).get("sources", [])
-        if "serviceAccountToken" in source
+    installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
+    wait_until(lambda: set(ACCOUNTS) <= _accounts(installed).keys(), what="a pod of each account")
+    accounts = _accounts(installed)
+    assert {name for name, has_token in accounts.items() if has_token} == {CONTROLLER}
+
+
+def _accounts(kubectl: Kubectl) -> dict[str, bool]:
+    """The service accounts of the platform's pods, and whether the pods hold their tokens."""
+    return {
+        pod["spec"]["serviceAccountName"]: any(
+            "serviceAccountToken" in source
+            for volume in pod["spec"].get("volumes", [])
+            for source in volume.get("projected", {}).get("sources", [])
+        )
+        for pod in kubectl.get(*IN_NAMESPACE, "pods")["items"]
     }
-    assert holders == {CONTROLLER}

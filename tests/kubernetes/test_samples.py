@@ -42,7 +42,7 @@ def test_the_api_server_takes_all_objects_of_an_overlay(installed: Kubectl, over
     objects = [
         item for item in yaml.safe_load_all(text) if not item["apiVersion"].startswith(NOT_HERE)
     ]
-    installed.apply(objects, "--dry-run=server")
+    installed.apply(objects, "--dry-run=server", "--force-conflicts")
 
 
 def test_the_samples_become_ready_and_answer(

@@ -64,8 +64,7 @@ class Pod:
                 self._wake.wait(TICK_S)
             self._stop(self._grace_s)
         except Exception:
-            logger.exception("pod %s", self.name)
-            raise
+            logger.exception("pod %s is given up", self.name)
         finally:
             self._give_back()
 
@@ -212,7 +211,7 @@ class Pod:
             stop.start()
         while any(stop.is_alive() for stop in stops):
             self._report("Running")  # a probe's last answer counts until the end
-            self._wake.wait(TICK_S) if not self._wake.is_set() else time.sleep(TICK_S)
+            time.sleep(TICK_S)
             for container in self._containers:
                 container.tick(time.monotonic(), restarts=False)
 
