@@ -102,6 +102,8 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(reservations.tell()),
             group.create_task(pool.keep_tidy()),
         ]
+        if front.keys is not None:
+            tasks.append(group.create_task(front.keys.follow()))
         try:
             yield front
         finally:

@@ -32,6 +32,13 @@ class ModelNotFound(GatewayError):
     reason = "model-not-found"
 
 
+class Unauthorized(GatewayError):
+    """The request carries no key of the tenant whose model it names."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    reason = "unauthorized"
+
+
 class BodyTooLarge(GatewayError):
     """The body is over the limit, by its declared length or by count."""
 

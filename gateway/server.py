@@ -12,6 +12,7 @@ import logging
 import math
 import random
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -33,6 +34,7 @@ from gateway.errors import (
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
 from gateway.routes import Targets, is_inference, openai_target, place_of, target_of
+from gateway.tenant_keys import TenantKeys, without_keys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,6 +70,8 @@ class Front:
         self.target = Targets(watch.state).find
         """The target of a path and Host, if they name one rightly."""
         self.is_draining = False
+        self.keys = TenantKeys(Path(settings.api_keys)) if settings.api_keys else None
+        """None: nobody needs a key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope: whatever is no inference."""
@@ -79,6 +83,8 @@ class Front:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
             place = place_of(path, _host(scope), self._watch.state.models)
+            if self.keys is not None:
+                self.keys.check_path(unquote(place.path), place.namespace, scope["headers"])
             if scope["method"] == "POST" and is_inference(place.path):
                 target_of(place)  # it was no target, and this says why
         except GatewayError as error:
@@ -93,11 +99,14 @@ class Front:
         request_id = ""
         exchange: Exchange | None = None
         try:
-            read = read_headers(client.headers)
+            headers = client.headers if self.keys is None else without_keys(client.headers)
+            read = read_headers(headers)
             request_id = read.request_id
             body = RequestBody(client, read.content_length, self._settings)
             if not client.target.is_named:
                 await self._name_by_body(client, body)
+            if self.keys is not None:
+                self.keys.check(client.target.model.namespace, client.headers)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._record(client.target)
@@ -269,6 +278,8 @@ def _error_answer(
         (b"content-type", b"application/json"),
         (b"x-pilotlight-reason", str(error.reason).encode()),
     ]
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     document = openai.error_document(error) if is_openai else {"error": str(error)}

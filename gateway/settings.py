@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from gateway.tenant_keys import read_keys
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
 
 MIB = 1 << 20
+
+
+def _keys_folder(text: str) -> str:
+    if text:
+        try:
+            read_keys(Path(text))
+        except OSError as error:
+            raise ValueError(f"must be a folder that can be read, was {text!r}: {error}") from None
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,9 @@ class GatewaySettings:
     )
     allow_policy_header: bool = option(
         True, truth, "let requests choose a policy by x-pilotlight-policy"
+    )
+    api_keys: str = option(
+        "", _keys_folder, "folder with a file of API keys for each tenant; empty: none is needed"
     )
     seed: int = option(0, whole(0), "seed of random choices; runs with one seed choose alike")
     log_level: str = option("INFO", str, "least level that is logged")

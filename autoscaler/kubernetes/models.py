@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNLOAD_CHECK_S = 0.5
+SYNC_CHECK_S = 0.2
 
 
 class Models:
@@ -80,11 +81,12 @@ class Models:
 
     async def _serve(self, service: ServiceObject) -> float | None:
         link = self._links.of(service.pool) if self._objects.has_pool(service.pool) else None
-        if service.spec is not None:
-            if not service.is_held:
-                await self._api.set_finalizers(service, (*service.finalizers, FINALIZER))
-            if link is not None and link.is_synced:
-                await self._declare(service, link)
+        if service.spec is not None and not service.is_held:
+            await self._api.set_finalizers(service, (*service.finalizers, FINALIZER))
+        if link is not None and not link.is_synced:
+            return SYNC_CHECK_S  # what was last said of the model stands
+        if service.spec is not None and link is not None:
+            await self._declare(service, link)
         return await self._write_status(service, link)
 
     async def _declare(self, service: ServiceObject, link: PoolLink) -> None:

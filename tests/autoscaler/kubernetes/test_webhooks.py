@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from autoscaler.kubernetes.webhooks import MUTATE_PATH, VALIDATE_PATH, admission_app
+from tests.autoscaler.kubernetes.objects import service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=admission_app())
+    async with httpx.AsyncClient(transport=transport, base_url="https://webhook") as made:
+        yield made
+
+
+@pytest.mark.anyio
+async def test_answers_a_review(client: httpx.AsyncClient) -> None:
+    review = {"request": {"uid": "r-1", "namespace": "team", "object": service()}}
+    for path in (VALIDATE_PATH, MUTATE_PATH):
+        answer = await client.post(path, json=review)
+        assert answer.status_code == 200
+        assert answer.json()["response"] == {"uid": "r-1", "allowed": True}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param(b"", 400, id="empty"),
+        pytest.param(b"[1]", 400, id="no-object"),
+        pytest.param(b"{}", 400, id="no-request"),
+        pytest.param(b'{"request": 3}', 400, id="request-is-a-number"),
+        pytest.param(b'{"request": {"uid": "r", "object": {"metadata": 3}}}', 400, id="metadata"),
+        pytest.param(b" " * (9 << 20), 413, id="too-long"),
+    ],
+)
+async def test_says_what_is_wrong_with_what_is_none(
+    client: httpx.AsyncClient, body: bytes, status: int
+) -> None:
+    answer = await client.post(VALIDATE_PATH, content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]
