@@ -79,7 +79,7 @@ class Ground:
         settings = self.settings
         return PodInfo(
             name=settings.name,
-            address=f"{settings.advertise or settings.host}:{self.port}",
+            address=f"{settings.advertise or settings.host}:{settings.advertise_port or self.port}",
             node=settings.node_name,
             device=str(self.memory.device),
             slots=settings.slots,

@@ -49,6 +49,12 @@ class PodSettings:
         "port of the gRPC service; 0 takes a free one, as does 8081 where it is taken",
     )
     advertise: str = option("", str, "host that others reach this pod at, where it is not `host`")
+    advertise_port: int = option(
+        0,
+        whole(0, 65535),
+        "port that others reach this pod at, such as 8012 of Knative's"
+        " queue-proxy; 0: the port it listens on",
+    )
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
     slots: int = option(1, whole(1), "requests served at once by this pod as entry pod")

@@ -8,6 +8,16 @@ from dataclasses import dataclass
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
 
 
+def _url_of_models(text: str) -> str:
+    try:
+        text.format(namespace="team", name="model")
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            f"must be a URL in which only {{namespace}} and {{name}} are filled in, was {text!r}"
+        ) from error
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
     """Everything the controller is told when it starts. Times in seconds."""
@@ -27,12 +37,12 @@ class ControllerSettings:
     )  # fmt: skip
     url: str = option(
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
-        str,
+        _url_of_models,
         "a model's status.url; {namespace} and {name} are filled in",
     )
     address: str = option(
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
-        str,
+        _url_of_models,
         "a model's status.address.url, inside the cluster",
     )
     unload_timeout: float = option(
