@@ -16,7 +16,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo up test test-slow check format bench bench-runtime bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-kubernetes check format bench bench-runtime bench-simulator bench-peers lock clean
 
 help:  ## What there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -33,10 +33,15 @@ up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f m
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
 
 test: $(STAMP)  ## The quick tests, in two processes (WORKERS=0: in one)
-	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(FLAGS)
+	@echo "Skipping tests/kubernetes, which needs a cluster: make test-kubernetes"
+	$(PYTEST) -m "not slow and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
 
 test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)
+
+# A KUBECONFIG of the environment does not count: nobody's cluster is tested on by accident.
+test-kubernetes: $(STAMP)  ## On a real API server and KServe (KUBECONFIG=FILE: on your cluster)
+	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
 
 check: $(STAMP)  ## Format, lint, types, direction of imports
 	$(BIN)/ruff format --check .

@@ -167,6 +167,10 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        return httpx.get(self.url, trust_env=False, timeout=5).status_code < 500
+
     def put_folder(self, folder: Path, uri: str) -> None:
         """Upload every file of `folder` under `s3://bucket/prefix`, making the bucket."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")

@@ -1,0 +1,92 @@
+"""The cluster of the tests: one of their own, or the one that `make test-kubernetes` was given."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kubernetes.kubectl import APPLY, Kubectl
+from tests.kubernetes.models import Gateway, Tenant
+from tests.kubernetes.object_store import storage_secret
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
+from tests.kubernetes.scaling import Scaler
+from tests.kubernetes.suite import Cluster, own_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETTING = "PILOTLIGHT_TEST_KUBECONFIG"
+OWN = "own"
+"""Value of the setting inside the namespaces that `scripts/kubernetes/test` makes."""
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster with KServe."""
+    given = os.environ.get(SETTING)
+    if not given:
+        pytest.skip("needs a cluster: run by `make test-kubernetes`")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    folder = tmp_path_factory.mktemp("cluster")
+    if given == OWN:
+        with own_cluster(folder) as own:
+            yield own
+    else:
+        yield Cluster(Kubectl(Path(given)), folder)
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster) -> Kubectl:
+    """kubectl with all rights."""
+    return cluster.admin
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Kubectl:
+    """kubectl with all rights on a cluster where Pilotlight and its pool were applied."""
+    admin = cluster.admin
+    manifests = REPOSITORY / "manifests"
+    admin(*APPLY, "-f", str(manifests / "base" / "namespace.yaml"))
+    if cluster.store is not None:
+        admin.apply([storage_secret(cluster.store, NAMESPACE)])
+    admin(*APPLY, "-k", str(manifests / "overlays" / "minimal"))
+    return admin
+
+
+@pytest.fixture(scope="session")
+def node(cluster: Cluster) -> Cluster:
+    """The cluster, if its pods run on this machine."""
+    if cluster.plane is None:
+        pytest.skip("needs the node agent, which this cluster does without")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def gateway(installed: Kubectl, node: Cluster) -> Gateway:
+    """The gateway's Service, with the platform's pods all ready."""
+    of_pool = "serving.kserve.io/inferenceservice=pool"
+    installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
+    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool, timeout_s=300)
+    platform = "app.kubernetes.io/part-of=pilotlight"
+    installed.wait("condition=Available", *IN_NAMESPACE, "deployment", "-l", platform)
+    service = installed.get(*IN_NAMESPACE, "service", "pilotlight-gateway")
+    return Gateway(f"http://{service['spec']['clusterIP']}")
+
+
+@pytest.fixture(scope="session")
+def tenant(installed: Kubectl) -> Tenant:
+    """A namespace of a tenant."""
+    metadata = {"name": "tenant"}
+    installed.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
+    return Tenant(installed, metadata["name"])
+
+
+@pytest.fixture
+def scale(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Scaler:
+    """Our actuator, on a cluster whose pool is up."""
+    assert gateway.url
+    return Scaler(installed, tmp_path)

@@ -1,0 +1,97 @@
+"""`kubectl` as one user: the only way in which the tests change a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+DEADLINE_S = 300.0
+RETRY_S = 0.2
+APPLY = ("apply", "--server-side", "--warnings-as-errors")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call of kubectl said."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it succeeded."""
+        return self.status == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl with one user's kubeconfig."""
+
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str, given: str = "") -> str:
+        """The output; raises AssertionError with all that was said when it fails."""
+        answer = self.answer(*arguments, given=given)
+        command = f"kubectl {' '.join(arguments)}"
+        assert answer.is_ok, f"{command}: status {answer.status}\n{answer.output}{answer.errors}"
+        return answer.output
+
+    def answer(self, *arguments: str, given: str = "") -> Answer:
+        """All that one call said, whether it succeeded or not."""
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def apply(self, objects: Iterable[dict[str, Any]], *more: str) -> str:
+        """Apply these objects server-side; warnings of the server count as failures."""
+        return self(*APPLY, *more, "-f", "-", given=yaml.safe_dump_all(objects))
+
+    def try_apply(self, objects: Iterable[dict[str, Any]]) -> Answer:
+        """Apply objects that may be refused."""
+        return self.answer(*APPLY, "-f", "-", given=yaml.safe_dump_all(objects))
+
+    def as_account(self, namespace: str, account: str, folder: Path) -> Kubectl:
+        """kubectl with a token of a service account instead."""
+        content = json.loads(self("config", "view", "--raw", "--minify", "-o", "json"))
+        token = self("-n", namespace, "create", "token", account).strip()
+        content["users"][0]["user"] = {"token": token}
+        path = folder / f"{namespace}-{account}.kubeconfig"
+        path.write_text(json.dumps(content))
+        path.chmod(0o600)
+        return Kubectl(path)
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """An object, or a list of them with `items`."""
+        found: dict[str, Any] = json.loads(self("get", *arguments, "-o", "json"))
+        return found
+
+    def wait(self, what: str, *arguments: str, timeout_s: float = 90.0) -> str:
+        """Wait until `what`, such as `condition=Ready`, holds for an object.
+
+        kubectl itself gives up on objects that are not there yet or that have no status.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(1, round(give_up_s - time.monotonic()))
+            answer = self.answer("wait", f"--for={what}", f"--timeout={left_s}s", *arguments)
+            if answer.is_ok:
+                return answer.output
+            if time.monotonic() >= give_up_s:
+                raise TimeoutError(f"{what} of {' '.join(arguments)}: {answer.errors}")
+            time.sleep(RETRY_S)

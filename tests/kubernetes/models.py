@@ -1,0 +1,94 @@
+"""Models of a tenant as a user declares and calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.kubernetes.object_store import MODEL_URI
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.kubernetes.kubectl import Answer, Kubectl
+
+CALL_TIMEOUT_S = 120.0
+
+
+def model_object(
+    namespace: str, name: str, annotations: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The InferenceService of a model that pool `default` serves; our webhook adds its mode."""
+    ours = {"pilotlight.io/pool": "default"}
+    model = {
+        "modelFormat": {"name": "huggingface"},
+        "protocolVersion": "v2",
+        "storageUri": MODEL_URI,
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "annotations": {**ours, **(annotations or {})},
+        },
+        "spec": {"predictor": {"model": model}},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A namespace with models in it."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    def declare(self, name: str, **annotations: str) -> None:
+        """Apply a model; keys are those of `pilotlight.io/` with underscores."""
+        self.kubectl.apply([self._object(name, annotations)])
+
+    def declare_again(self, name: str) -> None:
+        """Apply a model until it is accepted: webhooks refuse while who answers them is away."""
+        wait_until(lambda: self.try_declare(name).is_ok, what=f"model {name} is accepted")
+
+    def try_declare(self, name: str, **annotations: str) -> Answer:
+        """What the cluster says to a model that it may refuse."""
+        return self.kubectl.try_apply([self._object(name, annotations)])
+
+    def _object(self, name: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+        ours = {f"pilotlight.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
+        return model_object(self.namespace, name, ours)
+
+    def wait_ready(self, name: str) -> None:
+        """Wait as a user does."""
+        self.kubectl.wait("condition=Ready", "-n", self.namespace, f"inferenceservice/{name}")
+
+    def delete(self, name: str) -> None:
+        """Delete a model and wait until it is gone."""
+        self.kubectl("delete", "-n", self.namespace, "inferenceservice", name)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """The status of a model's InferenceService."""
+        found = self.kubectl.get("-n", self.namespace, "inferenceservice", name)
+        return dict(found.get("status", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The gateway's Service."""
+
+    url: str
+
+    def predict(self, tenant: Tenant, name: str, instance: object = "hello") -> httpx.Response:
+        """Call a model over V1."""
+        path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
+        return httpx.post(
+            self.url + path,
+            json={"instances": [instance]},
+            timeout=CALL_TIMEOUT_S,
+            trust_env=False,
+        )

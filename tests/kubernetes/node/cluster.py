@@ -1,0 +1,159 @@
+"""What the node says to the API server and asks of it, with the rights of a kubelet."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from tests.kubernetes.node.container import timestamp
+from tests.kubernetes.places import HOST_ADDRESS, cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+LEASE_NAMESPACE = "kube-node-lease"
+LEASE_S = 40
+RETRY_S = 0.5
+CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
+ALL_GOOD = "the node agent of the tests is well"
+
+
+class Cluster:
+    """The API server as this node sees it; calls may come from any thread."""
+
+    def __init__(self, node: str, folder: Path) -> None:
+        self.node = node
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.byte_code = cache_folder() / "byte-code"
+        self.byte_code.mkdir(parents=True, exist_ok=True)
+        self._hosts = folder.parent / "hosts"
+        self.core = client.CoreV1Api()
+        self._leases = client.CoordinationV1Api()
+
+    def hosts_file(self, namespace: str) -> Path:
+        """The names that pods of a namespace know; kept by `tests.kubernetes.services`."""
+        path = self._hosts / namespace
+        path.touch()
+        return path
+
+    def register(self) -> None:
+        """Make the node known, ready, with its lease."""
+        labels = {"kubernetes.io/hostname": self.node, "kubernetes.io/os": "linux"}
+        node = {"metadata": {"name": self.node, "labels": labels}}
+        try:
+            self.core.create_node(node)
+        except client.ApiException as error:
+            if error.status != 409:
+                raise
+        self.renew_lease()
+        self.report_node()
+
+    def report_node(self) -> None:
+        """Write the node's status."""
+        now = timestamp()
+        conditions = [
+            {"type": kind, "status": status, "reason": "Agent", "message": ALL_GOOD}
+            | {"lastHeartbeatTime": now, "lastTransitionTime": now}
+            for kind, status in (
+                ("Ready", "True"),
+                ("MemoryPressure", "False"),
+                ("DiskPressure", "False"),
+                ("PIDPressure", "False"),
+            )
+        ]
+        status = {
+            "capacity": CAPACITY,
+            "allocatable": CAPACITY,
+            "conditions": conditions,
+            "addresses": [{"type": "InternalIP", "address": HOST_ADDRESS}],
+        }
+        self.core.patch_node_status(self.node, {"status": status})
+
+    def renew_lease(self) -> None:
+        """Say that the node is alive."""
+        # The client library drops a fraction of zero, which the API server then misses.
+        now = timestamp().replace("Z", ".000001Z")
+        spec = {"holderIdentity": self.node, "leaseDurationSeconds": LEASE_S, "renewTime": now}
+        try:
+            self._leases.patch_namespaced_lease(self.node, LEASE_NAMESPACE, {"spec": spec})
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+            body = {"metadata": {"name": self.node}, "spec": spec}
+            self._leases.create_namespaced_lease(LEASE_NAMESPACE, body)
+
+    def entries(self, kind: str, namespace: str, name: str) -> Mapping[str, str] | None:
+        """What a ConfigMap or Secret holds, as text; None where there is none."""
+        read = {
+            "ConfigMap": self.core.read_namespaced_config_map,
+            "Secret": self.core.read_namespaced_secret,
+        }[kind]
+        try:
+            found = json.loads(read(name, namespace, _preload_content=False).data)
+        except client.ApiException as error:
+            if error.status in {403, 404}:  # the node may read what its pods name, once it is there
+                return None
+            raise
+        data = found.get("data") or {}
+        if kind == "ConfigMap":
+            return dict(data)
+        return {key: base64.b64decode(text).decode() for key, text in data.items()}
+
+    def token(self, pod: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
+        """A token of the pod's service account, bound to the pod."""
+        metadata = pod["metadata"]
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"]}
+        spec = {
+            "audiences": [wish["audience"]] if wish.get("audience") else [],
+            "expirationSeconds": max(7200, wish.get("expirationSeconds", 0)),
+            "boundObjectRef": {**bound, "uid": metadata["uid"]},
+        }
+        account = pod["spec"].get("serviceAccountName", "default")
+        answer = self.core.create_namespaced_service_account_token(
+            account, metadata["namespace"], {"spec": spec}
+        )
+        return str(answer.status.token)
+
+    def patch_status(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Write a pod's status; False if it could not be and should be tried again."""
+        metadata = pod["metadata"]
+        body = {"metadata": {"uid": metadata["uid"]}, "status": status}
+        try:
+            self.core.patch_namespaced_pod_status(
+                metadata["name"], metadata["namespace"], body, _preload_content=False
+            )
+        except client.ApiException as error:
+            if error.status in {404, 409}:
+                return True  # it is gone, or another of its name is there
+            logger.warning("status of %s: %s", metadata["name"], error)
+            return False
+        except (OSError, HTTPError) as error:
+            logger.warning("status of %s: %s", metadata["name"], error)
+            return False
+        return True
+
+    def delete(self, pod: Mapping[str, Any]) -> None:
+        """Confirm that a pod has ended, so that the API server forgets it."""
+        metadata = pod["metadata"]
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+        while True:
+            try:
+                self.core.delete_namespaced_pod(metadata["name"], metadata["namespace"], body=body)
+                return
+            except client.ApiException as error:
+                if error.status in {404, 409}:
+                    return
+                logger.warning("deleting %s: %s", metadata["name"], error)
+            except (OSError, HTTPError) as error:
+                logger.warning("deleting %s: %s", metadata["name"], error)
+            time.sleep(RETRY_S)

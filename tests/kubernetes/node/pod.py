@@ -1,0 +1,224 @@
+"""The life of one pod on this node, in a thread of its own: start, probe, report, end."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.kubernetes.node.container import Container, mounts_of, timestamp
+from tests.kubernetes.node.environment import BadReference, command, environment
+from tests.kubernetes.node.images import UnknownImage, image
+from tests.kubernetes.node.sandbox import Sandbox, open_sandbox
+from tests.kubernetes.node.volumes import make_volume
+from tests.kubernetes.places import HOST_ADDRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.kubernetes.node.cluster import Cluster
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+BYTE_CODE = "/var/cache/byte-code"
+"""Where containers keep Python's byte code for one another, as a built image would bring it."""
+RETRY_S = 1.0
+
+
+class Pod:
+    """One pod; `run` returns when it is over and gone from the API server."""
+
+    def __init__(self, wish: Mapping[str, Any], cluster: Cluster, folder: Path) -> None:
+        self.wish = wish
+        self._cluster = cluster
+        self._folder = folder / str(wish["metadata"]["uid"])
+        self._sandbox: Sandbox | None = None
+        self._containers: list[Container] = []
+        self._is_initialised = False
+        self._reported: dict[str, Any] = {}
+        self._conditions: dict[str, dict[str, str]] = {}
+        self._started_at = timestamp()
+        self._grace_s: float | None = None
+        self._wake = threading.Event()
+
+    @property
+    def name(self) -> str:
+        return f"{self.wish['metadata']['namespace']}/{self.wish['metadata']['name']}"
+
+    def end(self, grace_s: float) -> None:
+        """Ask for its end, or for a quicker one."""
+        self._grace_s = grace_s
+        self._wake.set()
+
+    def run(self) -> None:
+        """Live from start to end."""
+        self._folder.mkdir(parents=True)
+        try:
+            self._start()
+            while self._grace_s is None:
+                self._tick()
+                self._wake.wait(TICK_S)
+            self._stop(self._grace_s)
+        except Exception:
+            logger.exception("pod %s is given up", self.name)
+        finally:
+            self._give_back()
+
+    def _start(self) -> None:
+        while self._grace_s is None:
+            try:
+                self._sandbox = self._sandbox or open_sandbox()
+                volumes = self._make_volumes(self._sandbox)
+                if not self._run_init_containers(self._sandbox, volumes):
+                    return
+                self._containers = [
+                    self._container(wish, self._sandbox, volumes)
+                    for wish in self.wish["spec"]["containers"]
+                ]
+                for container in self._containers:
+                    container.start()
+                return
+            except (BadReference, UnknownImage) as error:
+                self._report_waiting(error)
+                self._wake.wait(RETRY_S)
+
+    def _make_volumes(self, sandbox: Sandbox) -> dict[str, Path]:
+        return {
+            volume["name"]: make_volume(
+                self.wish,
+                volume,
+                self._folder / "volumes" / volume["name"],
+                address=sandbox.address,
+                lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
+                token=lambda wish: self._cluster.token(self.wish, wish),
+            )
+            for volume in self.wish["spec"].get("volumes", [])
+        }
+
+    @property
+    def _namespace(self) -> str:
+        return str(self.wish["metadata"]["namespace"])
+
+    def _run_init_containers(self, sandbox: Sandbox, volumes: Mapping[str, Path]) -> bool:
+        for wish in self.wish["spec"].get("initContainers", []):
+            container = self._container(wish, sandbox, volumes)
+            container.start()
+            while container.exit_code != 0:
+                container.tick(time.monotonic(), restarts=True)
+                self._wake.wait(TICK_S)
+                if self._grace_s is not None:
+                    container.stop(grace_s=self._grace_s)
+                    return False
+        self._is_initialised = True
+        return True
+
+    def _container(
+        self, wish: Mapping[str, Any], sandbox: Sandbox, volumes: Mapping[str, Path]
+    ) -> Container:
+        program = image(wish["image"])
+        variables = environment(
+            self.wish,
+            wish,
+            address=sandbox.address,
+            lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
+        )
+        variables = {"PATH": program.path, "PYTHONPYCACHEPREFIX": BYTE_CODE, **variables}
+        of_image = {**program.folders, "/etc/hosts": self._cluster.hosts_file(self._namespace)}
+        always = [
+            {"source": str(source), "target": target, "read_only": True}
+            for target, source in of_image.items()
+        ]
+        byte_code = {"source": str(self._cluster.byte_code), "target": BYTE_CODE}
+        security = wish.get("securityContext", {})
+        return Container(
+            wish=wish,
+            sandbox=sandbox,
+            specification=self._folder / f"{wish['name']}.json",
+            log=self._cluster.logs / f"{self._namespace}_{self.wish['metadata']['name']}.log",
+            program={
+                "command": command(wish, program, variables),
+                "environment": variables,
+                "directory": wish.get("workingDir") or program.directory,
+                "mounts": mounts_of(wish, volumes, [*always, {**byte_code, "read_only": False}]),
+                "read_only_root": bool(security.get("readOnlyRootFilesystem")),
+            },
+        )
+
+    def _tick(self) -> None:
+        always = self.wish["spec"].get("restartPolicy", "Always") == "Always"
+        now_s = time.monotonic()
+        for container in self._containers:
+            failed = container.exit_code not in {None, 0}
+            on_failure = self.wish["spec"].get("restartPolicy") == "OnFailure" and failed
+            container.tick(now_s, restarts=always or on_failure)
+        self._report(self._phase())
+
+    def _phase(self) -> str:
+        codes = [container.exit_code for container in self._containers]
+        if self.wish["spec"].get("restartPolicy", "Always") == "Always" or None in codes:
+            return "Running"
+        return "Failed" if any(codes) else "Succeeded"
+
+    def _report_waiting(self, error: Exception) -> None:
+        reason = "ErrImagePull" if isinstance(error, UnknownImage) else "CreateContainerConfigError"
+        waiting = {"waiting": {"reason": reason, "message": str(error)}}
+        statuses = [
+            {"name": wish["name"], "image": wish["image"], "imageID": "", "ready": False}
+            | {"restartCount": 0, "state": waiting}
+            for wish in self.wish["spec"]["containers"]
+        ]
+        self._report("Pending", statuses)
+
+    def _report(self, phase: str, statuses: list[dict[str, Any]] | None = None) -> None:
+        statuses = statuses or [container.status() for container in self._containers]
+        is_ready = bool(statuses) and all(status["ready"] for status in statuses)
+        status: dict[str, Any] = {
+            "phase": phase,
+            "startTime": self._started_at,
+            "hostIP": HOST_ADDRESS,
+            "hostIPs": [{"ip": HOST_ADDRESS}],
+            "containerStatuses": statuses,
+            "conditions": [
+                self._condition("Initialized", self._is_initialised),
+                self._condition("ContainersReady", is_ready),
+                self._condition("Ready", is_ready),
+            ],
+        }
+        if self._sandbox is not None:
+            address = self._sandbox.address
+            status |= {"podIP": address, "podIPs": [{"ip": address}]}
+        if status != self._reported and self._cluster.patch_status(self.wish, status):
+            self._reported = status
+
+    def _condition(self, kind: str, is_true: bool) -> dict[str, str]:
+        status = str(is_true)
+        known = self._conditions.get(kind)
+        if known is None or known["status"] != status:
+            known = {"type": kind, "status": status, "lastTransitionTime": timestamp()}
+            self._conditions[kind] = known
+        return known
+
+    def _stop(self, grace_s: float) -> None:
+        stops = [
+            threading.Thread(target=container.stop, kwargs={"grace_s": grace_s})
+            for container in self._containers
+        ]
+        for stop in stops:
+            stop.start()
+        while any(stop.is_alive() for stop in stops):
+            self._report("Running")  # a probe's last answer counts until the end
+            time.sleep(TICK_S)
+            for container in self._containers:
+                container.tick(time.monotonic(), restarts=False)
+
+    def _give_back(self) -> None:
+        for container in self._containers:
+            container.stop(grace_s=0.0)
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._cluster.delete(self.wish)
+        shutil.rmtree(self._folder, ignore_errors=True)

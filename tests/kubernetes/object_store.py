@@ -1,0 +1,58 @@
+"""An S3 server that the cluster's pods reach, with tiny models in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
+from tests.servers import S3Server, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kubernetes.control_plane import ControlPlane
+
+PORT = 9000
+MODEL_URI = "s3://models/tiny-bert"
+CONTENT = {
+    "tiny-bert": "tiny-bert",
+    "all-minilm-l6-v2": "tiny-bert",
+    "t5-small": "tiny-t5",
+    "vit-base": "tiny-vit",
+}
+"""Models by folder of the bucket; at the places of the samples lie tiny ones of the same kind."""
+SECRET = "pilotlight-storage"
+
+
+def start_object_store(plane: ControlPlane) -> S3Server:
+    """Start it beside the control plane, with tiny models at the places of `CONTENT`."""
+    server = S3Server(f"http://{HOST_ADDRESS}:{PORT}")
+    module = [sys.executable, "-m", "moto.server"]
+    plane.run("object-store", [*module, "-H", HOST_ADDRESS, "-p", str(PORT)], **server.environment)
+    models = _tiny_models()
+    wait_until(server.is_up, what="S3 server accepts")
+    for folder, kind in CONTENT.items():
+        server.put_folder(models / kind, f"s3://models/{folder}")
+    return server
+
+
+def _tiny_models() -> Path:
+    """The folder with one folder for each kind, made once for all runs."""
+    models = cache_folder() / "models"
+    missing = {kind for kind in CONTENT.values() if not (models / kind / "config.json").exists()}
+    if missing:
+        models.mkdir(parents=True, exist_ok=True)
+        makes = [f"make_model({kind!r}, Path({str(models / kind)!r}))" for kind in sorted(missing)]
+        imports = ["from pathlib import Path", "from runtime.networks.make_model import make_model"]
+        code = "; ".join([*imports, *makes])
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+    return models
+
+
+def storage_secret(server: S3Server, namespace: str) -> dict[str, Any]:
+    """The Secret from which the pods of a pool take their access to S3."""
+    metadata = {"name": SECRET, "namespace": namespace}
+    data = server.environment
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}

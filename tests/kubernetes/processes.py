@@ -1,0 +1,68 @@
+"""Programs of the cluster as child processes, each with a log of its own; processes of pods."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.servers import is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LAST_LINES = 30
+
+
+@dataclass
+class Program:
+    """A program that can be ended, killed and started again with the same arguments."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; its log goes on where it was."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self.process is not None and is_alive(self.process.pid)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def last_words(self) -> str:
+        """The end of its log, for messages about failures."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join([f"--- {self.log}", *lines[-LAST_LINES:]])
+
+
+def kill_pod(name: str) -> None:
+    """Kill all processes of a pod of this machine's node, as a crash would."""
+    wanted = f"HOSTNAME={name}".encode()
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+    assert killed, f"pod {name} has no process here"

@@ -1,0 +1,62 @@
+"""A whole cluster for the tests: control plane, KServe, services' addresses, one node."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.kubernetes.control_plane import ControlPlane, control_plane
+from tests.kubernetes.kserve import install_kserve
+from tests.kubernetes.object_store import start_object_store
+from tests.kubernetes.places import API_URL
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.servers import S3Server
+
+NODE = "node-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster to test on; `plane` is None where somebody else runs it."""
+
+    admin: Kubectl
+    folder: Path
+    plane: ControlPlane | None = None
+    store: S3Server | None = None
+
+
+@contextlib.contextmanager
+def own_cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster of real components on this machine, ended with the block."""
+    with control_plane(folder) as plane:
+        _start_services(plane)
+        _start_node(plane)
+        store = start_object_store(plane)
+        install_kserve(plane)
+        plane.admin.wait("condition=Ready", f"node/{NODE}")
+        yield Cluster(plane.admin, folder, plane, store)
+
+
+def _start_services(plane: ControlPlane) -> None:
+    hosts = plane.folder / "hosts"
+    hosts.mkdir()
+    user = plane.authority.kubeconfig("system:kube-proxy", url=API_URL)
+    module = [sys.executable, "-m", "tests.kubernetes.services"]
+    plane.run("services", [*module, "--kubeconfig", str(user), "--hosts", str(hosts)])
+
+
+def _start_node(plane: ControlPlane) -> None:
+    user = plane.authority.kubeconfig(f"system:node:{NODE}", url=API_URL, group="system:nodes")
+    folder = plane.folder / "node"
+    module = [sys.executable, "-m", "tests.kubernetes.node", "--node", NODE]
+    plane.run("node", [*module, "--kubeconfig", str(user), "--folder", str(folder)])
+    found = f"node/{NODE}"
+    wait_until(lambda: plane.admin.answer("get", found).is_ok, what=f"{found} is registered")

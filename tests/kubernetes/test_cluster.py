@@ -1,0 +1,30 @@
+"""The cluster itself: what the other tests stand on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kubernetes.kubectl import Kubectl
+
+pytestmark = pytest.mark.kubernetes
+
+
+def test_serves_kserves_kinds_and_admits_through_its_webhooks(admin: Kubectl) -> None:
+    bad = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "bad", "namespace": "default"},
+        "spec": {
+            "predictor": {
+                "containers": [
+                    {"name": "kserve-container", "image": "x", "env": [{"name": "PYTHONPATH"}]}
+                ]
+            }
+        },
+    }
+    answer = admin.try_apply([bad])
+    assert not answer.is_ok
+    assert "PYTHONPATH" in answer.errors

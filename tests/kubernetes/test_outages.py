@@ -1,0 +1,130 @@
+"""What is killed under load comes back, and warm requests are answered meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kubernetes.load import CLIENTS, load
+from tests.kubernetes.places import API_URL, IN_NAMESPACE
+from tests.kubernetes.processes import kill_pod
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.kubernetes.control_plane import ControlPlane
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
+    from tests.kubernetes.suite import Cluster
+
+pytestmark = pytest.mark.kubernetes
+
+MODEL = "steady"
+OF_POOL = "serving.kserve.io/inferenceservice=pool"
+ENOUGH = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steady(gateway: Gateway, tenant: Tenant) -> None:
+    """A model that is warm."""
+    tenant.declare(MODEL)
+    tenant.wait_ready(MODEL)
+    assert gateway.predict(tenant, MODEL).status_code == 200
+
+
+@pytest.fixture
+def plane(node: Cluster) -> ControlPlane:
+    """The control plane of this machine."""
+    assert node.plane is not None
+    return node.plane
+
+
+def test_serves_on_without_the_api_server(
+    plane: ControlPlane, gateway: Gateway, tenant: Tenant
+) -> None:
+    server = plane.programs["kube-apiserver"]
+    with load(gateway, tenant, MODEL) as running:
+        server.kill()
+        running.wait_for_more(ENOUGH)
+        server.start()
+        plane.wait("API server ready again", f"{API_URL}/readyz")
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+    tenant.declare_again("after-the-outage")
+    tenant.wait_ready("after-the-outage")
+
+
+def test_serves_on_without_the_controller(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    with load(gateway, tenant, MODEL) as running:
+        kill_pod(_pods(installed, "app.kubernetes.io/name=pilotlight-controller")[0])
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+    tenant.declare_again("after-the-controller")
+    tenant.wait_ready("after-the-controller")
+
+
+def test_a_killed_gateway_costs_no_more_than_what_it_was_at(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    deployment = "deployment/pilotlight-gateway"
+    installed(*IN_NAMESPACE, "scale", deployment, "--replicas=2")
+    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, deployment)
+    with load(gateway, tenant, MODEL) as running:
+        kill_pod(_pods(installed, "app.kubernetes.io/name=pilotlight-gateway")[0])
+        running.wait_for_more(ENOUGH)
+    assert running.refused == []
+    assert len(running.broken) <= CLIENTS
+
+
+@pytest.fixture
+def two_pods(installed: Kubectl, gateway: Gateway) -> None:
+    """A pool of two pods, both ready."""
+    installed(*IN_NAMESPACE, "scale", "deployment/pool-predictor", "--replicas=2")
+    wait_until(lambda: _count_ready(installed) == 2, timeout_s=300, what="two pods are ready")
+
+
+@pytest.mark.usefixtures("two_pods")
+def test_a_killed_pod_costs_no_request(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    warm = _warm_pod(installed, gateway, tenant)
+    with load(gateway, tenant, MODEL) as running:
+        kill_pod(warm)
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+
+
+@pytest.mark.usefixtures("two_pods")
+def test_a_deleted_pod_ends_its_requests_and_costs_none(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    warm = _warm_pod(installed, gateway, tenant)
+    with load(gateway, tenant, MODEL) as running:
+        installed(*IN_NAMESPACE, "delete", "pod", warm)  # returns when it is gone
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+
+
+def _warm_pod(kubectl: Kubectl, gateway: Gateway, tenant: Tenant) -> str:
+    """The pod that answers now."""
+    warm = gateway.predict(tenant, MODEL).headers["x-pilotlight-pod"]
+    assert warm in _pods(kubectl, OF_POOL)
+    return warm
+
+
+def _count_ready(kubectl: Kubectl) -> int:
+    """How many of the pool's pods are ready and not on their way out."""
+    pods = kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"]
+    return sum(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+        for condition in pod["status"].get("conditions", [])
+    )
+
+
+def _pods(kubectl: Kubectl, label: str) -> list[str]:
+    items = kubectl.get(*IN_NAMESPACE, "pods", "-l", label)["items"]
+    return [pod["metadata"]["name"] for pod in items]

@@ -1,0 +1,75 @@
+"""Each component has a service account of its own, which may do what it needs and no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kubernetes.kubectl import Kubectl
+
+pytestmark = pytest.mark.kubernetes
+
+CONTROLLER = "pilotlight-controller"
+ACCOUNTS = (CONTROLLER, "pilotlight-gateway", "pilotlight-runtime")
+FORBIDDEN = "forbidden"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(("get", "inferenceservices", "-A"), id="list-models"),
+        pytest.param(("get", "pods", "-A"), id="list-pods"),
+    ],
+)
+def test_the_controller_may_do_what_it_needs(
+    installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
+) -> None:
+    installed.as_account(NAMESPACE, CONTROLLER, tmp_path)(*call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(("get", "secrets", "-A"), id="read-secrets"),
+        pytest.param(("-n", "kube-system", "get", "configmaps"), id="read-settings-of-others"),
+        pytest.param((*IN_NAMESPACE, "delete", "pods", "--all"), id="delete-pods"),
+        pytest.param(("delete", "inferenceservices", "--all", "-A"), id="delete-models"),
+        pytest.param(
+            (*IN_NAMESPACE, "create", "deployment", "other", "--image=other"), id="make-pods"
+        ),
+        pytest.param(("get", "nodes"), id="list-nodes"),
+    ],
+)
+@pytest.mark.parametrize("account", ACCOUNTS)
+def test_no_component_may_do_more(
+    installed: Kubectl, tmp_path: Path, account: str, call: tuple[str, ...]
+) -> None:
+    answer = installed.as_account(NAMESPACE, account, tmp_path).answer(*call)
+    assert not answer.is_ok
+    assert FORBIDDEN in answer.errors.lower()
+
+
+def test_only_the_controller_is_given_a_token(installed: Kubectl) -> None:
+    installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
+    wait_until(lambda: set(ACCOUNTS) <= _accounts(installed).keys(), what="a pod of each account")
+    accounts = _accounts(installed)
+    assert {name for name, has_token in accounts.items() if has_token} == {CONTROLLER}
+
+
+def _accounts(kubectl: Kubectl) -> dict[str, bool]:
+    """The service accounts of the platform's pods, and whether the pods hold their tokens."""
+    return {
+        pod["spec"]["serviceAccountName"]: any(
+            "serviceAccountToken" in source
+            for volume in pod["spec"].get("volumes", [])
+            for source in volume.get("projected", {}).get("sources", [])
+        )
+        for pod in kubectl.get(*IN_NAMESPACE, "pods")["items"]
+    }

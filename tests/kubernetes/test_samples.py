@@ -1,0 +1,60 @@
+"""The manifests that the repository offers: accepted by the real schema, and they work."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.kubernetes.kubectl import APPLY
+from tests.kubernetes.places import REPOSITORY
+
+if TYPE_CHECKING:
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
+
+pytestmark = pytest.mark.kubernetes
+
+MANIFESTS = REPOSITORY / "manifests"
+NOT_HERE = ("monitoring.coreos.com/",)
+"""Kinds of operators that this cluster lacks; everything else is checked."""
+
+
+def _picture() -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), "green").save(file, "PNG")
+    return {"image_bytes": {"b64": base64.b64encode(file.getvalue()).decode()}}
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_the_api_server_takes_all_objects_of_an_overlay(installed: Kubectl, overlay: str) -> None:
+    text = subprocess.run(
+        ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    objects = [
+        item for item in yaml.safe_load_all(text) if not item["apiVersion"].startswith(NOT_HERE)
+    ]
+    installed.apply(objects, "--dry-run=server", "--force-conflicts")
+
+
+def test_the_samples_become_ready_and_answer(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    installed(*APPLY, "-n", tenant.namespace, "-f", str(MANIFESTS / "samples"))
+    for name, instance in (
+        ("translate", "quick brown fox jumps over"),
+        ("embed", "a cat sat down"),
+        ("classify-image", _picture()),
+    ):
+        tenant.wait_ready(name)
+        answer = gateway.predict(tenant, name, instance)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["predictions"]) == 1
