@@ -1,0 +1,78 @@
+"""What a plan can ask for. Each action says why: a closed reason for metrics, and words for people.
+
+An action is a wish about one pool, to be carried out in any order; carrying out one twice changes
+nothing, and one that has become impossible is left out. Models go by key, pods by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from registry.model import Tier
+
+
+class Why(StrEnum):
+    """Reasons of actions, also a metric label."""
+
+    FORECAST = "forecast"
+    """Requests are expected."""
+    WAITING = "waiting"
+    """Requests wait."""
+    COPIES = "copies"
+    """Fewer or more copies than the model's annotations or its load ask for."""
+    IDLE = "idle"
+    """No request for longer than it is worth keeping for."""
+    ROOM = "room"
+    """Another model needs the memory more."""
+    TURN = "turn"
+    """Its turn, or the end of it."""
+    FLOOR = "floor"
+    """The least that limits ask for."""
+    CEILING = "ceiling"
+    """More than limits allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Have a model on a tier of a pod, or nearer; begins a load unless one is under way."""
+
+    key: str
+    pod: str
+    tier: Tier
+    why: Why
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Let a model sink to a tier of a pod, once no request uses it; `REMOTE`: keep nothing."""
+
+    key: str
+    pod: str
+    tier: Tier
+    why: Why
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetPods:
+    """Have so many pods."""
+
+    pods: int
+    why: Why
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPod:
+    """Send a pod nothing new; it leaves when it has answered what it has."""
+
+    pod: str
+    why: Why
+    words: str = ""
+
+
+Action = Load | Demote | SetPods | DrainPod

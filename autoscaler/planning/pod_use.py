@@ -1,0 +1,52 @@
+"""What a pod does for its models, in four states.
+
+Source: Gujarati et al. 2017, "Swayam: distributed autoscaling to meet SLAs of machine learning
+inference services with resource efficiency"; there a pod serves one model, here it may hold many.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from autoscaler.planning.pool import NEVER_S
+
+if TYPE_CHECKING:
+    from autoscaler.planning.pool import PodView, PoolView
+
+IN_USE_S = 60.0
+"""A model is in use for so long after an arrival."""
+
+
+class PodUse(StrEnum):
+    """Swayam's states of a pod."""
+
+    COLD = "cold"
+    """No model on its device."""
+    WARM_IDLE = "warm-idle"
+    """Models on its device, none of which gets requests."""
+    IN_USE_IDLE = "warm-in-use-idle"
+    """It has models that get requests, and works on none now."""
+    IN_USE_BUSY = "warm-in-use-busy"
+    """It works on a request."""
+
+
+def pod_uses(view: PoolView, *, in_use_s: float = IN_USE_S) -> dict[str, PodUse]:
+    """The state of every pod of a pool."""
+    latest_s: dict[str, float] = {}
+    for model in view.models:
+        for pod, residency in model.holders.items():
+            if residency.is_warm:
+                latest_s[pod] = max(latest_s.get(pod, NEVER_S), model.last_arrival_s)
+    return {
+        name: _use(pod, latest_s.get(name), view.time_s - in_use_s)
+        for name, pod in view.pods.items()
+    }
+
+
+def _use(pod: PodView, latest_s: float | None, since_s: float) -> PodUse:
+    if pod.inferring or pod.slots_busy:
+        return PodUse.IN_USE_BUSY
+    if latest_s is None:
+        return PodUse.COLD
+    return PodUse.IN_USE_IDLE if latest_s >= since_s else PodUse.WARM_IDLE

@@ -1,0 +1,54 @@
+"""A fixed keep-alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.planning.actions import Demote, Why
+from autoscaler.planning.pool import Use, Waiting
+from registry.model import Tier
+from tests.autoscaler.pools import NOW_S, model, pod, pool
+
+RULE = keep_alive(KeepAlive(keep_s=100.0))
+AT_P = {"p": Tier.DEVICE}
+
+
+def _demoted(**values: Any) -> list[tuple[str, Tier]]:
+    view = pool([pod("p"), pod("q")], [model("m", **values)])
+    actions, _ = RULE.plan(view, RULE.start)
+    assert all(isinstance(each, Demote) and each.why is Why.IDLE for each in actions)
+    return [(each.pod, each.tier) for each in actions if isinstance(each, Demote)]
+
+
+def test_an_idle_copy_sinks_to_disk() -> None:
+    assert _demoted(at=AT_P, last_arrival_s=NOW_S - 101) == [("p", Tier.DISK)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({"last_arrival_s": NOW_S - 99}, id="a recent request"),
+        pytest.param({"since_s": NOW_S - 99}, id="it has just come"),
+        pytest.param({"policy": {"pin": True}}, id="pinned"),
+        pytest.param({"policy": {"min_copies": 1}}, id="the last of min-copies"),
+        pytest.param({"policy": {"keep_alive_s": 1e9}}, id="its own keep-alive"),
+        pytest.param({"uses": {"p": Use(ongoing=1)}}, id="in use"),
+        pytest.param({"uses": {"p": Use(last_s=NOW_S - 99)}}, id="used until just now"),
+        pytest.param({"waiting": Waiting(requests=1)}, id="requests wait"),
+    ],
+)
+def test_a_copy_stays(values: dict[str, Any]) -> None:
+    assert _demoted(at=AT_P, **{"last_arrival_s": NOW_S - 101, **values}) == []
+
+
+def test_what_is_on_its_way_or_lower_is_left() -> None:
+    assert _demoted(at={"q": Tier.DISK}, loading={"p": Tier.REMOTE}) == []
+
+
+def test_the_longest_idle_copies_beyond_min_copies_go() -> None:
+    uses = {"p": Use(last_s=NOW_S - 200), "q": Use(last_s=NOW_S - 300)}
+    values = {"at": {"p": Tier.DEVICE, "q": Tier.DEVICE}, "uses": uses}
+    assert _demoted(**values, policy={"min_copies": 1}) == [("q", Tier.DISK)]

@@ -1,0 +1,85 @@
+"""The view of a pool, from the registry's copy."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.planning.pod_use import PodUse, pod_uses
+from autoscaler.planning.pool import NEVER_S, Limits, PoolView, Waiting
+from autoscaler.planning.reading import Seen, read_pool
+from load.simulator.memory_registry import MemoryRegistry
+from registry.estimates import PRIORS
+from registry.model import LoadFailure, ModelSpec, Tier
+from registry.pod import PodInfo, PodPhase, Samples
+from tests.autoscaler.pools import model, pod, pool, spec
+
+M, N = spec("m"), spec("n")
+
+
+def _registry() -> MemoryRegistry:
+    registry = MemoryRegistry()
+    registry.put_models([N, M], 0.0)
+    for name in ("p", "q"):
+        info = PodInfo(name, f"{name}:1", "a", slots=2, memory_bytes=100, link_bytes_per_s=1e6)
+        registry.register_pod(info, 0.0)
+    return registry
+
+
+def _view(registry: MemoryRegistry, seen: Seen | None = None) -> PoolView:
+    return read_pool(registry.state, 5.0, seen or Seen(), limits=Limits(min_pods=1))
+
+
+def test_models_and_pods_come_by_name() -> None:
+    view = _view(_registry())
+    assert [each.key for each in view.models] == [M.key, N.key]
+    assert list(view.pods) == ["p", "q"]
+    assert view.limits == Limits(min_pods=1)
+
+
+def test_a_pod_has_its_phase_slots_and_room() -> None:
+    registry = _registry()
+    used: dict[str, int] = {Tier.DEVICE: 30, Tier.DISK: 7}
+    registry.beat("p", 1, 1.0, used_bytes=used, loads_total=0, samples=())
+    registry.set_phase("q", registry.state.pods["q"].epoch, PodPhase.DRAINING, 1.0)
+    view = _view(registry, Seen(budget_bytes={"p": {Tier.DISK: 50}}))
+    assert view.pods["p"].free_bytes() == 70
+    assert view.pods["p"].free_bytes(Tier.DISK) == 43
+    assert view.pods["q"].free_bytes(Tier.DISK) == float("inf")
+    assert (view.pods["q"].phase, view.pods["q"].is_accepting) == (PodPhase.DRAINING, False)
+
+
+def test_a_model_has_its_places_times_and_size() -> None:
+    registry = _registry()
+    registry.set_tier("p", 1, M.key, Tier.DISK, 40, 1.0)
+    samples = [Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,))]
+    registry.beat("p", 1, 1.0, used_bytes={}, loads_total=0, samples=samples)
+    found, other = _view(registry, Seen(size_bytes={N.key: 9})).models
+    assert (found.holders["p"].tier, found.size_bytes, found.infer_s) == (Tier.DISK, 40, 0.2)
+    assert (found.load_from_s(Tier.DISK), found.load_from_s(Tier.DEVICE)) == (0.5, 0.0)
+    assert (other.size_bytes, other.last_arrival_s) == (9, NEVER_S)
+    assert other.load_from_s(Tier.REMOTE) == PRIORS.load_bytes / 1e6
+
+
+def test_what_gateways_saw_is_in_it() -> None:
+    seen = Seen(
+        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: Waiting(requests=2)}
+    )
+    found = _view(_registry(), seen).models[0]
+    assert (found.arrived, found.last_arrival_s, found.waiting.requests) == (3, 4.0, 2)
+
+
+@pytest.mark.parametrize(("now_s", "may"), [(9.0, False), (10.0, True)])
+def test_a_failed_load_is_not_begun_again_at_once(now_s: float, may: bool) -> None:
+    failure = LoadFailure(M.key, "ModelLoadFailed", "no such file", 1, retry_at_s=10.0)
+    assert model(failure=failure).may_load(now_s) is may
+
+
+def _warm(of: ModelSpec, last_s: float) -> PoolView:
+    warm = model(of.name.name, at={"p": Tier.DEVICE}, last_arrival_s=last_s)
+    return pool([pod("p"), pod("q", inferring=1)], [warm], now_s=100.0)
+
+
+def test_pods_are_in_one_of_four_states() -> None:
+    assert pod_uses(_warm(M, 90.0)) == {"p": PodUse.IN_USE_IDLE, "q": PodUse.IN_USE_BUSY}
+    assert pod_uses(_warm(M, 10.0))["p"] is PodUse.WARM_IDLE
+    assert pod_uses(pool([pod("p")], []))["p"] is PodUse.COLD
