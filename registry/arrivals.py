@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from registry.model import ModelName
+from registry.waiting import WaitingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,17 +29,6 @@ class Span(StrEnum):
 
 SPAN_S: Mapping[Span, int] = {Span.SECOND: 1, Span.MINUTE: 60, Span.TEN_MINUTES: 600}
 """Seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingRequests:
-    """Requests of one model that wait in gateways."""
-
-    requests: int
-    starved: int
-    """Those of them past 60 % of their time to the deadline."""
-    oldest_s: float
-    """Registry time at which the first of them came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The autoscaler in the registry: who leads, what was begun and why, how many pods are wanted.
+"""The autoscaler's operations: who leads, what was begun, how many pods are wanted.
 
 Autoscalers take turns by a lease with a fencing token. An action is written down before it is
 carried out, so that whoever takes over does not do it again.
@@ -6,80 +6,14 @@ carried out, so that whoever takes over does not do it again.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import orjson
+from registry.actions import POOL, Leader, Plans, decode_record, decode_wanted, encode
 
 if TYPE_CHECKING:
+    from registry.actions import ActionRecord, WantedPods
     from registry.client import Registry
-
-POOL = "pool"
-"""Subject of actions about pods; a model's are filed under its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class WantedPods:
-    """How many pods a pool is to have, and which ones go first when there are more."""
-
-    pods: int
-    leaving: tuple[str, ...] = ()
-
-
-class Outcome(StrEnum):
-    """What became of an action."""
-
-    BEGUN = "begun"
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRecord:
-    """What the autoscaler did, and why."""
-
-    verb: str
-    """`load`, `demote` or `scale`."""
-    subject: str
-    """The model's name, or `POOL`."""
-    reason: str
-    """Of a closed set: also a metric label."""
-    words: str
-    """The same for people."""
-    at_s: float
-    """Registry time at which it was begun."""
-    pod: str = ""
-    tier: str = ""
-    outcome: str = Outcome.BEGUN
-    error: str = ""
-
-    @property
-    def id(self) -> str:
-        """What at most one action at a time is about."""
-        return f"{self.subject}|{self.pod}"
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who plans; `until_s` is registry time."""
-
-    holder: str
-    token: int
-    until_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Plans:
-    """What autoscalers have written down."""
-
-    leader: Leader | None
-    under_way: tuple[ActionRecord, ...]
-    last: dict[str, ActionRecord]
-    """The last action by model name."""
-    history: tuple[ActionRecord, ...]
-    """The last ones of all subjects, newest first."""
-    wanted: WantedPods | None
 
 
 class Intended(StrEnum):
@@ -110,17 +44,17 @@ class Autoscaling:
     async def intend(self, token: int, record: ActionRecord, *, ttl_s: float) -> Intended:
         """Write an action down; only after OK may it be carried out."""
         answer = await self._submit(
-            "intend", token, record.id, int(ttl_s * 1000), record.subject, _encode(record)
+            "intend", token, record.id, int(ttl_s * 1000), record.subject, encode(record)
         )
         return Intended(answer)
 
     async def end(self, record: ActionRecord) -> None:
         """Say what became of an action."""
-        await self._submit("ended", record.id, record.subject, _encode(record))
+        await self._submit("ended", record.id, record.subject, encode(record))
 
     async def scale(self, token: int, wanted: WantedPods, record: ActionRecord) -> bool:
         """Say how many pods are wanted; False: somebody else leads."""
-        answer = await self._submit("scale", token, _encode(wanted), POOL, _encode(record))
+        answer = await self._submit("scale", token, encode(wanted), POOL, encode(record))
         return str(answer) != "fenced"
 
     async def plans(self) -> Plans:
@@ -137,23 +71,6 @@ class Autoscaling:
             history=tuple(decode_record(text) for text in history or ()),
             wanted=decode_wanted(wanted) if isinstance(wanted, str) else None,
         )
-
-
-def decode_wanted(text: str) -> WantedPods:
-    """Read what `scale` wrote."""
-    stored = orjson.loads(text)
-    return WantedPods(int(stored["pods"]), tuple(stored["leaving"]))
-
-
-def decode_record(text: str) -> ActionRecord:
-    """Read what `intend` wrote; fields of a newer version are left out."""
-    known = {field.name for field in fields(ActionRecord)}
-    stored: dict[str, Any] = orjson.loads(text)
-    return ActionRecord(**{name: value for name, value in stored.items() if name in known})
-
-
-def _encode(value: ActionRecord | WantedPods) -> str:
-    return orjson.dumps(asdict(value)).decode()
 
 
 def _leader(stored: Any) -> Leader | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.autoscaling import WantedPods, decode_wanted
+from registry.actions import WantedPods, decode_wanted
 from registry.codec import decode_pod, decode_profile, decode_record
 from registry.estimates import UNMEASURED, Measurements
 from registry.model import ModelName, ModelRecord, Tier, name_of_key

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.autoscaling import (
-    POOL,
-    ActionRecord,
-    Autoscaling,
-    Intended,
-    Outcome,
-    WantedPods,
-)
+from registry.actions import POOL, ActionRecord, Outcome, WantedPods
+from registry.autoscaling import Autoscaling, Intended
 from registry.watch import ClusterWatch
 from tests.registry.actors import SPEC, eventually, until
 from tests.registry.test_watch import running
