@@ -324,6 +324,44 @@ def simulate(
 
 
 @app.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Without it, all are listed.")] = None,
+    *,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live/--simulated-only", help="Also run on a real platform what can be; or not."
+        ),
+    ] = True,
+    seed: Annotated[
+        list[int], typer.Option(min=0, help="Repeat for several; without it, the experiment's own.")
+    ] = [],  # noqa: B006 - typer copies it
+    quick: Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, show_default="a core each", help="Simulations side by side."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")] = Path(
+        "experiments"
+    ),
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run an experiment of the documentation again: its tables, beside the literature's figures."""
+    from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
+    from pilotlight.demo.live import LiveDemo
+
+    output = Output(json_)
+    if name is None:
+        list_experiments(output)
+        return
+    at = Home(home.expanduser().absolute()) if home else Home.default()
+    platform = LiveDemo(at, output) if live else None
+    cores = processes or os.cpu_count() or 1
+    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform), output)
+
+
+@app.command()
 def demo(
     *,
     full: Annotated[

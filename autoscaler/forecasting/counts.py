@@ -182,6 +182,13 @@ class Counts:
             recent=self._last_minute(rows),
         )
 
+    def history_of(self, models: Sequence[str], now_s: float) -> History:
+        """As `history`, of these models in this order; those unknown so far are declared."""
+        for model in models:
+            self.declare(model)
+        rows = np.array([self._rows[model] for model in models], dtype=np.int64)
+        return self.history(now_s).take(rows)
+
     def _last_minute(self, rows: int) -> Floats:
         last = min(60, self.params.seconds)
         seconds = self._seconds.before(self._seconds.head, rows, self.params.seconds)

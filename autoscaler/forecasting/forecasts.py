@@ -14,6 +14,7 @@ from autoscaler.forecasting.behaviour import Kind
 from autoscaler.forecasting.gaps import p_arrival_by_gaps
 from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
 from autoscaler.forecasting.levels import level_means, level_sizes
+from autoscaler.forecasting.log_odds import pool
 from autoscaler.forecasting.seasonal import seasonal
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def sparse(history: History, fit: Fit, question: Question) -> Forecast:
     mean = _within(mean, question)
     by_gaps = p_arrival_by_gaps(history, fit.shared.profile, fit.shared.gaps, windows)
     by_level = negative_binomial.p_some(mean, level_sizes(fit.levels, windows))
-    p_arrival = _pool(by_gaps, by_level, _GAPS_SHARE)
+    p_arrival = np.maximum.accumulate(pool(by_gaps, by_level, _GAPS_SHARE), axis=1)
     mean = np.maximum(mean, p_arrival)
     size = negative_binomial.size_of_zeros(mean, p_arrival)
     return _answer(mean, size, question, p_arrival)
@@ -133,19 +134,6 @@ def _rise(history: History) -> Floats:
 
 def _levels(history: History, fit: Fit, windows_min: Floats) -> tuple[Floats, Floats]:
     return level_means(history, fit.profiles, fit.behaviour.period_min, fit.levels, windows_min)
-
-
-def _pool(one: Floats, other: Floats, share: float) -> Floats:
-    """Two probabilities by the weighted mean of their log-odds (Satopaa et al. 2014)."""
-    odds = share * _log_odds(one) + (1 - share) * _log_odds(other)
-    result: Floats = 1 / (1 + np.exp(-odds))
-    return np.maximum.accumulate(result, axis=1)
-
-
-def _log_odds(p: Floats) -> Floats:
-    bounded = np.clip(p, 1e-6, 1 - 1e-6)
-    result: Floats = np.log(bounded / (1 - bounded))
-    return result
 
 
 def _within(mean: Floats, question: Question) -> Floats:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from autoscaler.loading.greedy_dual import greedy_dual
+from autoscaler.loading.hybrid_histogram import hybrid_histogram
 from autoscaler.loading.keep_alive import keep_alive
+from autoscaler.loading.predictive import predictive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
 
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
+    "predictive": predictive,
     "keep-alive": keep_alive,
+    "greedy-dual": greedy_dual,
+    "hybrid-histogram": hybrid_histogram,
 }
 """Each with its default parameters."""

@@ -1,7 +1,7 @@
 """What a plan can ask for. Each action says why: a closed reason for metrics, and words for people.
 
-An action is a wish about one pool, to be carried out in any order; carrying out one twice changes
-nothing, and one that has become impossible is left out. Models go by key, pods by name.
+Actions are wishes about one pool, carried out in the order of the plan. Carrying one out twice
+changes nothing, and one that has become impossible is left out. Models go by key, pods by name.
 """
 
 from __future__ import annotations

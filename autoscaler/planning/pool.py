@@ -16,7 +16,7 @@ from registry.pod import PodPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.forecasting.history import Forecast, History, Question
+    from autoscaler.forecasting.history import Floats, Forecast, History, Question
     from registry.cluster import Residency
     from registry.model import LoadFailure, ModelSpec
 
@@ -121,6 +121,8 @@ class Demand:
     history: History
     question: Question
     forecast: Forecast
+    p_minute: Floats
+    """(models,): P(arrival within the next minute), see `autoscaler.forecasting.soon`."""
 
 
 @dataclass(frozen=True, slots=True)

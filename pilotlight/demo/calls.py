@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from load.experiments.liu.runs import Answer
 from pilotlight.errors import PilotlightError, RequestFailed
 
 if TYPE_CHECKING:
@@ -15,27 +15,6 @@ if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-STAGES = ("queue", "load", "preprocess", "infer", "postprocess", "network")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answered request. Seconds."""
-
-    latency_s: float
-    start: str
-    """`warm`, or the tier that the request had to wait from."""
-    pod: str
-    predict_pod: str
-    reason: str
-    request_id: str
-    stages_s: Mapping[str, float]
-    body: Any
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether it had to wait for a promotion to the device."""
-        return self.start != "warm"
 
 
 def parse_server_timing(text: str) -> dict[str, float]:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from load.experiments.liu.scenarios import SENTENCE
 from pilotlight.demo.calls import call, together
-from pilotlight.demo.scenarios import SENTENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import httpx
 
-    from pilotlight.demo.calls import Answer
+    from load.experiments.liu.runs import Answer
 
 SENTENCES = (
     "A cat is sleeping on the sofa.",

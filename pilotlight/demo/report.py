@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.demo.calls import STAGES
-from pilotlight.demo.results import latencies_s, mean_s, mean_stages_s, percentile_s
-from pilotlight.demo.scenarios import FIXED_POLICIES, LIU_SIMPLE
+from load.experiments.liu.runs import STAGES, latencies_s, mean_s, mean_stages_s, percentile_s
+from load.experiments.liu.scenarios import LIU_SIMPLE, POLICIES
 from pilotlight.quantities import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from load.experiments.liu.runs import SimpleRun, WinRun
+    from load.experiments.liu.scenarios import DemoScale
     from pilotlight.demo.invocations import Invocation
-    from pilotlight.demo.results import Expectation, SimpleRun, WinRun
-    from pilotlight.demo.scenarios import DemoScale
+    from pilotlight.demo.results import Expectation
     from pilotlight.output import Output
-
-POLICIES = (*FIXED_POLICIES, "auto")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pilotlight.demo.calls import STAGES
-from pilotlight.demo.scenarios import (
+from load.experiments.liu.runs import latencies_s, mean_s, percentile_s
+from load.experiments.liu.scenarios import (
     FIXED_POLICIES,
     LIU_REDUCTION_RATIO,
     TWO_LOADS_RATIO,
@@ -17,52 +16,11 @@ from pilotlight.demo.scenarios import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pilotlight.demo.calls import Answer
-    from pilotlight.demo.scenarios import WinScenario
+    from load.experiments.liu.runs import SimpleRun, WinRun
 
 AUTO_TOLERANCE_RATIO = 0.05
 AUTO_TOLERANCE_S = 0.15
 """Noise of a busy machine on a makespan of about a second; added to the 5 %."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimpleRun:
-    """Ten sequential requests under one policy, one seed."""
-
-    policy: str
-    seed: int
-    answers: tuple[Answer, ...]
-
-    @property
-    def cold_starts(self) -> int:
-        """Requests that waited for a load."""
-        return sum(answer.is_cold for answer in self.answers)
-
-    @property
-    def total_s(self) -> float:
-        """The workload's end-to-end time."""
-        return math.fsum(answer.latency_s for answer in self.answers)
-
-
-@dataclass(frozen=True, slots=True)
-class WinRun:
-    """One workload of section 6.4 under one policy."""
-
-    scenario: WinScenario
-    policy: str
-    sleep_s: float
-    """What the thesis's 5 s became."""
-    warming_s: float
-    """Time of the request that warms a pod; 0 where there is none."""
-    concurrent_s: float
-    """From sending the two concurrent requests to the later answer."""
-    answers: tuple[Answer, ...]
-    """Those of the two concurrent requests."""
-
-    @property
-    def total_s(self) -> float:
-        """End-to-end time, as the thesis's tables give it."""
-        return self.warming_s + self.concurrent_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +30,6 @@ class Expectation:
     text: str
     is_met: bool
     seen: str
-
-
-def mean_s(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return math.fsum(values) / len(values)
-
-
-def percentile_s(values: Sequence[float], ratio: float) -> float:
-    """Nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(ratio * len(ordered)) - 1)]
-
-
-def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
-    """All latencies of several runs."""
-    return [answer.latency_s for run in runs for answer in run.answers]
-
-
-def mean_stages_s(answers: Sequence[Answer]) -> dict[str, float]:
-    """Mean time per request in each stage."""
-    return {
-        stage: mean_s([answer.stages_s.get(stage, 0.0) for answer in answers]) for stage in STAGES
-    }
 
 
 def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -> list[Expectation]:

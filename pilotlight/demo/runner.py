@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from load.experiments.liu.scenarios import FULL, MOST_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
 from pilotlight.commands.declare import put, read_models
 from pilotlight.commands.run import prepare_samples
 from pilotlight.demo.invocations import invoke_samples
 from pilotlight.demo.report import (
-    POLICIES,
     DemoReport,
     as_document,
     tell_end,
@@ -23,7 +23,6 @@ from pilotlight.demo.report import (
     tell_wins,
 )
 from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
-from pilotlight.demo.scenarios import FULL, MOST_ATTEMPTS, SHORT, WIN_SCENARIOS
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import ExpectationFailed
 from pilotlight.home import Home
@@ -34,8 +33,8 @@ from pilotlight.platform.supervisor import ended_by_signals, log_to
 from pilotlight.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from pilotlight.demo.results import SimpleRun, WinRun
-    from pilotlight.demo.scenarios import DemoScale, WinScenario
+    from load.experiments.liu.runs import SimpleRun, WinRun
+    from load.experiments.liu.scenarios import DemoScale, WinScenario
     from pilotlight.output import Output
 
 SAMPLES = Path(__file__).resolve().parents[2] / "manifests" / "samples"

@@ -7,31 +7,30 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
+from load.experiments.liu.runs import SimpleRun, WinRun
+from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
 from pilotlight.demo.calls import call, together
-from pilotlight.demo.results import SimpleRun, WinRun
-from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
 from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
     import httpx
 
-    from pilotlight.demo.calls import Answer
-    from pilotlight.demo.scenarios import WinScenario
+    from load.experiments.liu.runs import Answer
+    from load.experiments.liu.scenarios import WinScenario
     from pilotlight.platform.platform import Platform
 
-STORAGE_URI = "s3://models/t5-small"
 _SETTLE_S = 30.0
 
 
-def t5_small(name: str) -> ModelSpec:
-    """T5-small under a name of its own; each request names its policy itself.
+def t5(name: str, folder: str = "t5-small") -> ModelSpec:
+    """A T5 of the object store under a name of its own; each request names its policy itself.
 
     Each is inferred alone, as in the thesis: batches would make the pod that predicts for others
     several times as fast.
     """
     return ModelSpec(
         name=ModelName("default", name),
-        storage_uri=STORAGE_URI,
+        storage_uri=f"s3://models/{folder}",
         policy=ModelPolicy(max_batch_size=1),
     )
 
@@ -67,13 +66,14 @@ async def until_idle(platform: Platform) -> None:
 
 
 async def run_simple(
-    platform: Platform, client: httpx.AsyncClient, policy: str, seed: int
-) -> SimpleRun:
-    """Section 6.2: ten sequential translations, the model cold everywhere at the start."""
-    spec = t5_small("liu-62")
+    platform: Platform, client: httpx.AsyncClient, policy: str, seed: int,
+    *, model: str = "t5-small", requests: int = SIMPLE_REQUESTS,
+) -> SimpleRun:  # fmt: skip
+    """Section 6.2: sequential translations, the model cold everywhere at the start."""
+    spec = t5("liu-62", model)
     await make_cold(platform, client, spec)
     answers = []
-    for index in range(SIMPLE_REQUESTS):
+    for index in range(requests):
         headers = {
             "x-pilotlight-policy": policy,
             "x-pilotlight-seed": str(seed * 1000 + index),
@@ -85,7 +85,7 @@ async def run_simple(
 
 async def measure_pace(platform: Platform, client: httpx.AsyncClient) -> Pace:
     """What a cold and a warm request cost now, alone on the machine."""
-    spec = t5_small("liu-64")
+    spec = t5("liu-64")
     await make_cold(platform, client, spec)
     cold = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
     warm = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
@@ -98,7 +98,7 @@ async def run_win(
     sleep_s: float,
 ) -> WinRun:  # fmt: skip
     """Section 6.4: two concurrent translations, after a warming one where the scenario says so."""
-    spec = t5_small(scenario.model)
+    spec = t5(scenario.model)
     await make_cold(platform, client, spec)
     headers = {"x-pilotlight-policy": policy}
     if work := scenario.simulated_work(sleep_s):
@@ -119,7 +119,7 @@ async def until_measured(platform: Platform, scenario: WinScenario) -> None:
     measured = ["infer", "load:remote"]
     measured += ["network"] if scenario.has_slow_network else []
     measured += ["postprocess"] if scenario.has_postprocessing else []
-    key = t5_small(scenario.model).key
+    key = t5(scenario.model).key
     await platform.until(
         lambda: all(platform.watch.state.measured(key).get(name) for name in measured),
         timeout_s=10.0,

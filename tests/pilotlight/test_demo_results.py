@@ -4,23 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.demo.calls import STAGES, Answer, parse_server_timing
-from pilotlight.demo.results import (
-    SimpleRun,
-    WinRun,
-    judge_simple,
-    judge_win,
-    keep_faster,
-    pace_of,
-    percentile_s,
-)
-from pilotlight.demo.scenarios import (
+from load.experiments.liu.runs import STAGES, Answer, SimpleRun, WinRun, percentile_s
+from load.experiments.liu.scenarios import (
     FULL,
     LIU_REDUCTION_RATIO,
     SHORT,
     WIN_SCENARIOS,
     Pace,
 )
+from pilotlight.demo.calls import parse_server_timing
+from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
 
 
 def _answer(latency_s: float, start: str = "warm") -> Answer:

@@ -13,6 +13,7 @@ Idle times are those between the last 128 minutes with arrivals, which every met
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,13 +24,23 @@ from autoscaler.forecasting.history import NEVER, Booleans, Floats, Forecast, Hi
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
 
-_RANGE_MIN: Final = 240
-_HEAD: Final = 5.0
-_TAIL: Final = 99.0
 _MARGIN: Final = 0.10
 _NEXT_MARGIN: Final = 0.15
 _LEAST_VARIATION: Final = 2.0
 _MOST_BEYOND: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Parameters of the policy, with the paper's values."""
+
+    range_min: int = 240
+    head: float = 5.0
+    """Percentile of idle times from which on a model is warm."""
+    tail: float = 99.0
+
+
+_PAPER: Final = Histogram()
 
 
 def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecast:
@@ -37,7 +48,7 @@ def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecas
     idle = _idle_times(history)
     age = np.minimum(history.age_minutes, 1e9)[:, None]
     windows = question.windows_min
-    low, high = _warm_span(idle)
+    low, high = warm_span(history)
     is_warm = (age + windows >= low[:, None]) & (age <= high[:, None])
     ends = [_share_ending(idle, age, each) for each in windows]
     p_arrival = np.where(is_warm, np.stack(ends, axis=1), 0.0)
@@ -59,26 +70,27 @@ def _idle_times(history: History) -> Floats:
     return np.where(active[:, :-1] != NEVER, np.diff(active, axis=1), np.nan).astype(np.float64)
 
 
-def _warm_span(idle: Floats) -> tuple[Floats, Floats]:
-    """(models,): from which to which idle time a model is kept warm, minutes."""
-    inside = np.where(idle <= _RANGE_MIN, idle, np.nan)
+def warm_span(history: History, params: Histogram = _PAPER) -> tuple[Floats, Floats]:
+    """(models,): from which to which time since the last arrival a model is warm, minutes."""
+    idle = _idle_times(history)
+    inside = np.where(idle <= params.range_min, idle, np.nan)
     count = np.isfinite(idle).sum(axis=1)
     has_some: Booleans = np.asarray(np.isfinite(inside).any(axis=1))
     safe: Floats = np.where(has_some[:, None], inside, 0.0)
-    low = np.nanpercentile(safe, _HEAD, axis=1) * (1 - _MARGIN)
-    high = np.nanpercentile(safe, _TAIL, axis=1) * (1 + _MARGIN)
-    is_beyond = (idle > _RANGE_MIN).sum(axis=1) > _MOST_BEYOND * np.maximum(count, 1)
-    is_vague = ~is_beyond & (~has_some | (_variation(inside) < _LEAST_VARIATION))
+    low = np.nanpercentile(safe, params.head, axis=1) * (1 - _MARGIN)
+    high = np.nanpercentile(safe, params.tail, axis=1) * (1 + _MARGIN)
+    is_beyond = (idle > params.range_min).sum(axis=1) > _MOST_BEYOND * np.maximum(count, 1)
+    is_vague = ~is_beyond & (~has_some | (_variation(inside, params) < _LEAST_VARIATION))
     expected = _next_idle(idle)
     low = np.select([is_beyond, is_vague], [expected * (1 - _NEXT_MARGIN), 0.0], low)
-    high = np.select([is_beyond, is_vague], [expected * (1 + _NEXT_MARGIN), _RANGE_MIN], high)
+    high = np.select([is_beyond, is_vague], [expected * (1 + _NEXT_MARGIN), params.range_min], high)
     return low, high
 
 
-def _variation(inside: Floats) -> Floats:
+def _variation(inside: Floats, params: Histogram) -> Floats:
     """(models,): coefficient of variation of the histogram's bins."""
     rows, columns = np.nonzero(np.isfinite(inside))
-    bins = np.zeros((inside.shape[0], _RANGE_MIN + 1))
+    bins = np.zeros((inside.shape[0], params.range_min + 1))
     np.add.at(bins, (rows, inside[rows, columns].astype(np.int64)), 1.0)
     mean = bins.mean(axis=1)
     variation: Floats = bins.std(axis=1) / np.maximum(mean, 1e-9)

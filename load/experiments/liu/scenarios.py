@@ -15,6 +15,7 @@ SENTENCE = "quick brown fox jumps over"
 """The five words that every request of the thesis translates."""
 SIMPLE_REQUESTS = 10
 FIXED_POLICIES = ("colocation", "colocation-queueing", "remote-proxy")
+POLICIES = (*FIXED_POLICIES, "auto")
 THESIS_SLEEP_S = 5.0
 """Post-processing, and the way to another machine, in 6.4.1 to 6.4.3."""
 

@@ -1,0 +1,100 @@
+"""Hybrid histogram: each model's idle times say from when to when it is warm.
+
+Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.2; what the histogram says is
+`autoscaler.forecasting.peers.hybrid_histogram`. A model leaves after its request, is loaded again
+when the shortest usual idle time is over, and leaves when the longest one is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autoscaler.forecasting.peers.hybrid_histogram import Histogram, warm_span
+from autoscaler.loading.copies import idle_copies
+from autoscaler.loading.room import Room
+from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.planning.policy import LoadingPolicy
+from registry.model import Preload, Tier
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import Floats, History, Integers
+    from autoscaler.planning.pool import PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class HybridHistogram:
+    """Parameters of the rule."""
+
+    histogram: Histogram = field(default_factory=Histogram)
+    sink_to: Tier = Tier.DISK
+    loads_per_node: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Warm spans as last worked out: they change with arrivals only."""
+
+    last_active: Integers
+    low_min: Floats
+    high_min: Floats
+
+
+def hybrid_histogram(params: HybridHistogram | None = None) -> LoadingPolicy[Spans | None]:
+    """The rule with its parameters."""
+    return LoadingPolicy("hybrid-histogram", None, partial(_plan, params or HybridHistogram()))
+
+
+def _plan(
+    params: HybridHistogram, view: PoolView, spans: Spans | None
+) -> tuple[tuple[Action, ...], Spans | None]:
+    if view.demand is None:
+        return (), spans
+    history = view.demand.history
+    spans = _spans(history, spans, params.histogram)
+    age_min = history.age_minutes
+    is_over = age_min > spans.high_min
+    is_due = (age_min >= spans.low_min) & ~is_over
+    actions: list[Action] = []
+    for row in np.flatnonzero(~is_due):
+        model = view.models[row]
+        span = f"warm from {spans.low_min[row]:.0f} to {spans.high_min[row]:.0f} min of idleness"
+        keep_s = model.spec.policy.keep_alive_s or 0.0
+        actions += [
+            Demote(model.key, copy.pod, params.sink_to, Why.IDLE, span)
+            for copy in idle_copies(model, view)
+            if copy.idle_s >= keep_s
+        ]
+    return (*actions, *_preloads(params, view, np.flatnonzero(is_due))), spans
+
+
+def _preloads(params: HybridHistogram, view: PoolView, rows: Integers) -> list[Action]:
+    room = Room(view, loads_per_node=params.loads_per_node, worth=lambda _row: np.inf)
+    actions: list[Action] = []
+    for row in rows:
+        model = view.models[row]
+        is_coming = any(each.is_warm or each.is_warming for each in model.holders.values())
+        is_wanted = model.spec.policy.preload is not Preload.OFF and model.may_load(view.time_s)
+        if is_coming or not is_wanted:
+            continue
+        place = room.place(model, Tier.DEVICE, 0.0, is_urgent=False)
+        if place is not None:
+            words = "its usual idle time is over"
+            actions.append(Load(model.key, place.pod, Tier.DEVICE, Why.FORECAST, words))
+    return actions
+
+
+def _spans(history: History, known: Spans | None, params: Histogram) -> Spans:
+    """Those known, worked out anew where a request came since."""
+    last = history.active[:, -1]
+    if known is None or known.last_active.shape != last.shape:
+        return Spans(last, *warm_span(history, params))
+    rows = np.flatnonzero(last != known.last_active)
+    if not rows.size:
+        return known
+    low, high = known.low_min.copy(), known.high_min.copy()
+    low[rows], high[rows] = warm_span(history.take(rows), params)
+    return Spans(last, low, high)

@@ -1,0 +1,204 @@
+"""Hold a model where that saves more seconds of cold start than its memory is worth.
+
+Ours; the rule that "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache (Fuerst and Sharma
+2021) each take one half of, put as expected cost: load when P(arrival within the window) x seconds
+saved exceeds bytes x window x price of memory (`worth`), plus what leaves for it (`room`); let it
+sink a tier when it does not any more. Copies follow the forecast load (`wanted`). What waits is
+served whatever the forecast says, so that a wrong forecast is no worse than none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.loading.copies import idle_copies
+from autoscaler.loading.room import Room
+from autoscaler.loading.wanted import CopyParams, expected_copies, wanted_copies
+from autoscaler.loading.worth import Prices, worth_of
+from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.planning.policy import LoadingPolicy
+from registry.model import Preload, Tier
+
+if TYPE_CHECKING:
+    from autoscaler.loading.worth import Worth
+    from autoscaler.planning.pool import ModelView, PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class Predictive:
+    """Parameters of the rule."""
+
+    prices: Prices = field(default_factory=Prices)
+    copies: CopyParams = field(default_factory=CopyParams)
+    stay_share: float = 0.9
+    """What is held stays while it saves this share of its price: no to and fro at the edge."""
+    extra_stay_s: float = 60.0
+    """A copy beyond those wanted goes once it was idle for so long."""
+    loads_per_node: int = 2
+    """Loads for nobody begin only while fewer are under way at the node."""
+    loads_per_plan: int = 64
+
+
+def predictive(params: Predictive | None = None) -> LoadingPolicy[None]:
+    """The rule with its parameters."""
+    return LoadingPolicy("predictive", None, partial(_plan, params or Predictive()))
+
+
+def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:
+    if not view.models:
+        return (), None
+    if view.demand is None:
+        return tuple(_load_missing(params, view, None, _floors(view, params))), None
+    worth = worth_of(view, view.demand, params.prices)
+    infer_s = np.array([each.infer_s for each in view.models])
+    expected = expected_copies(view.demand, infer_s, params.copies)
+    wanted = wanted_copies(view.models, expected, worth.is_worth[Tier.DEVICE], params.copies)
+    stays = worth.margin[Tier.DEVICE] > params.stay_share
+    kept = wanted_copies(view.models, expected, stays, params.copies)
+    loads = _load_missing(params, view, worth, wanted)
+    return (*_sink(params, view, worth, kept), *loads), None
+
+
+def _floors(view: PoolView, params: Predictive) -> list[int]:
+    nothing = np.zeros(len(view.models))
+    return wanted_copies(view.models, nothing, nothing > 0, params.copies)
+
+
+# What goes
+
+
+def _sink(params: Predictive, view: PoolView, worth: Worth, kept: list[int]) -> list[Action]:
+    actions: list[Action] = []
+    for row, (model, count) in enumerate(zip(view.models, kept, strict=True)):
+        if not model.holders:
+            continue
+        below = _below(worth, row)
+        actions += _sink_device(params, view, model, count, below)
+        if below is not Tier.HOST and not model.spec.policy.pin:
+            actions += [
+                Demote(model.key, pod, below, Why.IDLE, "not worth host memory")
+                for pod, each in model.holders.items()
+                if each.tier is Tier.HOST and not each.is_warming and pod in view.pods
+            ]
+    return actions
+
+
+def _sink_device(
+    params: Predictive, view: PoolView, model: ModelView, count: int, below: Tier
+) -> list[Action]:
+    warm = sum(each.is_warm for each in model.holders.values())
+    extra = warm - count
+    if extra <= 0:
+        return []
+    keep_s = model.spec.policy.keep_alive_s or 0.0
+    if count:
+        keep_s = max(keep_s, params.extra_stay_s)
+    why = Why.COPIES if count else Why.IDLE
+    words = f"{warm} copies, {count} wanted" if count else "saves less than its memory is worth"
+    going = [copy for copy in idle_copies(model, view) if copy.idle_s >= keep_s]
+    return [Demote(model.key, copy.pod, below, why, words) for copy in going[:extra]]
+
+
+def _below(worth: Worth, row: int) -> Tier:
+    """The nearest tier under the device that is worth holding."""
+    for tier in (Tier.HOST, Tier.DISK):
+        if worth.is_worth[tier][row]:
+            return tier
+    return Tier.REMOTE
+
+
+# What comes
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    row: int
+    tier: Tier
+    gain: float
+    is_urgent: bool
+    why: Why
+    words: str
+
+
+_RANK: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+
+
+def _load_missing(
+    params: Predictive, view: PoolView, worth: Worth | None, wanted: list[int]
+) -> list[Action]:
+    wishes = [
+        wish
+        for row, (model, count) in enumerate(zip(view.models, wanted, strict=True))
+        if (count or worth is not None) and model.may_load(view.time_s)
+        for wish in _wishes(row, model, count, worth)
+    ]
+    wishes.sort(key=lambda each: (not each.is_urgent, -each.gain, each.row))
+    if not wishes:
+        return []
+    room = Room(view, loads_per_node=params.loads_per_node, worth=partial(_gain, worth))
+    actions: list[Action] = []
+    for wish in wishes[: params.loads_per_plan]:
+        model = view.models[wish.row]
+        place = room.place(model, wish.tier, wish.gain, is_urgent=wish.is_urgent)
+        if place is not None:
+            words = f"for {model.key}"
+            actions += [
+                Demote(each.key, place.pod, Tier.HOST, Why.ROOM, words) for each in place.victims
+            ]
+            actions.append(Load(model.key, place.pod, wish.tier, wish.why, wish.words))
+    return actions
+
+
+def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list[_Wish]:
+    policy = model.spec.policy
+    coming = sum(each.is_warm or each.is_warming for each in model.holders.values())
+    gain, words = _gain(worth, row), _words(worth, row)
+    if count > coming:
+        is_urgent = bool(model.waiting.requests) or coming < policy.min_copies
+        if not is_urgent and policy.preload is Preload.OFF:
+            return []
+        tier = Tier.DEVICE if is_urgent else policy.preload_tier
+        why = _why(model, coming)
+        return _missing(_Wish(row, tier, np.inf if is_urgent else gain, is_urgent, why, words),
+                        model, count - coming)  # fmt: skip
+    if coming or worth is None or policy.preload is Preload.OFF:
+        return []
+    tier = _below(worth, row)
+    if tier is Tier.REMOTE:
+        return []
+    return _missing(_Wish(row, tier, 0.0, False, Why.FORECAST, words), model, 1)
+
+
+def _missing(wish: _Wish, model: ModelView, count: int) -> list[_Wish]:
+    """The wish as often as it is open: lower tiers are wanted once, and not where they are."""
+    if wish.tier is Tier.DEVICE:
+        return [wish] + [replace(wish, gain=wish.gain / (at + 2)) for at in range(count - 1)]
+    nearest = min((_RANK[each.tier] for each in model.holders.values()), default=_RANK[Tier.REMOTE])
+    return [wish] if nearest > _RANK[wish.tier] else []
+
+
+def _why(model: ModelView, coming: int) -> Why:
+    if model.waiting.requests:
+        return Why.WAITING
+    return Why.FORECAST if coming >= model.spec.policy.min_copies else Why.FLOOR
+
+
+def _gain(worth: Worth | None, row: int) -> float:
+    """Seconds of cold start saved per second by the model's place on a device."""
+    if worth is None:
+        return 0.0
+    return float(worth.per_s[row] * worth.saved_s[Tier.DEVICE][row])
+
+
+def _words(worth: Worth | None, row: int) -> str:
+    if worth is None:
+        return "nothing was counted yet"
+    return (
+        f"P(arrival within 60 s) {min(1.0, worth.per_s[row] * 60):.3f}, saves "
+        f"{worth.saved_s[Tier.DEVICE][row]:.2f} s, "
+        f"{worth.margin[Tier.DEVICE][row]:.2g} times its price"
+    )

@@ -1,0 +1,1 @@
+"""Experiments: one file each, run by name (`pilotlight experiment NAME`), told as tables."""

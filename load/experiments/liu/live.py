@@ -1,0 +1,30 @@
+"""What an experiment asks of a real platform. `pilotlight` has it: this package is below it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from load.experiments.liu.runs import SimpleRun, WinRun
+    from load.experiments.liu.scenarios import DemoScale
+
+
+class LiveWorkloads(Protocol):
+    """Runs workloads on real processes, on this machine."""
+
+    def simple(
+        self, model: str, plan: Sequence[tuple[str, int]], *, requests: int, link_bytes_per_s: float
+    ) -> list[SimpleRun]:
+        """Section 6.2 on eight pods, one run per policy and seed, the model cold at each start."""
+        ...
+
+    def wins(self, scale: DemoScale) -> list[WinRun]:
+        """The workloads of section 6.4 under every fixed policy and `auto`."""
+        ...
+
+    def redis(self) -> AbstractContextManager[str]:
+        """A real Redis with nothing in it, by its URL, for as long as the context lasts."""
+        ...

@@ -1,0 +1,176 @@
+"""Liu's cluster and workloads in the simulator: eight machines, a pod each, one slot.
+
+What the thesis's seconds were is in `Times`; the policies and all else are production's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from load.experiments.liu.runs import Answer, SimpleRun, WinRun
+from load.experiments.liu.scenarios import THESIS_SLEEP_S
+from load.schema import STAGES
+from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.simulate import simulate
+from load.traces.batches import Names, arrivals
+from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.pod import Samples
+from registry.profile import ProfilePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from load.experiments.liu.scenarios import WinScenario
+    from load.simulator.simulate import Simulation
+
+PODS: Final = 8
+FAST_NETWORK_S: Final = 0.002
+"""Between two pods and back, a few bytes."""
+TENANT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a request of one model costs: Liu 2025, section 6.5, T_CS, T_I, T_P and T_N. Seconds."""
+
+    load_s: float
+    infer_s: float
+    postprocess_s: float = 0.0
+    network_s: float = FAST_NETWORK_S
+
+
+def model_of(name: str, times: Times, *, memory_bytes: int = 10**9) -> ModelPlan:
+    """A model that takes these times; every request is inferred alone, as in the thesis."""
+    return ModelPlan(
+        spec=ModelSpec(
+            ModelName(TENANT, name),
+            f"s3://simulated/{name}",
+            policy=ModelPolicy(max_batch_size=1),
+        ),
+        size_bytes=memory_bytes,
+        memory_bytes=memory_bytes,
+        infer=(ProfilePoint(1, times.infer_s),),
+        preprocess_s=0.0,
+        postprocess_s=times.postprocess_s,
+        assets_s=0.0,
+        load_s=dict.fromkeys((Tier.HOST, Tier.DISK, Tier.REMOTE), times.load_s),
+    )
+
+
+def cluster_of(
+    models: Sequence[ModelPlan], *, network_s: float, memory_bytes: int = 10**10
+) -> ClusterPlan:
+    """Eight machines with a pod each that serves one request at a time."""
+    nodes = tuple(
+        NodePlan(f"pod-{number}", (PodPlan(f"pod-{number}", memory_bytes=memory_bytes),))
+        for number in range(PODS)
+    )
+    return ClusterPlan(nodes, tuple(models), gateway_hop_s=0.0, pod_hop_s=network_s)
+
+
+def tell_times(run: Simulation, known: Mapping[str, Times]) -> None:
+    """Have the registry know the models' times (by name), as after some time in service."""
+    pod = next(iter(run.registry.state.pods.values()))
+    samples = [
+        Samples(record.spec.key, measure, (seconds,))
+        for record in run.registry.state.models.values()
+        for measure, seconds in _measures(known[record.spec.name.name]).items()
+    ]
+    run.registry.beat(
+        pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
+    )
+
+
+def _measures(times: Times) -> dict[str, float]:
+    return {
+        "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
+        "postprocess": times.postprocess_s, "network": times.network_s,
+        "load:remote": times.load_s,
+    }  # fmt: skip
+
+
+def trace_of(at_s: Sequence[float], models: Sequence[str]) -> list[pa.RecordBatch]:
+    """A trace of one item per request."""
+    names = Names()
+    codes = np.array([names.code(model) for model in models], np.int32)
+    return [arrivals(np.asarray(at_s, np.float64), model=names.column(codes))]
+
+
+def answers_of(run: Simulation) -> list[Answer]:
+    """Run it; its answers in the order of their arrival."""
+    rows = [row for batch in run for row in batch.to_pylist()]
+    rows.sort(key=lambda row: (row["scheduled_s"], int(row["request_id"].rpartition("-")[2])))
+    return [
+        Answer(
+            latency_s=row["finished_s"] - row["scheduled_s"],
+            start=row["start"] or "",
+            pod=row["entry_pod"] or "",
+            predict_pod=row["predict_pod"] or "",
+            reason=row["reason"] or "",
+            request_id=row["request_id"],
+            stages_s={stage: row[f"{stage}_ms"] / 1000 for stage in STAGES},
+            body=None,
+        )
+        for row in rows
+    ]
+
+
+def latencies_s(run: Simulation) -> NDArray[np.float64]:
+    """Run it; the latencies in the order in which requests ended."""
+    batches = [
+        pc.subtract(batch.column("finished_s"), batch.column("scheduled_s")) for batch in run
+    ]
+    return np.concatenate([each.to_numpy(zero_copy_only=False) for each in batches])
+
+
+def sequential(name: str, times: Times, policy: str, seed: int, *, requests: int) -> Simulation:
+    """One request after the other, the model cold everywhere: spaced so that none overlap."""
+    spacing_s = 2 * (times.load_s + times.infer_s)
+    plan = cluster_of([model_of(name, times)], network_s=times.network_s)
+    trace = trace_of([spacing_s * number for number in range(requests)], [name] * requests)
+    return simulate(plan, trace, RoutingPolicy(policy), seed)
+
+
+def simple_run(name: str, times: Times, policy: str, seed: int, *, requests: int) -> SimpleRun:
+    """Section 6.2."""
+    run = sequential(name, times, policy, seed, requests=requests)
+    return SimpleRun(policy, seed, tuple(answers_of(run)))
+
+
+def times_of(scenario: WinScenario, base: Times, sleep_s: float = THESIS_SLEEP_S) -> Times:
+    """A workload's times: the thesis's 5 s in post-processing, on the network, or on both."""
+    return replace(
+        base,
+        postprocess_s=sleep_s if scenario.has_postprocessing else base.postprocess_s,
+        network_s=sleep_s if scenario.has_slow_network else base.network_s,
+    )
+
+
+def win_run(
+    scenario: WinScenario, times: Times, policy: str, seed: int, *, sleep_s: float
+) -> WinRun:
+    """Section 6.4: two concurrent requests, after a warming one where the scenario says so."""
+    name = scenario.model
+    at_s = [0.0, 0.0]
+    if scenario.is_prewarmed:
+        pause_s = 10 * (times.load_s + times.infer_s + times.postprocess_s + times.network_s)
+        at_s = [0.0, pause_s, pause_s]
+    plan = cluster_of([model_of(name, times)], network_s=times.network_s)
+    run = simulate(plan, trace_of(at_s, [name] * len(at_s)), RoutingPolicy(policy), seed)
+    tell_times(run, {name: times})
+    *warming, first, second = answers_of(run)
+    return WinRun(
+        scenario,
+        policy,
+        sleep_s,
+        warming_s=sum(answer.latency_s for answer in warming),
+        concurrent_s=max(first.latency_s, second.latency_s),
+        answers=(first, second),
+    )

@@ -1,0 +1,159 @@
+"""Liu's workloads on a platform of its own, for the experiments that compare live and simulated.
+
+It is `load.experiments.liu.live.LiveWorkloads`; each call starts eight pods and stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+
+from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
+from pilotlight.commands.run import prepare_samples
+from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
+from pilotlight.errors import StartFailed
+from pilotlight.home import Home
+from pilotlight.output import progress_bar
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.redis_server import redis_binary
+from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.platform.supervisor import ended_by_signals, log_to
+from pilotlight.samples import BUCKET
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from load.experiments.liu.runs import SimpleRun, WinRun
+    from load.experiments.liu.scenarios import DemoScale
+    from pilotlight.output import Output
+
+REQUEST_TIMEOUT_S = 300.0
+_REDIS_START_S = 30.0
+
+
+class LiveDemo:
+    """Runs workloads on real processes, below a home folder."""
+
+    def __init__(self, home: Home, output: Output) -> None:
+        self._home = Home(home.root / "experiment")
+        self._objects = home.objects
+        self._output = output
+
+    def simple(
+        self, model: str, plan: Sequence[tuple[str, int]], *, requests: int, link_bytes_per_s: float
+    ) -> list[SimpleRun]:
+        """Section 6.2 per policy and seed; none where the object store has no such model."""
+        settings = self._settings(link_bytes_per_s)
+        if not (self._objects / BUCKET / model).is_dir():
+            return []
+
+        async def run_all() -> list[SimpleRun]:
+            runs = []
+            async with _started(settings) as (platform, client):
+                with progress_bar(f"live: {model}") as update:
+                    for done, (policy, seed) in enumerate(plan):
+                        update(done, len(plan), f"{policy}, seed {seed}")
+                        runs.append(
+                            await run_simple(
+                                platform, client, policy, seed, model=model, requests=requests
+                            )
+                        )
+            return runs
+
+        return asyncio.run(run_all())
+
+    def wins(self, scale: DemoScale) -> list[WinRun]:
+        """The workloads of section 6.4 under every fixed policy and `auto`, each once."""
+        settings = self._settings(scale.win_link_bytes_per_s)
+
+        async def run_all() -> list[WinRun]:
+            runs: list[WinRun] = []
+            total = len(WIN_SCENARIOS) * len(POLICIES)
+            async with _started(settings) as (platform, client):
+                with progress_bar("live: section 6.4") as update:
+                    pace = await measure_pace(platform, client)
+                    for scenario in WIN_SCENARIOS:
+                        sleep_s = scenario.sleep_s(scale, pace)
+                        for policy in POLICIES:
+                            update(len(runs), total, f"{scenario.section} {policy}")
+                            if policy == "auto":  # it decides by what the others have measured
+                                await until_measured(platform, scenario)
+                            runs.append(await run_win(platform, client, scenario, policy, sleep_s))
+            return runs
+
+        return asyncio.run(run_all())
+
+    @contextmanager
+    def redis(self) -> Iterator[str]:
+        """A real Redis with nothing in it, by its URL."""
+        with tempfile.TemporaryDirectory(prefix="pilotlight-redis-") as folder:
+            port = _free_port()
+            server = subprocess.Popen(
+                [
+                    str(redis_binary()), "--bind", "127.0.0.1", "--port", str(port),
+                    "--dir", folder, "--save", "", "--appendonly", "no",
+                ],
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                _wait_for(server, port)
+                yield f"redis://127.0.0.1:{port}/0"
+            finally:
+                server.terminate()
+                server.wait()
+
+    def _settings(self, link_bytes_per_s: float) -> PlatformSettings:
+        settings = PlatformSettings(
+            home=self._home,
+            objects=self._objects,
+            port=0,
+            pod=PodSettings(
+                link_bytes_per_s=link_bytes_per_s, allow_simulated_work=True, retire_grace_s=0.1
+            ),
+        )
+        if settings.home.is_locked():
+            raise settings.home.already_running()
+        prepare_samples(settings, self._output)
+        log_to(settings)
+        return settings
+
+
+@asynccontextmanager
+async def _started(
+    settings: PlatformSettings,
+) -> AsyncIterator[tuple[Platform, httpx.AsyncClient]]:
+    with progress_bar("platform") as update:
+        platform = Platform(settings, lambda step: update(step.done, step.total, step.text))
+        async with (
+            ended_by_signals(),
+            platform,
+            httpx.AsyncClient(
+                base_url=platform.gateway_url, trust_env=False, timeout=REQUEST_TIMEOUT_S
+            ) as client,
+        ):
+            yield platform, client
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
+    give_up_s = time.monotonic() + _REDIS_START_S
+    while time.monotonic() < give_up_s and server.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            time.sleep(0.02)
+    raise StartFailed(f"redis-server did not answer on port {port} within {_REDIS_START_S:g} s")

@@ -1,0 +1,67 @@
+"""Liu 2025, chapter 6, simulated: what the thesis states comes out."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.experiments import liu_simple
+from load.experiments.catalogue import EXPERIMENTS
+from load.experiments.errors import ExperimentError
+from load.experiments.experiment import Settings
+from load.experiments.liu.simulated import Times, simple_run
+from load.experiments.liu.thesis import ABSENT, FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.experiments.experiment import Result
+
+QUICK = Settings(is_quick=True)
+
+
+def column(result: Result, table: int, name: str) -> list[object]:
+    found = result.tables[table]
+    return [row[found.columns.index(name)] for row in found.rows]
+
+
+def test_the_catalogue_knows_each_by_its_name() -> None:
+    assert all(name == each.name and each.description for name, each in EXPERIMENTS.items())
+
+
+def test_one_cold_start_under_colocation_and_a_machine_each_at_random() -> None:
+    spent = simple_run("t5-small", Times(3.0, 1.0), "random", 1, requests=10)
+    assert spent.cold_starts == len({answer.pod for answer in spent.answers})
+    saved = simple_run("t5-small", Times(3.0, 1.0), "colocation", 1, requests=10)
+    assert saved.cold_starts == 1
+    assert saved.total_s == pytest.approx(13.0)
+
+
+def test_simple_shows_its_tables_without_the_thesis_and_without_a_platform() -> None:
+    result = liu_simple.run(QUICK)
+    assert ABSENT in result.notes
+    assert set(column(result, 0, "cold starts: Liu")) == {None}
+    assert all(isinstance(saved, float) and saved > 0 for saved in column(result, 1, "simulated s"))
+
+
+def test_cold_starts_are_amortised_where_the_thesis_reckons() -> None:
+    size = liu_simple.SIZES[0]
+    found = liu_simple.amortise(liu_simple.Task(size, "", 1, requests=2_200))
+    assert found.below_at == size.break_even_requests + 1
+    assert found.before_s - found.after_s == pytest.approx(21.0)
+
+
+def test_the_thesis_stands_beside_ours(tmp_path: Path) -> None:
+    with (tmp_path / FILE).open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "value"], [22, "29.43"], [23, 16.64], [2, "4-5"]])
+    result = liu_simple.run(Settings(is_quick=True, data=tmp_path))
+    assert column(result, 0, "total s: Liu")[:2] == [29.43, 16.64]
+    assert ABSENT not in result.notes
+
+
+def test_a_file_of_figures_without_values_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("id,claim\n1,x\n")
+    with pytest.raises(ExperimentError, match="must have the columns id and value"):
+        liu_simple.run(Settings(is_quick=True, data=tmp_path))
