@@ -63,16 +63,23 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderWay:
+    """Actions that have not ended, and the pods that are wanted; None: nobody has said."""
+
+    actions: tuple[ActionRecord, ...]
+    wanted: WantedPods | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plans:
     """What autoscalers have written down."""
 
     leader: Leader | None
-    under_way: tuple[ActionRecord, ...]
+    now: UnderWay
     last: dict[str, ActionRecord]
     """The last action by model name."""
     history: tuple[ActionRecord, ...]
     """The last ones of all subjects, newest first."""
-    wanted: WantedPods | None
 
 
 def decode_wanted(text: str) -> WantedPods:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from registry.actions import POOL, Leader, Plans, decode_record, decode_wanted, encode
+from registry.actions import POOL, Leader, Plans, UnderWay, decode_record, decode_wanted, encode
 
 if TYPE_CHECKING:
     from registry.actions import ActionRecord, WantedPods
@@ -57,20 +57,30 @@ class Autoscaling:
         answer = await self._submit("scale", token, encode(wanted), POOL, encode(record))
         return str(answer) != "fenced"
 
+    async def under_way(self) -> UnderWay:
+        """What was begun and has not ended, and the pods that are wanted."""
+        return _under_way(*await self._submit("under_way"))
+
     async def plans(self) -> Plans:
         """All that is written down now."""
-        leader, under_way, last, history, wanted = await self._submit("plans")
+        leader, under_way, last, history = await self._submit("plans")
         pairs = list(last or [])
         return Plans(
             leader=_leader(leader),
-            under_way=tuple(decode_record(text) for text in under_way or ()),
+            now=_under_way(*under_way),
             last={
                 name: decode_record(text)
                 for name, text in zip(pairs[::2], pairs[1::2], strict=True)
             },
             history=tuple(decode_record(text) for text in history or ()),
-            wanted=decode_wanted(wanted) if isinstance(wanted, str) else None,
         )
+
+
+def _under_way(intents: Any, wanted: Any) -> UnderWay:
+    return UnderWay(
+        actions=tuple(decode_record(text) for text in intents or ()),
+        wanted=decode_wanted(wanted) if isinstance(wanted, str) else None,
+    )
 
 
 def _leader(stored: Any) -> Leader | None:

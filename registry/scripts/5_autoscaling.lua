@@ -61,7 +61,8 @@ function op.scale(token, wanted, subject, record)
   return 'ok'
 end
 
-function op.plans()
+-- What is needed at every plan: actions under way, and the wanted pods.
+function op.under_way()
   local intents = {}
   local all = redis.call('HGETALL', key('intents'))
   for index = 1, #all, 2 do
@@ -72,7 +73,11 @@ function op.plans()
       intents[#intents + 1] = intent[2]
     end
   end
+  return {intents, or_false(redis.call('GET', key('wanted')))}
+end
+
+function op.plans()
   local leader = redis.call('HMGET', key('leader'), 'holder', 'token', 'until')
-  return {leader, intents, redis.call('HGETALL', key('acted')),
-    redis.call('LRANGE', key('history'), 0, -1), or_false(redis.call('GET', key('wanted')))}
+  return {leader, op.under_way(), redis.call('HGETALL', key('acted')),
+    redis.call('LRANGE', key('history'), 0, -1)}
 end

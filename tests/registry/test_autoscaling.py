@@ -53,7 +53,7 @@ async def test_the_lead_passes_on_when_the_lease_is_over(registry: Registry) -> 
     assert await _lead(registry, "two") > first
     assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.FENCED
     assert not await scaling.scale(first, WantedPods(3), SCALE)
-    assert (await scaling.plans()).wanted is None
+    assert (await scaling.under_way()).wanted is None
 
 
 async def test_who_resigns_can_begin_nothing(registry: Registry) -> None:
@@ -71,12 +71,12 @@ async def test_an_action_under_way_does_not_begin_again(registry: Registry) -> N
     assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.OK
     await scaling.resign(first)
     second = await _lead(registry, "two")
-    assert (await scaling.plans()).under_way == (LOAD,)
+    assert (await scaling.under_way()).actions == (LOAD,)
     assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.BUSY
     done = replace(LOAD, outcome=Outcome.DONE)
     await scaling.end(done)
     plans = await scaling.plans()
-    assert plans.under_way == ()
+    assert plans.now.actions == ()
     assert plans.last == {NAME: done}
     assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.OK
 
