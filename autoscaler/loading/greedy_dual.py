@@ -9,9 +9,8 @@ below it. Nothing is loaded ahead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.copies import idle_copies
@@ -48,7 +47,7 @@ class Clock:
     """What the rule remembers."""
 
     clock: float = 0.0
-    used: Mapping[str, Used] = MappingProxyType({})
+    used: Mapping[str, Used] = field(default_factory=dict)
     """By key, of models on devices."""
 
 

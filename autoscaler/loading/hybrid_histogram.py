@@ -56,8 +56,8 @@ def _plan(
     history = view.demand.history
     spans = _spans(history, spans, params.histogram)
     age_min = history.age_minutes
-    is_over = age_min > spans.high_min
-    is_due = (age_min >= spans.low_min) & ~is_over
+    is_over = age_min > np.ceil(spans.high_min)  # the histogram has whole minutes
+    is_due = (age_min >= np.floor(spans.low_min)) & ~is_over
     actions: list[Action] = []
     for row in np.flatnonzero(~is_due):
         model = view.models[row]

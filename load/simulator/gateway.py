@@ -20,6 +20,8 @@ from registry.client import LEASE_TTL_S
 from registry.reservation import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from load.simulator.cluster import ModelPlan
     from load.simulator.kernel import Kernel
     from load.simulator.memory_registry import MemoryRegistry
@@ -62,6 +64,8 @@ class SimulatedGateway:
         """What is known by tenant and name."""
         self.open_total = 0
         """Requests that came and are not answered."""
+        self.on_arrival: Callable[[ModelName, float], None] | None = None
+        """Told of each request for a declared model."""
         self._kernel = kernel
         self._registry = registry
         self._state = registry.state
@@ -89,6 +93,8 @@ class SimulatedGateway:
             self._not_found(row)
             return
         name, plan = found
+        if self.on_arrival is not None:
+            self.on_arrival(name, now_s)
         self._sequence += 1
         self._budget.earn()
         if deadline_s is None:

@@ -229,12 +229,31 @@ class Loading:
         except LeaseLost:
             return
 
-    def preload(self, plan: ModelPlan) -> bool:
-        """Bring a model to the device for nobody; False: it is there, or on its way."""
+    def preload(self, plan: ModelPlan, tier: Tier = Tier.DEVICE) -> bool:
+        """Bring a model to a tier for nobody; False: it is there or nearer, or on its way."""
         key = plan.spec.key
         if key in self.residents.by_key or key in self._under_way:
             return False
-        self.begin(plan)
+        if tier is Tier.DEVICE:
+            self.begin(plan)
+            return True
+        return self._pod.node.bring(plan, tier)
+
+    def demote(self, plan: ModelPlan, tier: Tier) -> bool:
+        """Let a model sink to a tier; False: a request uses it, or it is not above the tier."""
+        key, node = plan.spec.key, self._pod.node
+        resident = self.residents.by_key.get(key)
+        if resident is None:
+            return key not in self._under_way and node.drop(key, tier)
+        if resident.users or tier is Tier.DEVICE:
+            return False
+        del self.residents.by_key[key]
+        if tier is Tier.HOST:
+            node.demote(plan)
+        else:
+            node.drop(key, tier)
+        self.tell_tier(key)
+        self._without_room = [load for load in self._without_room if not self._try_room(load)]
         return True
 
     def put_at_start(self, plan: ModelPlan) -> None:

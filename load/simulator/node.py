@@ -88,6 +88,35 @@ class SimulatedNode:
         for each in (*gone, key):
             self._on_moved(self, each)
 
+    def bring(self, plan: ModelPlan, tier: Tier) -> bool:
+        """Bring the model to the disk, and on to host memory where that is asked for.
+
+        False: it is there, on its way, or there is no such tier here.
+        """
+        key = plan.spec.key
+        if key in self._host or key in self._fetching:
+            return False
+        if tier is Tier.HOST and plan.size_bytes > self.plan.host_memory_bytes:
+            return False
+        if key not in self._disk:
+            self.fetch(plan, self.demote if tier is Tier.HOST else _nothing, plan)
+        elif tier is Tier.HOST:
+            self.demote(plan)
+        else:
+            return False
+        return True
+
+    def drop(self, key: str, tier: Tier) -> bool:
+        """Forget the model above a tier; False: there was nothing."""
+        had = key in self._host or (tier is Tier.REMOTE and key in self._disk)
+        if tier in (Tier.DISK, Tier.REMOTE):
+            self.host_bytes -= self._host.pop(key, 0)
+        if tier is Tier.REMOTE:
+            self.disk_bytes -= self._disk.pop(key, 0)
+        if had:
+            self._on_moved(self, key)
+        return had
+
     def demote(self, plan: ModelPlan) -> None:
         """Copy a model that left a device into host memory, one model at a time."""
         if plan.size_bytes > self.plan.host_memory_bytes or plan.spec.key in self._host:
@@ -104,3 +133,7 @@ class SimulatedNode:
         self.put(plan, Tier.HOST)
         if self._demoting:
             self._copy(self._demoting[0])
+
+
+def _nothing(_: ModelPlan) -> None:
+    return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster import ClusterPlan, ModelPlan
     from registry.cluster import ClusterState
     from registry.model import ModelName, RoutingPolicy
 
@@ -31,16 +31,25 @@ ROWS_AT_ONCE: Final = 16_384
 
 
 class Actions(Protocol):
-    """What an autoscaler may do in a run."""
+    """What an autoscaler may do and look at in a run."""
 
-    def preload(self, model: ModelName, pod: str) -> bool:
-        """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
+    def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
+        """Begin to bring a model to a tier of a pod; False: it is there, on its way, or no pod."""
+
+    def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
+        """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""
+
+    def idle_bytes(self) -> int:
+        """What models that no request uses take of all devices."""
 
 
 class Autoscaler(Protocol):
-    """Who is asked every `every_s` of virtual time what to do."""
+    """Who hears of arrivals, and is asked every `every_s` of virtual time what to do."""
 
     every_s: float
+
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        """A request for a declared model came in."""
 
     def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
         """Look at the cluster and act."""
@@ -76,6 +85,7 @@ class Simulation:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         kernel, gateway = self.kernel, self._gateway
         if self._autoscaler is not None:
+            gateway.on_arrival = self._autoscaler.arrived
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
             if not batch.schema.equals(TRACE_SCHEMA):
@@ -90,12 +100,32 @@ class Simulation:
                 yield self._records.take()
         yield self._records.take()
 
-    def preload(self, model: ModelName, pod: str) -> bool:
-        """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
-        found, at = self._gateway.models.get((model.namespace, model.name)), self._gateway.pods
-        if found is None or pod not in at or not at[pod].is_alive:
-            return False
-        return at[pod].loading.preload(found[1])
+    def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
+        """Begin to bring a model to a tier of a pod; False: it is there, on its way, or no pod."""
+        at = self._at(model, pod)
+        return at is not None and at[0].loading.preload(at[1], tier)
+
+    def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
+        """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""
+        at = self._at(model, pod)
+        return at is not None and at[0].loading.demote(at[1], tier)
+
+    def _at(self, model: ModelName, pod: str) -> tuple[SimulatedPod, ModelPlan] | None:
+        found = self._gateway.models.get((model.namespace, model.name))
+        simulated = self._gateway.pods.get(pod)
+        if found is None or simulated is None or not simulated.is_alive:
+            return None
+        return simulated, found[1]
+
+    def idle_bytes(self) -> int:
+        """What models that no request uses take of all devices."""
+        return sum(
+            resident.memory_bytes
+            for pod in self._gateway.pods.values()
+            if pod.is_alive
+            for resident in pod.loading.residents.by_key.values()
+            if resident.users == 0
+        )
 
     def _tick(self, autoscaler: Autoscaler) -> None:
         autoscaler.tick(self.registry.state, self.kernel.now_s, self)

@@ -182,6 +182,9 @@ class Preloader:
     def __init__(self) -> None:
         self.begun: list[bool] = []
 
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        pass
+
     def tick(self, state: Any, now_s: float, actions: Any) -> None:
         self.begun.append(actions.preload(ModelName("default", "m"), "n"))
 

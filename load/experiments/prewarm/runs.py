@@ -1,0 +1,119 @@
+"""One run: a policy with one value of its parameter, over the span; and what it came to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from autoscaler.forecasting.peers.hybrid_histogram import Histogram
+from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
+from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
+from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading.worth import Prices
+from load.experiments.prewarm import tape
+from load.experiments.prewarm.setting import MODEL_BYTES, TICK_S, Span, cluster
+from load.simulator.autoscaling import PlannedAutoscaler
+from load.simulator.simulate import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from autoscaler.planning.policy import LoadingPolicy
+
+OURS: Final = "predictive"
+PEERS: Final = ("keep-alive", "greedy-dual", "hybrid-histogram")
+PARAMETERS: Final[Mapping[str, str]] = {
+    "keep-alive": "minutes after the last request",
+    "greedy-dual": "models held",
+    "hybrid-histogram": "range in minutes",
+    OURS: "price in seconds per GB and hour",
+}
+VALUES: Final[Mapping[str, tuple[float, ...]]] = {
+    "keep-alive": (1, 2, 4, 7, 10, 20, 40, 90, 240),
+    "greedy-dual": (1, 2, 3, 5, 8, 12, 20, 32),
+    "hybrid-histogram": (5, 10, 20, 40, 90, 240),
+    OURS: (16, 8, 4, 2.5, 1.5, 0.8, 0.4, 0.2, 0.1, 0.05),
+}
+"""From little memory to much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process is given."""
+
+    policy: str
+    value: float
+    span: Span
+    models: tuple[str, ...]
+    forecasts: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run came to."""
+
+    policy: str
+    value: float
+    requests: int
+    cold: int
+    p75: float
+    """75th percentile over models of the share of their requests that started cold."""
+    idle_model_h: float
+    """Idle memory x time, in models times hours."""
+    preloads: int
+    failed: int
+
+    @property
+    def cold_share(self) -> float:
+        """Share of requests that started cold."""
+        return self.cold / max(1, self.requests)
+
+
+def run_one(task: Task) -> Outcome:
+    """Simulate."""
+    plan = cluster(list(task.models))
+    scaler = PlannedAutoscaler(
+        policy_of(task.policy, task.value),
+        plan,
+        every_s=TICK_S,
+        epoch_s=task.span.epoch_s,
+        counts=task.span.counts_before(),
+        forecaster=tape.read(task.span, task.forecasts),
+    )
+    requests: Counter[str] = Counter()
+    cold: Counter[str] = Counter()
+    simulation = simulate(plan, task.span.trace(), autoscaler=scaler)
+    for batch in simulation:
+        starts = batch.column("start").to_pylist()
+        for model, start in zip(batch.column("model").to_pylist(), starts, strict=True):
+            requests[model] += 1
+            cold[model] += start != "warm"
+    shares = [cold[model] / requests[model] for model in requests]
+    return Outcome(
+        task.policy,
+        task.value,
+        requests.total(),
+        cold.total(),
+        float(np.quantile(shares, 0.75)) if shares else 0.0,
+        scaler.wasted_byte_s / MODEL_BYTES / 3600,
+        scaler.actions["load forecast"],
+        requests.total() - simulation.summary.statuses[200],
+    )
+
+
+def policy_of(name: str, value: float) -> LoadingPolicy[Any]:
+    """A policy by one value of its parameter."""
+    match name:
+        case "keep-alive":
+            return keep_alive(KeepAlive(keep_s=60 * value))
+        case "greedy-dual":
+            return greedy_dual(GreedyDual(idle_bytes=value * MODEL_BYTES))
+        case "hybrid-histogram":
+            return hybrid_histogram(HybridHistogram(Histogram(range_min=int(value))))
+        case _:
+            return predictive(Predictive(prices=Prices(device=value)))

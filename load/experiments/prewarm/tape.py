@@ -1,0 +1,98 @@
+"""Forecasts of a whole trace, made once and used by every run: arrivals do not depend on policies.
+
+They are those that the live autoscaler would make at each tick, from the same counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.forecasting.history import Forecast, Question
+from autoscaler.planning.expecting import Learnt, expect, learn
+from autoscaler.planning.pool import Demand
+from load.experiments.prewarm.setting import TICK_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from autoscaler.forecasting.counts import Counts
+    from autoscaler.forecasting.history import Floats
+    from load.experiments.prewarm.setting import Span
+
+QUESTION: Final = Question(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+_LEARN_EVERY_S: Final = 3600.0
+"""Rarer than live, for the time it takes."""
+
+
+class Tape:
+    """Forecasts by tick; a `load.simulator.autoscaling.Forecaster`."""
+
+    def __init__(self, span: Span, arrays: dict[str, Floats]) -> None:
+        self._epoch_s = span.epoch_s
+        self._arrays = arrays
+
+    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
+        """The forecast of a tick, and the history as it is."""
+        tick = round((now_s - self._epoch_s) / TICK_S)
+        history = counts.history_of(models, now_s)
+        at = {name: array[tick].astype(np.float64) for name, array in self._arrays.items()}
+        soon = at.pop("p_minute")
+        return Demand(history, QUESTION, Forecast(**at), soon)
+
+
+def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int], None]) -> None:
+    """Forecast at every tick of a span, and write it all to a file."""
+    names = tuple(f"default/{name}" for name in models)
+    counts, arrivals = span.counts_before(), _by_tick(span)
+    learnt: Learnt | None = None
+    found: list[Demand] = []
+    for tick in range(span.ticks + 1):
+        now_s = span.epoch_s + tick * TICK_S
+        counts.advance(now_s)
+        if tick in arrivals:
+            counts.add(*arrivals[tick])
+        history = counts.history_of(names, now_s)
+        learnt = learn(history, names, learnt, every_s=_LEARN_EVERY_S)
+        found.append(_small(expect(history, learnt, QUESTION)))
+        tell(tick, span.ticks)
+    np.savez(
+        path,
+        mean=np.stack([each.forecast.mean for each in found]),
+        quantiles=np.stack([each.forecast.quantiles for each in found]),
+        p_arrival=np.stack([each.forecast.p_arrival for each in found]),
+        p_minute=np.stack([each.p_minute for each in found]),
+    )
+
+
+@lru_cache(maxsize=1)
+def read(span: Span, path: Path) -> Tape:
+    """What `record` wrote."""
+    with np.load(path) as arrays:
+        return Tape(span, dict(arrays))
+
+
+def _small(demand: Demand) -> Demand:
+    forecast = demand.forecast
+    few = Forecast(
+        forecast.mean.astype(np.float32),
+        forecast.quantiles.astype(np.float32),
+        forecast.p_arrival.astype(np.float32),
+    )
+    return Demand(demand.history, demand.question, few, demand.p_minute.astype(np.float32))
+
+
+def _by_tick(span: Span) -> dict[int, tuple[list[str], list[float], list[int]]]:
+    """Models, times and counts by the tick that sees them first."""
+    found: dict[int, tuple[list[str], list[float], list[int]]] = {}
+    for batch in span.trace():
+        times_s, models = batch.column("at_s").to_pylist(), batch.column("model").to_pylist()
+        for at_s, model in zip(times_s, models, strict=True):
+            row = found.setdefault(int(at_s // TICK_S) + 1, ([], [], []))
+            row[0].append(f"default/{model}")
+            row[1].append(span.epoch_s + at_s)
+            row[2].append(1)
+    return found

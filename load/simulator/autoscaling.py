@@ -1,0 +1,133 @@
+"""An autoscaler in a run: counts arrivals, plans with the live autoscaler's own policies, and acts.
+
+What it sees beside the registry's copy are its own counts, and the sizes that models have. Pods are
+as the cluster file says: actions that set their number or drain one are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from autoscaler.forecasting.counts import Counts, CountsParams
+from autoscaler.planning.actions import Demote, Load
+from autoscaler.planning.expecting import Learnt, expect, learn
+from autoscaler.planning.reading import Seen, read_pool
+from registry.model import Tier, name_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.pool import Demand
+    from load.simulator.cluster import ClusterPlan
+    from load.simulator.simulate import Actions
+    from registry.cluster import ClusterState
+    from registry.model import ModelName
+
+S = TypeVar("S")
+_EVERY_S: Final = 10.0
+
+
+class Forecaster(Protocol):
+    """Who says what is expected: live forecasts, or those of an earlier run."""
+
+    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
+        """The demand of these models at a time."""
+
+
+class LiveForecasts:
+    """Forecasts as the live autoscaler makes them."""
+
+    def __init__(self) -> None:
+        self._learnt: Learnt | None = None
+
+    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
+        """Learn when it is due, and forecast."""
+        if now_s < 60:
+            return None
+        history = counts.history_of(models, now_s)
+        self._learnt = learn(history, models, self._learnt)
+        return expect(history, self._learnt)
+
+
+class PlannedAutoscaler:
+    """A loading policy in a run; see `simulate.Autoscaler`."""
+
+    def __init__(
+        self,
+        policy: LoadingPolicy[S],
+        cluster: ClusterPlan,
+        *,
+        every_s: float = _EVERY_S,
+        epoch_s: float = 0.0,
+        counts: Counts | None = None,
+        forecaster: Forecaster | None = None,
+    ) -> None:
+        """`epoch_s` is the time of the run's start on the clock of `counts` from before it."""
+        self.every_s = every_s
+        self.wasted_byte_s = 0.0
+        """Bytes of idle models on devices x time, by looking at every tick."""
+        self.actions: Counter[str] = Counter()
+        """How often each kind of action was carried out for each reason."""
+        self._policy = policy
+        self._state = policy.start
+        self._epoch_s = epoch_s
+        self._counts = counts or Counts(CountsParams(models=max(1, len(cluster.models))))
+        self._forecaster = forecaster or LiveForecasts()
+        self._arrived: Counter[ModelName] = Counter()
+        self._last_s: dict[ModelName, float] = {}
+        self._pending: list[tuple[str, float]] = []
+        self._sizes = {plan.spec.key: plan.memory_bytes for plan in cluster.models}
+        self._budgets = _budgets(cluster)
+
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        """Count a request."""
+        self._arrived[model] += 1
+        self._last_s[model] = now_s
+        self._pending.append((str(model), self._epoch_s + now_s))
+
+    def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+        """Forecast, plan, act."""
+        self.wasted_byte_s += actions.idle_bytes() * self.every_s
+        self._count(self._epoch_s + now_s)
+        names = tuple(str(name) for name in sorted(state.models))
+        demand = self._forecaster(self._counts, names, self._epoch_s + now_s)
+        seen = Seen(
+            arrived=self._arrived,
+            last_arrival_s=self._last_s,
+            size_bytes=self._sizes,
+            budget_bytes=self._budgets,
+        )
+        view = read_pool(state, now_s, seen, demand=demand)
+        plan, self._state = self._policy.plan(view, self._state)
+        self._arrived.clear()
+        for action in plan:
+            self._act(action, actions)
+
+    def _count(self, now_s: float) -> None:
+        self._counts.advance(now_s)
+        if self._pending:
+            models, times_s = zip(*self._pending, strict=True)
+            self._counts.add(models, times_s, [1] * len(models))
+            self._pending.clear()
+
+    def _act(self, action: Action, actions: Actions) -> None:
+        match action:
+            case Load(key, pod, tier, why):
+                is_done = actions.preload(name_of_key(key), pod, tier)
+            case Demote(key, pod, tier, why):
+                is_done = actions.demote(name_of_key(key), pod, tier)
+            case _:
+                return
+        if is_done:
+            self.actions[f"{type(action).__name__.lower()} {why}"] += 1
+
+
+def _budgets(cluster: ClusterPlan) -> Mapping[str, Mapping[Tier, int]]:
+    return {
+        pod.name: {Tier.HOST: node.host_memory_bytes} if node.host_memory_bytes else {}
+        for node in cluster.nodes
+        for pod in node.pods
+    }
