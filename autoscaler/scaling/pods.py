@@ -69,7 +69,8 @@ def scale_pods(
         why, words = Why.FLOOR, f"at least {low} pods"
     elif bounded < need:
         why, words = Why.CEILING, f"{need} wanted, at most {high} pods"
-    recent = _remember(state.wanted, view.time_s, bounded, params.stable_s)
+    known = state.wanted or ((view.time_s, current),)  # whoever is new lets what there is be
+    recent = _remember(known, view.time_s, bounded, params.stable_s)
     pods = bounded if bounded >= current else min(current, recent[0][1])
     if pods < current and why not in (Why.FLOOR, Why.CEILING):
         why, words = Why.IDLE, f"{pods} were enough for {params.stable_s:g} s"
@@ -88,9 +89,9 @@ def _need(view: PoolView, current: int, params: PodParams) -> tuple[int, Why, st
         (*_for_copies(view), Why.COPIES),
         (*_for_recent(view, params), Why.IDLE),
     ]
-    if waiting:
+    if waiting:  # first, since it names the cause where several ask for as many
         pods = _for_waiting(view, len(accepting), current, params)
-        needs.append((pods, f"{waiting} requests wait", Why.WAITING))
+        needs.insert(0, (pods, f"{waiting} requests wait", Why.WAITING))
     pods, words, why = max(needs, key=lambda each: each[0])
     return pods, why, words
 
