@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool import Use
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import ModelView, PoolView
-
-_UNUSED: Final = Use()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,8 @@ class IdleCopy:
 def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
     """Copies that may go, longest idle first: not pinned, not in use, not among `min-copies`.
 
-    A copy is idle since the model's last arrival, its own last use, or since it came.
+    A copy is idle since its own last use, or the model's last arrival where that is not known, and
+    not for longer than it is there.
     """
     policy = model.spec.policy
     if policy.pin or model.waiting.requests:
@@ -35,9 +34,9 @@ def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
         return []
     idle = []
     for pod in warm:
-        use = model.uses.get(pod, _UNUSED)
+        use = model.uses.get(pod) or Use(last_s=model.last_arrival_s)
         if not use.ongoing:
-            since_s = max(model.holders[pod].since_s, model.last_arrival_s, use.last_s)
+            since_s = max(model.holders[pod].since_s, use.last_s)
             idle.append(IdleCopy(pod, max(0.0, view.time_s - since_s)))
     idle.sort(key=lambda each: (-each.idle_s, each.pod))
     return idle[:spare]

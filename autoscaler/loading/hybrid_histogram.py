@@ -68,11 +68,13 @@ def _plan(
             for copy in idle_copies(model, view)
             if copy.idle_s >= keep_s
         ]
-    return (*actions, *_preloads(params, view, np.flatnonzero(is_due))), spans
+    return (*actions, *_preloads(params, view, np.flatnonzero(is_due), actions)), spans
 
 
-def _preloads(params: HybridHistogram, view: PoolView, rows: Integers) -> list[Action]:
-    room = Room(view, loads_per_node=params.loads_per_node, worth=lambda _row: np.inf)
+def _preloads(
+    params: HybridHistogram, view: PoolView, rows: Integers, leaving: list[Action]
+) -> list[Action]:
+    room = Room(view, loads_per_node=params.loads_per_node, worth=_priceless, leaving=leaving)
     actions: list[Action] = []
     for row in rows:
         model = view.models[row]
@@ -85,6 +87,11 @@ def _preloads(params: HybridHistogram, view: PoolView, rows: Integers) -> list[A
             words = "its usual idle time is over"
             actions.append(Load(model.key, place.pod, Tier.DEVICE, Why.FORECAST, words))
     return actions
+
+
+def _priceless(_row: int) -> float:
+    """The rule lets nobody leave for a load."""
+    return np.inf
 
 
 def _spans(history: History, known: Spans | None, params: Histogram) -> Spans:

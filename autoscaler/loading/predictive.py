@@ -24,6 +24,8 @@ from autoscaler.planning.policy import LoadingPolicy
 from registry.model import Preload, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from autoscaler.loading.worth import Worth
     from autoscaler.planning.pool import ModelView, PoolView
 
@@ -52,15 +54,15 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
     if not view.models:
         return (), None
     if view.demand is None:
-        return tuple(_load_missing(params, view, None, _floors(view, params))), None
+        return tuple(_load_missing(params, view, None, _floors(view, params), ())), None
     worth = worth_of(view, view.demand, params.prices)
     infer_s = np.array([each.infer_s for each in view.models])
     expected = expected_copies(view.demand, infer_s, params.copies)
     wanted = wanted_copies(view.models, expected, worth.is_worth[Tier.DEVICE], params.copies)
     stays = worth.margin[Tier.DEVICE] > params.stay_share
     kept = wanted_copies(view.models, expected, stays, params.copies)
-    loads = _load_missing(params, view, worth, wanted)
-    return (*_sink(params, view, worth, kept), *loads), None
+    sinking = _sink(params, view, worth, kept)
+    return (*sinking, *_load_missing(params, view, worth, wanted, sinking)), None
 
 
 def _floors(view: PoolView, params: Predictive) -> list[int]:
@@ -128,7 +130,11 @@ _RANK: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 
 
 def _load_missing(
-    params: Predictive, view: PoolView, worth: Worth | None, wanted: list[int]
+    params: Predictive,
+    view: PoolView,
+    worth: Worth | None,
+    wanted: list[int],
+    leaving: Sequence[Action],
 ) -> list[Action]:
     wishes = [
         wish
@@ -139,7 +145,9 @@ def _load_missing(
     wishes.sort(key=lambda each: (not each.is_urgent, -each.gain, each.row))
     if not wishes:
         return []
-    room = Room(view, loads_per_node=params.loads_per_node, worth=partial(_gain, worth))
+    room = Room(
+        view, loads_per_node=params.loads_per_node, worth=partial(_gain, worth), leaving=leaving
+    )
     actions: list[Action] = []
     for wish in wishes[: params.loads_per_plan]:
         model = view.models[wish.row]

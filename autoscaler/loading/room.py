@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.copies import idle_copies
+from autoscaler.planning.actions import Demote
 from registry.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from autoscaler.planning.actions import Action
     from autoscaler.planning.pool import ModelView, PodView, PoolView
 
 
@@ -41,20 +43,31 @@ class Room:
     """Free memory and loads under way, as the plan goes on."""
 
     def __init__(
-        self, view: PoolView, *, loads_per_node: int, worth: Callable[[int], float]
+        self,
+        view: PoolView,
+        *,
+        loads_per_node: int,
+        worth: Callable[[int], float],
+        leaving: Sequence[Action] = (),
     ) -> None:
-        """`worth` of a model by its row: what holding it on a device saves, seconds per second."""
+        """`worth` of a model by its row: what holding it on a device saves, seconds per second.
+
+        `leaving` is what the plan lets go anyway.
+        """
         self._view = view
         self._worth = worth
         self._loads_per_node = loads_per_node
         self._pods = [pod for pod in view.pods.values() if pod.is_accepting]
         self._free = {pod.name: pod.free_bytes() for pod in self._pods}
         self._loads: Counter[str] = Counter()
+        self._leaving = {(each.key, each.pod) for each in leaving if isinstance(each, Demote)}
         for model in view.models:
             for name, each in model.holders.items():
                 if each.is_warming and name in self._free:
                     self._loads[view.pods[name].node] += 1
                     self._free[name] -= model.size_bytes
+                elif each.is_warm and name in self._free and (model.key, name) in self._leaving:
+                    self._free[name] += model.size_bytes
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
         self._victims: dict[str, list[Victim]] | None = None
 
@@ -118,7 +131,7 @@ class Room:
         found: dict[str, list[Victim]] = {pod.name: [] for pod in self._pods}
         for row, model in enumerate(self._view.models):
             for copy in idle_copies(model, self._view):
-                if copy.pod in found:
+                if copy.pod in found and (model.key, copy.pod) not in self._leaving:
                     found[copy.pod].append(Victim(model.key, model.size_bytes, self._worth(row)))
         for victims in found.values():
             victims.sort(key=lambda each: (each.worth / max(1, each.size_bytes), each.key))

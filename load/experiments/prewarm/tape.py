@@ -49,7 +49,7 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
     names = tuple(f"default/{name}" for name in models)
     counts, arrivals = span.counts_before(), _by_tick(span)
     learnt: Learnt | None = None
-    found: list[Demand] = []
+    arrays: dict[str, Floats] = {}
     for tick in range(span.ticks + 1):
         now_s = span.epoch_s + tick * TICK_S
         counts.advance(now_s)
@@ -57,15 +57,12 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
             counts.add(*arrivals[tick])
         history = counts.history_of(names, now_s)
         learnt = learn(history, names, learnt, every_s=_LEARN_EVERY_S)
-        found.append(_small(expect(history, learnt, QUESTION)))
+        for name, found in _kept(expect(history, learnt, QUESTION)).items():
+            if tick == 0:
+                arrays[name] = np.zeros((span.ticks + 1, *found.shape), dtype=np.float32)
+            arrays[name][tick] = found
         tell(tick, span.ticks)
-    np.savez(
-        path,
-        mean=np.stack([each.forecast.mean for each in found]),
-        quantiles=np.stack([each.forecast.quantiles for each in found]),
-        p_arrival=np.stack([each.forecast.p_arrival for each in found]),
-        p_minute=np.stack([each.p_minute for each in found]),
-    )
+    np.savez(path, **arrays)
 
 
 @lru_cache(maxsize=1)
@@ -75,14 +72,15 @@ def read(span: Span, path: Path) -> Tape:
         return Tape(span, dict(arrays))
 
 
-def _small(demand: Demand) -> Demand:
+def _kept(demand: Demand) -> dict[str, Floats]:
+    """What a tape keeps of a tick: not the history, which is large and made again."""
     forecast = demand.forecast
-    few = Forecast(
-        forecast.mean.astype(np.float32),
-        forecast.quantiles.astype(np.float32),
-        forecast.p_arrival.astype(np.float32),
-    )
-    return Demand(demand.history, demand.question, few, demand.p_minute.astype(np.float32))
+    return {
+        "mean": forecast.mean,
+        "quantiles": forecast.quantiles,
+        "p_arrival": forecast.p_arrival,
+        "p_minute": demand.p_minute,
+    }
 
 
 def _by_tick(span: Span) -> dict[int, tuple[list[str], list[float], list[int]]]:

@@ -1,0 +1,57 @@
+"""Demand for tests: what is expected of each model, written down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autoscaler.forecasting.history import NEVER, Forecast, History, Question
+from autoscaler.planning.pool import Demand
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.forecasting.history import Floats
+
+QUESTION = Question(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
+
+
+def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
+    """Models by the minutes in which they were asked for, up to the minute `now_min`."""
+    models, known = len(active), max(1, min(now_min, 2880))
+    minutes = np.zeros((models, known), dtype=np.uint32)
+    last = np.full((models, 128), NEVER, dtype=np.int64)
+    for row, at in enumerate(active):
+        kept = sorted(at)[-128:]
+        if kept:
+            last[row, -len(kept) :] = kept
+        for minute in at:
+            if now_min - known <= minute < now_min:
+                minutes[row, minute - (now_min - known)] = 1
+    return History(
+        origin_s=60.0 * now_min,
+        minutes=minutes,
+        tens=np.zeros((models, 2016), dtype=np.uint32),
+        active=last,
+        since_minute=np.zeros(models, dtype=np.int64),
+        recent=np.zeros(models),
+    )
+
+
+def demand(p_minute: Sequence[float], *, arrivals: Sequence[float] | None = None) -> Demand:
+    """P(arrival) in the next minute by model, and the arrivals in it at every quantile."""
+    models = len(p_minute)
+    shape = (models, len(QUESTION.windows_s))
+    p: Floats = np.asarray(p_minute, dtype=np.float64)
+    counts = np.asarray(arrivals if arrivals is not None else [0.0] * models, dtype=np.float64)
+    return Demand(
+        history([[]] * models, now_min=10),
+        QUESTION,
+        Forecast(
+            mean=np.broadcast_to(counts[:, None], shape).copy(),
+            quantiles=np.broadcast_to(counts[:, None, None], (*shape, 2)).copy(),
+            p_arrival=np.broadcast_to(p[:, None], shape).copy(),
+        ),
+        p,
+    )

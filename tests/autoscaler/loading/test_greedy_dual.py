@@ -1,0 +1,78 @@
+"""FaasCache's order of leaving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autoscaler.loading.greedy_dual import Clock, GreedyDual, greedy_dual
+from autoscaler.planning.actions import Action, Demote, Why
+from autoscaler.planning.pool import Use
+from registry.model import Tier
+from tests.autoscaler.pools import model, pod, pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.planning.pool import ModelView
+
+TWO = greedy_dual(GreedyDual(idle_bytes=2_000))
+AT_P = {"p": Tier.DEVICE}
+
+
+def _step(models: Sequence[ModelView], state: Clock | None = None) -> tuple[list[str], Clock]:
+    actions, after = TWO.plan(pool([pod("p")], models), state or TWO.start)
+    return [_name(each) for each in actions], after
+
+
+def _name(action: Action) -> str:
+    assert isinstance(action, Demote)
+    assert action.why is Why.ROOM
+    return action.key.split("/")[1].split("@")[0]
+
+
+def test_nothing_leaves_while_there_is_room() -> None:
+    assert _step([model("a", at=AT_P), model("b", at=AT_P)])[0] == []
+
+
+def test_the_model_asked_for_least_often_leaves() -> None:
+    models = [model("a", at=AT_P, arrived=2), model("b", at=AT_P), model("c", at=AT_P, arrived=3)]
+    assert _step(models)[0] == ["b"]
+
+
+def test_cheap_and_large_models_leave_first() -> None:
+    dear = {Tier.DISK: 5.0, Tier.REMOTE: 9.0}
+    models = [model("a", at=AT_P, load_s=dear), model("b", at=AT_P), model("c", at=AT_P)]
+    assert _step(models)[0] == ["b"]
+    models = [model("a", at=AT_P), model("b", at=AT_P), model("c", at=AT_P, size_bytes=1_500)]
+    assert _step(models)[0] == ["c"]
+
+
+def test_frequencies_add_up_and_age_by_the_clock() -> None:
+    """`a` was asked for twice long ago; three evictions later a single new use outweighs that."""
+    old = model("a", at=AT_P, arrived=2)
+    gone, state = _step([old, model("b", at=AT_P)])
+    for newcomer in "cde":
+        gone, state = _step([model("a", at=AT_P), model("b", at=AT_P), model(newcomer, at=AT_P)],
+                            state)  # fmt: skip
+    assert gone != ["e"]
+    assert state.clock > 0
+    assert _step([model("a", at=AT_P), model("x", at=AT_P), model("y", at=AT_P)], state)[0] == ["a"]
+
+
+def test_what_left_starts_anew() -> None:
+    _, state = _step([model("a", at=AT_P, arrived=9)])
+    _, state = _step([model("a", arrived=0)], state)
+    assert state.used == {}
+
+
+def test_a_model_in_use_stays_and_the_next_one_goes() -> None:
+    busy = model("a", at=AT_P, uses={"p": Use(ongoing=1)})
+    models = [busy, model("b", at=AT_P, arrived=5), model("c", at=AT_P, arrived=9)]
+    assert _step(models)[0] == ["b"]
+
+
+def test_without_a_limit_of_its_own_it_is_a_share_of_the_device() -> None:
+    rule = greedy_dual(GreedyDual(memory_share=0.1))
+    view = pool([pod("p", memory_bytes=10_000)], [model("a", at=AT_P), model("b", at=AT_P)])
+    actions, _ = rule.plan(view, rule.start)
+    assert [_name(each) for each in actions] == ["a"]

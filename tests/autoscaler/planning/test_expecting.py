@@ -1,0 +1,72 @@
+"""From counts to what is expected, and how soon a model is asked for again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.soon import learn_recency, p_recent
+from autoscaler.planning.expecting import QUESTION, expect, learn
+from tests.autoscaler.demands import history
+
+NOW_MIN = 2_880
+
+
+def _bursts(models: int) -> list[list[int]]:
+    """Each hour five minutes in a row, at other times for other models."""
+    return [
+        [hour * 60 + (7 * row) % 55 + step for hour in range(48) for step in range(5)]
+        for row in range(models)
+    ]
+
+
+def test_a_burst_that_goes_on_is_told_from_one_that_is_over() -> None:
+    learnt = learn_recency(history(_bursts(20), now_min=NOW_MIN))
+    [stream] = _bursts(1)
+
+    def at(minute: int) -> float:
+        known = history([[each for each in stream if each < minute]], now_min=minute)
+        return float(p_recent(known, learnt)[0])
+
+    assert at(47 * 60 + 3) > 0.5
+    assert at(47 * 60 + 25) < 0.1
+
+
+def test_probabilities_learnt_are_those_that_came() -> None:
+    streams = _bursts(20)
+    learnt = learn_recency(history(streams, now_min=NOW_MIN - 200))
+    expected = came = 0.0
+    for minute in range(NOW_MIN - 200, NOW_MIN):
+        known = history([[at for at in each if at < minute] for each in streams], now_min=minute)
+        expected += float(p_recent(known, learnt).sum())
+        came += sum(minute in each for each in streams)
+    assert 0.8 < expected / came < 1.25
+
+
+def test_without_any_arrival_nothing_is_expected_and_nothing_breaks() -> None:
+    silent = history([[], []], now_min=NOW_MIN)
+    learnt = learn(silent, ("a", "b"))
+    found = expect(silent, learnt)
+    assert np.isfinite(found.p_minute).all()
+    assert (found.p_minute < 0.01).all()
+
+
+def test_expected_demand_is_that_of_the_models_asked_for_in_their_order() -> None:
+    counts = Counts()
+    counts.advance(86_400.0)
+    counts.add(["busy"] * 500, [86_400.0 - 60 * at for at in range(500)], [3] * 500)
+    names = ("absent", "busy")
+    known = counts.history_of(names, 86_400.0)
+    found = expect(known, learn(known, names))
+    assert found.forecast.mean.shape == (2, len(QUESTION.windows_s))
+    assert found.p_minute[1] > 0.5 > found.p_minute[0]
+
+
+def test_learning_is_renewed_when_due_or_when_models_change() -> None:
+    two, three = ("a", "b"), ("a", "b", "c")
+    first = learn(history([[1], [2]], now_min=100), two, every_s=600.0)
+    assert learn(history([[1], [2]], now_min=109), two, first, every_s=600.0) is first
+    assert learn(history([[1], [2]], now_min=110), two, first, every_s=600.0) is not first
+    more = learn(history([[1], [2], []], now_min=101), three, first, every_s=600.0)
+    assert more.models == three
+    assert learn(history([[1], [2]], now_min=50), two, first, every_s=600.0) is not first
