@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.expecting import QUESTION, expect, learn
+from autoscaler.planning.expecting import LEARN_EVERY_S, QUESTION, expect, learn
 from registry.arrivals import Arrivals, Span
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_S: Final = 30
 """Seconds that are read again, for what gateways tell late."""
+YOUNG_S: Final = 10.0
+"""A history of minutes is learnt from so often, a longer one whenever it has grown by a tenth."""
 _DAY_S: Final = 86_400
 _SECONDS_KEPT_S: Final = 300
 
@@ -124,7 +126,8 @@ class DemandReader:
         if any(name not in rows_of for name in names):
             return None  # declared since the last read
         ordered = history.take(np.array([rows_of[name] for name in names], dtype=np.int64))
-        self._learnt = learn(ordered, names, self._learnt)
+        every_s = float(np.clip(ordered.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
+        self._learnt = learn(ordered, names, self._learnt, every_s=every_s)
         return expect(ordered, self._learnt, QUESTION)
 
 
