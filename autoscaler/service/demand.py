@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.expecting import LEARN_EVERY_S, QUESTION, expect, learn
+from autoscaler.planning.expecting import LEARN_EVERY_S, expect, learn
 from registry.arrivals import Arrivals, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from autoscaler.forecasting.history import Floats
+    from autoscaler.forecasting.history import Floats, History
     from autoscaler.planning.expecting import Learnt
     from autoscaler.planning.pool import Demand
     from registry.arrivals import Counted
@@ -39,7 +39,10 @@ _SECONDS_KEPT_S: Final = 300
 class DemandReader:
     """The counts of one pool, and what is expected. One owner."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(
+        self, registry: Registry, expect: Callable[[History, Learnt], Demand] = expect
+    ) -> None:
+        self._expect = expect
         self._arrivals = Arrivals(registry)
         self._counts: Counts | None = None
         self._taken: dict[int, dict[ModelName, int]] = {}
@@ -128,7 +131,7 @@ class DemandReader:
         ordered = history.take(np.array([rows_of[name] for name in names], dtype=np.int64))
         every_s = float(np.clip(ordered.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
         self._learnt = learn(ordered, names, self._learnt, every_s=every_s)
-        return expect(ordered, self._learnt, QUESTION)
+        return self._expect(ordered, self._learnt)
 
 
 def _add(counts: Counts, items: Sequence[Counted]) -> None:

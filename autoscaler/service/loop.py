@@ -64,12 +64,13 @@ class Autoscaler:
         policy: LoadingPolicy[Any],
         metrics: AutoscalerMetrics,
         holder: str,
+        reader: DemandReader | None = None,
     ) -> None:
         self._settings = settings
         self._watch = watch
         self._autoscaling = autoscaling
         self._arrivals = Arrivals(watch.registry)
-        self._demand_reader = DemandReader(watch.registry)
+        self._demand_reader = reader or DemandReader(watch.registry)
         self._policy = policy
         self._state: Any = policy.start
         self._metrics = metrics

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from autoscaler.planning.expecting import expect
 from autoscaler.service.acting import Actor
+from autoscaler.service.demand import DemandReader
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
@@ -25,10 +27,15 @@ from registry.watch import ClusterWatch
 from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from autoscaler.forecasting.history import History
+    from autoscaler.planning.expecting import Learnt
     from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.pool import Demand
+
+    Expect = Callable[[History, Learnt], Demand]
 
 _pools = itertools.count(1)
 _holders = itertools.count(1)
@@ -154,7 +161,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def autoscaler(
-        self, policy: LoadingPolicy[Any], **settings: Any
+        self, policy: LoadingPolicy[Any], *, expect: Expect = expect, **settings: Any
     ) -> AsyncIterator[AutoscalerMetrics]:
         """An autoscaler that ticks; it ends without a word, as if it was killed."""
         registry = Registry(self.url, self.pool)
@@ -165,7 +172,8 @@ class Stage:
         )
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
-        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder)
+        reader = DemandReader(registry, expect)
+        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, reader)
         client = PodClient(load_timeout_s=20)
 
         async def run() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from autoscaler.loading.catalogue import LOADING_POLICIES
 from autoscaler.planning.actions import Action, Load, Why
+from autoscaler.planning.expecting import expect
 from autoscaler.planning.policy import LoadingPolicy
-from autoscaler.service import demand as demand_module
 from registry.actions import Outcome
 from registry.arrivals import Arrivals
 from registry.autoscaling import Autoscaling
@@ -21,7 +21,9 @@ from tests.autoscaler.service.conftest import a_stage, metric, model
 from tests.registry.actors import eventually, until
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.forecasting.history import History
+    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.pool import Demand, PoolView
     from tests import servers
     from tests.autoscaler.service.conftest import Stage
 
@@ -179,20 +181,16 @@ async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0])
-async def test_an_absurd_forecast_is_not_planned_by(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, absurd: float
-) -> None:
-    real = demand_module.expect
-
-    def spoilt(*arguments: Any) -> Any:
-        demand = real(*arguments)
+async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float) -> None:
+    def spoilt(history: History, learnt: Learnt) -> Demand:
+        demand = expect(history, learnt)
         demand.forecast.mean[:] = absurd
         return demand
 
-    monkeypatch.setattr(demand_module, "expect", spoilt)
     await stage.registry.put_models([model("a", preload=Preload.EAGER)])
     pod = await stage.pod("pod-a")
-    async with stage.autoscaler(LOADING_POLICIES["predictive"](), min_pods=0) as metrics:
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, expect=spoilt, min_pods=0) as metrics:
         await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="floors hold")
         assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast")
 
