@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.rhythm import p_by_rhythm
 from autoscaler.planning.expecting import LEARN_EVERY_S, expect, learn
 from registry.arrivals import Arrivals, Span
 
@@ -128,10 +130,13 @@ class DemandReader:
         names = tuple(str(name) for name in models)
         if any(name not in rows_of for name in names):
             return None  # declared since the last read
-        ordered = history.take(np.array([rows_of[name] for name in names], dtype=np.int64))
+        rows = np.array([rows_of[name] for name in names], dtype=np.int64)
+        ordered = history.take(rows)
         every_s = float(np.clip(ordered.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
         self._learnt = learn(ordered, names, self._learnt, every_s=every_s)
-        return self._expect(ordered, self._learnt)
+        demand = self._expect(ordered, self._learnt)
+        by_rhythm = p_by_rhythm(self._counts.recent_seconds()[rows], window_s=60.0)
+        return replace(demand, p_minute=1 - (1 - demand.p_minute) * (1 - by_rhythm))
 
 
 def _add(counts: Counts, items: Sequence[Counted]) -> None:
