@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 PARAMS = PodParams(stable_s=60.0, idle_s=120.0)
 
 
-def _model(
-    name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy: object
-) -> ModelView:
-    spec = ModelSpec(
-        ModelName("default", name), "s3://models/a", policy=replace(ModelPolicy(), **policy)
-    )
+def _model(name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy: Any) -> ModelView:
+    spec = ModelSpec(ModelName("default", name), "s3://models/a", policy=ModelPolicy(**policy))
     return ModelView(spec, 100, hold_s=1.0, waiting=Waiting(waiting), last_arrival_s=last_s)
 
 
