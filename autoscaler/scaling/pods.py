@@ -16,7 +16,7 @@ import numpy as np
 
 from autoscaler.planning.actions import Action, DrainPod, SetPods, Why
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from registry.model import Preload
+from registry.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import PodView, PoolView
@@ -72,6 +72,8 @@ def scale_pods(
     known = state.wanted or ((view.time_s, current),)  # whoever is new lets what there is be
     recent = _remember(known, view.time_s, bounded, params.stable_s)
     pods = bounded if bounded >= current else min(current, recent[0][1])
+    if pods == current:
+        words = words or "as many as there are"
     if pods < current and why not in (Why.FLOOR, Why.CEILING):
         why, words = Why.IDLE, f"{pods} were enough for {params.stable_s:g} s"
     if pods == current and state.current is not None:
@@ -97,10 +99,17 @@ def _need(view: PoolView, current: int, params: PodParams) -> tuple[int, Why, st
 
 
 def _for_waiting(view: PoolView, accepting: int, current: int, params: PodParams) -> int:
+    """Pods so that what waits is over in time; more of them do not make a load any shorter."""
     if not accepting:
         return max(current, 1)
-    requests = sum(each.waiting.requests for each in view.models)
-    work_s = sum(each.waiting.requests * each.hold_s for each in view.models)
+    requests, work_s = 0, 0.0
+    for model in view.models:
+        if any(each.is_warm for each in model.holders.values()):
+            requests += model.waiting.requests
+            work_s += model.waiting.requests * model.hold_s
+        elif not any(each.is_warming for each in model.holders.values()):
+            requests += bool(model.waiting.requests)  # the others wait for its load
+            work_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
     extra = min(requests, work_s / params.patience_s) / _slots(view)
     return max(current, accepting + ceil(extra - 0.5))  # those on their way count
 

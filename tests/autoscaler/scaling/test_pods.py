@@ -50,13 +50,24 @@ def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
     assert actions == ()
 
 
+def _warm(model: ModelView, *, loading_from: Tier | None = None) -> ModelView:
+    """The model on pod-0, or on its way there."""
+    tier = Tier.DEVICE if loading_from is None else loading_from
+    return replace(model, holders={"pod-0": Residency(tier, loading_from, 0.0, 100)})
+
+
 def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
-    actions, _ = scale_pods(_view(0, 2, _model(waiting=8)), PodState(current=2), PARAMS)
+    actions, _ = scale_pods(_view(0, 2, _warm(_model(waiting=8))), PodState(current=2), PARAMS)
     assert _wanted(actions) == 6  # 8 s of work within 2 s by one slot each
 
 
+def test_what_waits_for_a_load_brings_no_more() -> None:
+    loading = _warm(_model(waiting=100), loading_from=Tier.REMOTE)
+    assert _wanted(scale_pods(_view(0, 1, loading), PodState(current=1), PARAMS)[0]) is None
+
+
 def test_one_that_waits_brings_at_most_one() -> None:
-    slow = replace(_model(waiting=1), hold_s=1000.0)
+    slow = replace(_warm(_model(waiting=1)), hold_s=1000.0)
     actions, _ = scale_pods(_view(0, 2, slow), PodState(current=2), PARAMS)
     assert _wanted(actions) == 3
 
@@ -76,7 +87,7 @@ def test_a_load_that_comes_again_does_not_flap() -> None:
     changes = 0
     for now_s in range(600):
         waiting = 8 if now_s % 40 == 0 else 0
-        model = _model(waiting=waiting, last_s=float(now_s - now_s % 40))
+        model = _warm(_model(waiting=waiting, last_s=float(now_s - now_s % 40)))
         pods = state.current or 0
         actions, state = scale_pods(_view(now_s, pods, model), state, PARAMS)
         changes += _wanted(actions) is not None
@@ -85,8 +96,7 @@ def test_a_load_that_comes_again_does_not_flap() -> None:
 
 
 def test_the_emptiest_pods_leave() -> None:
-    warm = replace(_model(last_s=0.0), holders={"pod-0": Residency(Tier.DEVICE, None, 0.0, 100)})
-    view = _view(100, 3, warm)
+    view = _view(100, 3, _warm(_model(last_s=0.0)))
     view = replace(view, pods={**view.pods, "pod-1": replace(view.pods["pod-1"], slots_busy=1)})
     actions, _ = scale_pods(view, PodState(((0.0, 3), (50.0, 1)), 3), PARAMS)
     assert [each.pod for each in actions if isinstance(each, DrainPod)] == ["pod-2", "pod-0"]
@@ -101,7 +111,7 @@ def test_the_emptiest_pods_leave() -> None:
 )
 def test_bounds_hold(low: int, high: int, expected: int, why: Why) -> None:
     waiting = 0 if why is Why.FLOOR else 50
-    view = _view(0, 1, _model(waiting=waiting), low=low, high=high)
+    view = _view(0, 1, _warm(_model(waiting=waiting)), low=low, high=high)
     actions, _ = scale_pods(view, PodState(current=0), PARAMS)
     assert _wanted(actions) == expected
     assert actions[0].why is why
