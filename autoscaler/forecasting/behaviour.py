@@ -25,7 +25,6 @@ import numpy as np
 from autoscaler.forecasting.history import (
     MINUTES_OF_DAY,
     MINUTES_OF_TEN,
-    NEVER,
     Booleans,
     Floats,
     History,
@@ -103,8 +102,7 @@ def classify(history: History, previous: Behaviour | None = None) -> Behaviour:
 def describe(history: History) -> Features:
     """What the rules look at, from the last two days of minutes and the last active minutes."""
     known = history.known_minutes
-    gaps = _gaps(history)
-    longest, mean, variation = _gap_statistics(gaps)
+    longest, mean, variation = _gap_statistics(history.gaps_min)
     correlation, period = _periods(history)
     return Features(
         age_min=np.minimum(history.age_minutes, history.origin_minute - history.since_minute),
@@ -137,13 +135,6 @@ def _rules(features: Features, kept: Integers | None) -> Integers:
         [Kind.DEAD, Kind.PERIODIC, Kind.SPARSE, Kind.BURSTY],
         default=Kind.STEADY,
     ).astype(np.int64)
-
-
-def _gaps(history: History) -> Floats:
-    active = history.active
-    if active.shape[1] < 2:
-        return np.full((history.models, 1), np.nan)
-    return np.where(active[:, :-1] != NEVER, np.diff(active, axis=1), np.nan).astype(np.float64)
 
 
 def _gap_statistics(gaps: Floats) -> tuple[Floats, Floats, Floats]:

@@ -79,6 +79,14 @@ class History:
         age = np.maximum(self.origin_s / 60 - (last + 0.5), 0.0)
         return np.where(last == NEVER, np.inf, age)
 
+    @property
+    def gaps_min(self) -> Floats:
+        """(models, k - 1): minutes between minutes with arrivals; not a number where fewer were."""
+        if self.active.shape[1] < 2:
+            return np.full((self.models, 1), np.nan)
+        is_gap = self.active[:, :-1] != NEVER
+        return np.where(is_gap, np.diff(self.active, axis=1), np.nan).astype(np.float64)
+
     def take(self, rows: Integers | Booleans) -> History:
         """The history of some models only."""
         return replace(

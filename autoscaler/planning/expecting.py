@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from autoscaler.forecasting.behaviour import Kind
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.forecasts import typed
 from autoscaler.forecasting.history import Question
@@ -48,5 +49,6 @@ def learn(
 def expect(history: History, learnt: Learnt, question: Question = QUESTION) -> Demand:
     """The demand of the models of a history, which must be those of `learnt`."""
     forecast = typed(history, learnt.fit, question)
-    soon = p_minute(history, learnt.recency, forecast, question)
+    is_periodic = learnt.fit.behaviour.kind == Kind.PERIODIC
+    soon = p_minute(history, learnt.recency, forecast, question, is_periodic)
     return Demand(history, question, forecast, soon)

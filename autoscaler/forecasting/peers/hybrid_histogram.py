@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.history import NEVER, Booleans, Floats, Forecast, History, Question
+from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
@@ -45,7 +45,7 @@ _PAPER: Final = Histogram()
 
 def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecast:
     """P(arrival) from idle times; counts from the mean rate, given that something comes."""
-    idle = _idle_times(history)
+    idle = history.gaps_min
     age = np.minimum(history.age_minutes, 1e9)[:, None]
     windows = question.windows_min
     low, high = warm_span(history)
@@ -63,16 +63,9 @@ def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecas
     )
 
 
-def _idle_times(history: History) -> Floats:
-    active = history.active
-    if active.shape[1] < 2:
-        return np.full((history.models, 1), np.nan)
-    return np.where(active[:, :-1] != NEVER, np.diff(active, axis=1), np.nan).astype(np.float64)
-
-
 def warm_span(history: History, params: Histogram = _PAPER) -> tuple[Floats, Floats]:
     """(models,): from which to which time since the last arrival a model is warm, minutes."""
-    idle = _idle_times(history)
+    idle = history.gaps_min
     inside = np.where(idle <= params.range_min, idle, np.nan)
     count = np.isfinite(idle).sum(axis=1)
     has_some: Booleans = np.asarray(np.isfinite(inside).any(axis=1))

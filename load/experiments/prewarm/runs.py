@@ -34,10 +34,10 @@ PARAMETERS: Final[Mapping[str, str]] = {
     OURS: "price in seconds per GB and hour",
 }
 VALUES: Final[Mapping[str, tuple[float, ...]]] = {
-    "keep-alive": (1, 2, 4, 7, 10, 20, 40, 90, 240),
-    "greedy-dual": (1, 2, 3, 5, 8, 12, 20, 32),
-    "hybrid-histogram": (5, 10, 20, 40, 90, 240),
-    OURS: (16, 8, 4, 2.5, 1.5, 0.8, 0.4, 0.2, 0.1, 0.05),
+    "keep-alive": (1, 4, 10, 30, 90, 240),
+    "greedy-dual": (1, 3, 6, 12, 24, 40),
+    "hybrid-histogram": (5, 15, 40, 90, 240),
+    OURS: (16, 5, 2, 1, 0.5, 0.2, 0.07),
 }
 """From little memory to much."""
 

@@ -22,39 +22,38 @@ from host memory: 4 GB at 10 GB/s."""
 INFER_S: Final = 1.0
 """Not the trace's (23 s): one pod is to serve all, so that only what is held when differs."""
 TICK_S: Final = 60.0
-DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which days of which file: counted from the start, simulated from `first_day`."""
+    """Which hours of which file: counted from the start, simulated from `first_h`."""
 
     file: str
-    first_day: int
-    last_day: int
+    first_h: int
+    last_h: int
 
     @property
     def epoch_s(self) -> float:
         """Start of what is simulated, on the file's clock."""
-        return self.first_day * DAY_S
+        return self.first_h * 3600.0
 
     @property
     def ticks(self) -> int:
         """Ticks of a run, the one at its end left out."""
-        return round((self.last_day - self.first_day) * DAY_S / TICK_S)
+        return round((self.last_h - self.first_h) * 3600.0 / TICK_S)
 
     def trace(self) -> Trace:
         """What is simulated, from time 0."""
-        return self._slice(self.first_day, self.last_day)
+        return self._slice(self.first_h, self.last_h)
 
     def _slice(self, first: int, last: int) -> Trace:
-        return open_trace(f"'{self.file}'|slice={24 * first}h:{24 * last}h", seed=1)
+        return open_trace(f"'{self.file}'|slice={first}h:{last}h", seed=1)
 
     def counts_before(self) -> Counts:
         """The counts at the start of what is simulated."""
         counts = Counts(CountsParams(models=1_000))
         counts.advance(self.epoch_s)
-        for batch in self._slice(0, self.first_day) if self.first_day else ():
+        for batch in self._slice(0, self.first_h) if self.first_h else ():
             names = [f"default/{each}" for each in batch.column("model").to_pylist()]
             counts.add(names, batch.column("at_s").to_pylist(), [1] * len(names))
         return counts
@@ -62,7 +61,7 @@ class Span:
     def models(self) -> list[str]:
         """Every model of the file: an autoscaler knows what is declared, asked for or not."""
         names: set[str] = set()
-        for batch in self._slice(0, self.last_day):
+        for batch in self._slice(0, self.last_h):
             names.update(batch.column("model").to_pylist())
         return sorted(names)
 

@@ -62,7 +62,8 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
                 arrays[name] = np.zeros((span.ticks + 1, *found.shape), dtype=np.float32)
             arrays[name][tick] = found
         tell(tick, span.ticks)
-    np.savez(path, **arrays)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # names are ours, none is an option
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,120 @@
+"""The experiment on a small trace of its format, and the comparison at equal memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from autoscaler.planning.expecting import expect, learn
+from load.experiments.errors import ExperimentError
+from load.experiments.experiment import Settings
+from load.experiments.prewarm import tape
+from load.experiments.prewarm.curves import at_equal_memory
+from load.experiments.prewarm.plot import draw
+from load.experiments.prewarm.runs import OURS, PEERS, Outcome, Task, run_one
+from load.experiments.prewarm.setting import Span
+from load.experiments.prewarming import FILE, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODELS = ("busy", "hourly", "rare")
+
+
+@pytest.fixture(scope="module")
+def span(tmp_path_factory: pytest.TempPathFactory) -> Span:
+    """Six hours before, two hours simulated."""
+    path = tmp_path_factory.mktemp("data") / FILE.removesuffix(".gz")
+    rows = [(minute, "busy", 1 + minute % 2) for minute in range(0, 480, 3)]
+    rows += [(minute, "hourly", 1) for minute in range(7, 480, 60)]
+    rows += [(450, "rare", 1)]
+    lines = [f"{minute},{model},{count}" for minute, model, count in sorted(rows)]
+    path.write_text("\n".join(["minute,model,count", *lines]) + "\n", encoding="utf-8")
+    return Span(str(path), 6, 8)
+
+
+@pytest.fixture(scope="module")
+def forecasts(span: Span, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tape") / "forecasts.npz"
+    tape.record(span, list(MODELS), path, lambda _done, _total: None)
+    return path
+
+
+def test_the_span_is_cut_from_the_file(span: Span) -> None:
+    assert span.models() == list(MODELS)
+    assert (span.epoch_s, span.ticks) == (21_600.0, 120)
+    assert sum(batch.num_rows for batch in span.trace()) == 60 + 2 + 1
+    known = span.counts_before().history_of([f"default/{name}" for name in MODELS], 21_600.0)
+    assert np.count_nonzero(known.minutes, axis=1).tolist() == [120, 6, 0]
+
+
+def test_a_tape_has_the_forecasts_that_would_be_made_at_each_tick(
+    span: Span, forecasts: Path
+) -> None:
+    names = tuple(f"default/{name}" for name in MODELS)
+    counts = span.counts_before()
+    known = counts.history_of(names, span.epoch_s)
+    expected = expect(known, learn(known, names), tape.QUESTION)
+    found = tape.read(span, forecasts)(counts, names, span.epoch_s)
+    assert found is not None
+    np.testing.assert_allclose(found.p_minute, expected.p_minute, rtol=1e-5)
+    np.testing.assert_allclose(found.forecast.quantiles, expected.forecast.quantiles, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "little", "much"),
+    [("keep-alive", 1, 60), ("greedy-dual", 1, 3), (OURS, 50, 0.01)],
+)
+def test_more_memory_means_fewer_cold_starts(
+    span: Span, forecasts: Path, policy: str, little: float, much: float
+) -> None:
+    less, more = (run_one(Task(policy, value, span, MODELS, forecasts)) for value in (little, much))
+    assert less.requests == more.requests == 63
+    assert less.failed == more.failed == 0
+    assert less.cold > more.cold >= 1
+    assert less.idle_model_h < more.idle_model_h <= 6.1
+
+
+def test_a_longer_range_of_the_histogram_holds_models_for_longer(
+    span: Span, forecasts: Path
+) -> None:
+    """`busy` and `hourly` are known well enough; `rare` stays for the range."""
+    less, more = (
+        run_one(Task("hybrid-histogram", value, span, MODELS, forecasts)) for value in (5, 200)
+    )
+    assert less.idle_model_h < more.idle_model_h
+    assert less.preloads > 0
+
+
+def _outcome(policy: str, idle: float, cold: int, p75: float) -> Outcome:
+    return Outcome(policy, 1.0, 100, cold, p75, idle, 0, 0)
+
+
+def test_peers_are_taken_at_the_memory_of_ours() -> None:
+    outcomes = [
+        _outcome("keep-alive", 10.0, 40, 0.8), _outcome("keep-alive", 1000.0, 20, 0.4),
+        _outcome("greedy-dual", 200.0, 30, 0.9), _outcome("greedy-dual", 400.0, 10, 0.8),
+        _outcome(OURS, 100.0, 25, 0.3), _outcome(OURS, 1.0, 90, 1.0),
+    ]  # fmt: skip
+    [found] = at_equal_memory(outcomes)
+    assert found.peers_cold["keep-alive"] == pytest.approx(0.3)
+    assert found.peers_cold["greedy-dual"] is None
+    assert found.is_fewer
+    assert found.p75_ratio == pytest.approx(0.5)
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    outcomes = [
+        _outcome(policy, 10.0 * at, 50 // at, 1 / at)
+        for policy in (OURS, *PEERS)
+        for at in (1, 2, 3)
+    ]
+    path = draw(outcomes, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_the_trace_it_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"PILOTLIGHT_DATA must name the folder"):
+        run(Settings(data=tmp_path))

@@ -1,0 +1,151 @@
+"""Loading policies at work in a simulated cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading.worth import Prices
+from load.simulator.autoscaling import PlannedAutoscaler
+from load.simulator.simulate import Simulation, simulate
+from registry.model import ModelName, Tier
+from tests.load.simulator.test_simulate import cluster, records
+from tests.load.simulator.traces import Row, trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from autoscaler.planning.policy import LoadingPolicy
+
+M = ModelName("default", "m")
+
+
+class Script:
+    """Does what it is told at its ticks, one after the other."""
+
+    every_s = 10.0
+
+    def __init__(self, *steps: Callable[[Any], Any]) -> None:
+        self._steps = list(steps)
+        self.answers: list[Any] = []
+        self.heard: list[tuple[ModelName, float]] = []
+
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        self.heard.append((model, now_s))
+
+    def tick(self, state: Any, now_s: float, actions: Any) -> None:
+        if self._steps:
+            self.answers.append(self._steps.pop(0)(actions))
+
+
+def _played(plan: Any, rows: Sequence[Row], *steps: Callable[[Any], Any]) -> tuple[Any, Script]:
+    script = Script(*steps)
+    return records(simulate(plan, trace(list(rows)), autoscaler=script)), script
+
+
+def _demote(tier: Tier) -> Callable[[Any], Any]:
+    return lambda actions: actions.demote(M, "n", tier)
+
+
+def _preload(tier: Tier) -> Callable[[Any], Any]:
+    return lambda actions: actions.preload(M, "n", tier)
+
+
+@pytest.mark.parametrize(
+    ("tier", "start"),
+    [(Tier.HOST, "host"), (Tier.DISK, "disk"), (Tier.REMOTE, "remote")],
+)
+def test_a_demoted_model_starts_from_where_it_sank_to(tier: Tier, start: str) -> None:
+    plan = cluster({"host_memory": "1GB"})
+    rows, script = _played(plan, [(0.0, "m"), (60.0, "m")], _demote(tier))
+    assert script.answers == [True]
+    assert [row["start"] for row in rows] == ["remote", start]
+    assert script.heard == [(M, 0.0), (M, 60.0)]
+
+
+def test_a_model_in_use_or_on_its_way_does_not_sink() -> None:
+    slow = {"infer": {1: "15s"}}
+    rows, script = _played(
+        cluster({}, slow), [(0.0, "m"), (9.5, "m")], _demote(Tier.DISK), _demote(Tier.DISK)
+    )
+    assert script.answers == [False, False]
+    assert [row["status"] for row in rows] == [200, 200]
+    far = {"load": {"remote": "30s"}}
+    rows, script = _played(cluster({}, far), [(0.0, "m")], _demote(Tier.REMOTE))
+    assert script.answers == [False]
+    assert rows[0]["status"] == 200
+
+
+@pytest.mark.parametrize(("tier", "start"), [(Tier.HOST, "host"), (Tier.DISK, "disk")])
+def test_a_preload_to_a_lower_tier_shortens_the_cold_start(tier: Tier, start: str) -> None:
+    plan = cluster({"host_memory": "1GB"})
+    rows, script = _played(plan, [(45.0, "m")], _preload(tier), _preload(tier), _preload(tier))
+    assert script.answers == [True, False, False]
+    assert rows[0]["start"] == start
+
+
+def test_without_host_memory_nothing_is_preloaded_there() -> None:
+    rows, script = _played(cluster({}), [(45.0, "m")], _preload(Tier.HOST))
+    assert script.answers == [False]
+    assert rows[0]["start"] == "remote"
+
+
+def test_idle_bytes_are_those_of_models_nobody_uses() -> None:
+    slow = {"infer": {1: "15s"}}
+    _, script = _played(
+        cluster({}, slow), [(0.0, "m"), (30.0, "m")], *[lambda actions: actions.idle_bytes()] * 3
+    )
+    assert script.answers == [0, 100_000_000, 100_000_000] or script.answers[:2] == [0, 100_000_000]
+
+
+def test_room_that_a_demotion_makes_is_taken_by_who_waits_for_it() -> None:
+    """`b` waits for the memory of `a`, which is pinned and so leaves for no load."""
+    plan = cluster(
+        {"pods": [{"memory": "150MB"}]},
+        {"name": "a", "annotations": {"pin": "true"}},
+        {"name": "b"},
+    )
+    rows, script = _played(
+        plan, [(0.0, "a"), (5.0, "b")],
+        lambda actions: actions.demote(ModelName("default", "a"), "n", Tier.DISK),
+    )  # fmt: skip
+    assert script.answers == [True]
+    assert [row["status"] for row in rows] == [200, 200]
+    assert rows[1]["finished_s"] > 10.0
+
+
+# Whole policies
+
+
+def _planned(
+    policy: LoadingPolicy[Any], rows: list[Row], *, every_s: float = 10.0, **model: Any
+) -> tuple[list[Any], PlannedAutoscaler, Simulation]:
+    plan = cluster({}, model)
+    scaler = PlannedAutoscaler(policy, plan, every_s=every_s)
+    simulation = simulate(plan, trace(rows), autoscaler=scaler)
+    return records(simulation), scaler, simulation
+
+
+def test_a_fixed_keep_alive_keeps_for_so_long() -> None:
+    rule = keep_alive(KeepAlive(keep_s=60.0))
+    rows, scaler, _ = _planned(rule, [(0.0, "m"), (50.0, "m"), (150.0, "m")])
+    assert [row["start"] for row in rows] == ["remote", "warm", "disk"]
+    assert scaler.actions == {"demote idle": 1}
+    assert scaler.wasted_byte_s == pytest.approx(110e6 * 100, rel=0.2)
+
+
+def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
+    """Two minutes of requests every half hour: once that is known, none starts cold."""
+    rows: list[Row] = [(1800.0 * period + 20.0 * at, "m") for period in range(7) for at in range(6)]
+    rule = predictive(Predictive(prices=Prices(device=80.0)))
+    found, scaler, simulation = _planned(
+        rule, rows, every_s=20.0, load={"remote": "5s", "disk": "2s"}
+    )
+    cold = {int(row["scheduled_s"] // 1800) for row in found if row["start"] != "warm"}
+    assert 0 in cold
+    assert max(cold) <= 4
+    assert scaler.actions["load forecast"] >= 2
+    assert scaler.wasted_byte_s / 100e6 < 0.6 * simulation.kernel.now_s
