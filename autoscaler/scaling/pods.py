@@ -72,6 +72,8 @@ def scale_pods(
     known = state.wanted or ((view.time_s, current),)  # whoever is new lets what there is be
     recent = _remember(known, view.time_s, bounded, params.stable_s)
     pods = bounded if bounded >= current else min(current, recent[0][1])
+    if high is not None and pods > high:
+        pods, why, words = high, Why.CEILING, f"at most {high} pods"
     if pods == current:
         words = words or "as many as there are"
     if pods < current and why not in (Why.FLOOR, Why.CEILING):
