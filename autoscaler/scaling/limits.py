@@ -25,24 +25,22 @@ def pool_problems(limits: Limits) -> list[str]:
 
 def contradictions(view: PoolView) -> dict[str, str]:
     """By key: why what a model asks for cannot be given in this pool. The rest is given."""
+    largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
     found = {}
     for model in view.models:
-        if text := _contradiction(model, view):
+        if text := _contradiction(model, view.limits.max_pods, largest):
             found[model.key] = text
     return found
 
 
-def _contradiction(model: ModelView, view: PoolView) -> str:
-    policy, most = model.spec.policy, view.limits.max_pods
+def _contradiction(model: ModelView, most: int | None, largest_bytes: int) -> str:
+    policy = model.spec.policy
     if most is not None and policy.min_copies > most:
         return f"min-copies must be at most the pool's max-pods {most}, was {policy.min_copies}"
-    if policy.preload is Preload.EAGER and policy.max_copies == 0:
-        return "preload eager needs max-copies of at least 1, was 0"
-    budgets = [pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()]
     needs_copies = policy.min_copies or policy.preload is Preload.EAGER
-    if needs_copies and budgets and model.size_bytes > max(budgets):
+    if needs_copies and largest_bytes and model.size_bytes > largest_bytes:
         return (
             f"a copy of {model.size_bytes} bytes must fit a pod's memory, "
-            f"the largest has {max(budgets)}"
+            f"the largest has {largest_bytes}"
         )
     return ""

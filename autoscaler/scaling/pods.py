@@ -80,7 +80,8 @@ def scale_pods(
         why, words = Why.IDLE, f"{pods} were enough for {params.stable_s:g} s"
     if pods == current and state.current is not None:
         return (), PodState(recent, current)
-    leaving = [DrainPod(pod, why, words) for pod in _emptiest(view, len(view.pods) - pods)]
+    surplus = len(view.pods) - pods
+    leaving = [DrainPod(pod, why, words) for pod in _emptiest(view, surplus)] if surplus > 0 else []
     return (SetPods(pods, why, words), *leaving), PodState(recent, pods)
 
 
@@ -169,4 +170,4 @@ def _emptiest(view: PoolView, count: int) -> list[str]:
         busy = pod.slots_busy + pod.inferring
         return (_RANK[uses[pod.name]], busy, sum(pod.used_bytes.values()), pod.name)
 
-    return [pod.name for pod in sorted(view.pods.values(), key=rank)[: max(0, count)]]
+    return [pod.name for pod in sorted(view.pods.values(), key=rank)[:count]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from registry.arrivals import Arrivals, Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from autoscaler.forecasting.history import Floats, History
+    from autoscaler.forecasting.history import Floats, History, Integers
     from autoscaler.planning.expecting import Learnt
     from autoscaler.planning.pool import Demand
     from registry.arrivals import Counted
@@ -38,18 +38,24 @@ _DAY_S: Final = 86_400
 _SECONDS_KEPT_S: Final = 300
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What forecasts start from; rows are `models`."""
+
+    models: tuple[str, ...]
+    history: History
+    seconds: Integers
+    """(models, seconds): counts of the last minutes, the second under way last."""
+
+
 class DemandReader:
     """The counts of one pool, and what is expected. One owner."""
 
-    def __init__(
-        self, registry: Registry, expect: Callable[[History, Learnt], Demand] = expect
-    ) -> None:
-        self._expect = expect
+    def __init__(self, registry: Registry) -> None:
         self._arrivals = Arrivals(registry)
         self._counts: Counts | None = None
         self._taken: dict[int, dict[ModelName, int]] = {}
         """What was already added of the last seconds."""
-        self._learnt: Learnt | None = None
         self._read_at_s = 0.0
         self.arrived: defaultdict[ModelName, int] = defaultdict(int)
         """Requests since `forget_arrived`."""
@@ -81,7 +87,7 @@ class DemandReader:
         minutes = await self._arrivals.read(Span.MINUTE, minutes_from_s, seconds_from_s - 60)
         seconds = await self._arrivals.read(Span.SECOND, seconds_from_s, now_s)
         counts = Counts()
-        self._taken, self._learnt = {}, None
+        self._taken = {}
         self._declare(counts, models, now_s)
         for each in (tens, minutes):
             _add(counts, each)
@@ -121,8 +127,8 @@ class DemandReader:
             names, times_s, numbers = zip(*fresh, strict=True)
             counts.add(names, times_s, numbers)
 
-    def forecast(self, now_s: float, models: Sequence[ModelName]) -> Demand | None:
-        """What is expected of these models, in their order; None before anything was counted."""
+    def past(self, now_s: float, models: Sequence[ModelName]) -> Past | None:
+        """A copy of what is known of these models, in their order; None before anything was."""
         if self._counts is None or not models:
             return None
         history = self._counts.history(now_s)
@@ -131,11 +137,22 @@ class DemandReader:
         if any(name not in rows_of for name in names):
             return None  # declared since the last read
         rows = np.array([rows_of[name] for name in names], dtype=np.int64)
-        ordered = history.take(rows)
-        every_s = float(np.clip(ordered.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
-        self._learnt = learn(ordered, names, self._learnt, every_s=every_s)
-        demand = self._expect(ordered, self._learnt)
-        by_rhythm = p_by_rhythm(self._counts.recent_seconds()[rows], window_s=60.0)
+        return Past(names, history.take(rows), self._counts.recent_seconds()[rows])
+
+
+class Forecaster:
+    """What is expected after a past, by what was learnt before. One call at a time, any thread."""
+
+    def __init__(self, expect: Callable[[History, Learnt], Demand] = expect) -> None:
+        self._expect = expect
+        self._learnt: Learnt | None = None
+
+    def forecast(self, past: Past) -> Demand:
+        """The demand of the models of the past."""
+        every_s = float(np.clip(past.history.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
+        self._learnt = learn(past.history, past.models, self._learnt, every_s=every_s)
+        demand = self._expect(past.history, self._learnt)
+        by_rhythm = p_by_rhythm(past.seconds, window_s=60.0)
         return replace(demand, p_minute=1 - (1 - demand.p_minute) * (1 - by_rhythm))
 
 

@@ -18,7 +18,7 @@ from autoscaler.planning.pool import Limits, Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from autoscaler.scaling.limits import contradictions
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from autoscaler.service.demand import DemandReader, is_sound
+from autoscaler.service.demand import DemandReader, Forecaster, is_sound
 from registry.actions import POOL, ActionRecord, Outcome, WantedPods
 from registry.arrivals import Arrivals
 from registry.cluster import Residency
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool import Demand, ModelView, PodView, PoolView
     from autoscaler.service.acting import Actor
+    from autoscaler.service.demand import Past
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings
     from registry.autoscaling import Autoscaling
@@ -53,6 +54,15 @@ class Plan:
     """By key: why what a model asks for cannot be had."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forecasted:
+    """A forecast of these models, and how long it took."""
+
+    models: tuple[str, ...]
+    demand: Demand | None
+    took_s: float
+
+
 class Autoscaler:
     """One autoscaler. Owned by the event loop."""
 
@@ -64,20 +74,23 @@ class Autoscaler:
         policy: LoadingPolicy[Any],
         metrics: AutoscalerMetrics,
         holder: str,
-        reader: DemandReader | None = None,
+        forecaster: Forecaster | None = None,
     ) -> None:
         self._settings = settings
         self._watch = watch
         self._autoscaling = autoscaling
         self._arrivals = Arrivals(watch.registry)
-        self._demand_reader = reader or DemandReader(watch.registry)
+        self._demand_reader = DemandReader(watch.registry)
         self._policy = policy
         self._state: Any = policy.start
         self._metrics = metrics
         self._holder = holder
         self._demand: Demand | None = None
         self._demand_models: tuple[str, ...] = ()
+        self._forecaster = forecaster or Forecaster()
+        self._forecasting: asyncio.Future[Forecasted] | None = None
         self._forecast_at_s = 0.0
+        self._forecast_pause_s = settings.forecast_every
         self._pods: PodState | None = None
         self._told_refused: dict[str, str] = {}
 
@@ -152,25 +165,53 @@ class Autoscaler:
         return plan
 
     def _forecast(self, now_s: float) -> None:
-        """Forecast anew when it is time, or when other models are declared."""
+        """Take in a forecast that is ready; begin another one when it is time.
+
+        In a thread: with ten thousand models it takes seconds, and what waits must not wait for it.
+        """
+        if self._forecasting is not None and self._forecasting.done():
+            self._take_forecast(self._forecasting)
+            self._forecasting = None
+        if self._forecasting is not None:
+            return
         names = sorted(self._watch.state.models)
         texts = tuple(str(name) for name in names)
         age_s = now_s - self._forecast_at_s
-        if texts == self._demand_models and 0 <= age_s < self._settings.forecast_every:
+        if texts == self._demand_models and 0 <= age_s < self._forecast_pause_s:
             return
         self._forecast_at_s = now_s
+        past = self._demand_reader.past(now_s, names)
+        if past is None:
+            self._demand, self._demand_models = None, texts
+            return
+        loop = asyncio.get_running_loop()
+        self._forecasting = loop.run_in_executor(None, self._forecast_in_thread, past)
+
+    def _forecast_in_thread(self, past: Past) -> Forecasted:
+        started_s = time.perf_counter()
+        demand: Demand | None = None
         try:
-            with self._metrics.forecast_seconds.time():
-                demand = self._demand_reader.forecast(now_s, names)
+            demand = self._forecaster.forecast(past)
         except (ValueError, ArithmeticError, LookupError):
             self._metrics.failures.labels("forecast").inc()
             logger.exception("the forecast failed; planning goes on without")
-            demand = None
         if demand is not None and not is_sound(demand):
             self._metrics.failures.labels("absurd-forecast").inc()
             logger.warning("the forecast is not finite; planning goes on without")
             demand = None
-        self._demand, self._demand_models = demand, texts
+        return Forecasted(past.models, demand, time.perf_counter() - started_s)
+
+    def _take_forecast(self, ready: asyncio.Future[Forecasted]) -> None:
+        forecasted = ready.result()
+        self._metrics.forecast_seconds.observe(forecasted.took_s)
+        self._demand, self._demand_models = forecasted.demand, forecasted.models
+        # A large pool's forecasts shall take a fifth of a core, not all of it.
+        self._forecast_pause_s = max(self._settings.forecast_every, 5 * forecasted.took_s)
+
+    async def wait_forecast(self) -> None:
+        """Return when the forecast that was begun last is ready."""
+        if self._forecasting is not None:
+            await asyncio.wait([self._forecasting])
 
     def _plan(self, view: PoolView) -> Plan:
         actions: tuple[Action, ...] = ()

@@ -75,6 +75,8 @@ async def plan_once(registry: Registry, loading: str) -> Plan:
     try:
         async with asyncio.timeout(_SYNC_S):
             await watch.wait_synced()
+            await planner.plan()
+            await planner.wait_forecast()
             return await planner.plan()
     except TimeoutError as error:
         raise RequestFailed(f"the registry could not be read within {_SYNC_S:g} s") from error

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.planning.expecting import expect
 from autoscaler.service.acting import Actor
-from autoscaler.service.demand import DemandReader
+from autoscaler.service.demand import Forecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
@@ -172,8 +172,8 @@ class Stage:
         )
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
-        reader = DemandReader(registry, expect)
-        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, reader)
+        forecaster = Forecaster(expect)
+        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster)
         client = PodClient(load_timeout_s=20)
 
         async def run() -> None:

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.service.demand import DemandReader
+from autoscaler.service.demand import DemandReader, Forecaster, is_sound
 from registry.arrivals import Arrivals
 from tests.autoscaler.service.conftest import model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.planning.pool import Demand
+    from registry.model import ModelName
     from tests.autoscaler.service.conftest import Stage
 
 pytestmark = pytest.mark.anyio
@@ -24,14 +28,21 @@ async def _declared(stage: Stage) -> Arrivals:
     return Arrivals(stage.registry)
 
 
+def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) -> Demand:
+    past = reader.past(now_s, names)
+    assert past is not None
+    demand = Forecaster().forecast(past)
+    assert is_sound(demand)
+    return demand
+
+
 async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     arrivals = await _declared(stage)
     counts = [(NAMES[0], 3, 0), (NAMES[0], 5, 100), (NAMES[0], 7, 1000), (NAMES[1], 2, 90_000)]
     await arrivals.tell("gateway", 1, counts, {})
     reader, now_s = DemandReader(stage.registry), time.time()
     await reader.read(now_s, NAMES)
-    demand = reader.forecast(now_s, NAMES)
-    assert demand is not None
+    demand = _expected(reader, now_s, NAMES)
     assert demand.history.tens.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
     assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60
@@ -55,8 +66,7 @@ async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) ->
     await arrivals.tell("gateway", 1, [(NAMES[0], 4, 0)], {})
     for at_s in (now_s, now_s + jump_s, now_s):
         await reader.read(at_s, NAMES)
-        demand = reader.forecast(at_s, NAMES)
-        assert demand is not None
+        _expected(reader, at_s, NAMES)
         assert all(last_s <= at_s + 1 for last_s in reader.last_arrival_s.values())
 
 
@@ -67,6 +77,5 @@ async def test_models_that_are_withdrawn_are_forgotten(stage: Stage) -> None:
     await reader.read(now_s, NAMES)
     await reader.read(now_s, NAMES[1:])
     assert set(reader.last_arrival_s) == {NAMES[1]}
-    demand = reader.forecast(now_s, NAMES[1:])
-    assert demand is not None
+    demand = _expected(reader, now_s, NAMES[1:])
     assert demand.p_minute.shape == (1,)

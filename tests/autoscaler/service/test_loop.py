@@ -192,7 +192,12 @@ async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float)
     policy = LOADING_POLICIES["predictive"]()
     async with stage.autoscaler(policy, expect=spoilt, min_pods=0) as metrics:
         await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="floors hold")
-        assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast")
+        await until(
+            lambda: metric(
+                metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast"
+            ),
+            timeout_s=LIMIT_S, what="the forecast refused",
+        )  # fmt: skip
 
 
 async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
