@@ -83,7 +83,9 @@ def run_one(task: Task) -> Outcome:
         every_s=TICK_S,
         epoch_s=task.span.epoch_s,
         counts=task.span.counts_before(),
-        forecaster=tape.read(task.span, task.forecasts),
+        forecaster=tape.read(
+            task.span, task.forecasts, with_history=task.policy == "hybrid-histogram"
+        ),
     )
     requests: Counter[str] = Counter()
     cold: Counter[str] = Counter()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.history import Forecast, Question
 from autoscaler.planning.expecting import Learnt, expect, learn
 from autoscaler.planning.pool import Demand
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from autoscaler.forecasting.counts import Counts
     from autoscaler.forecasting.history import Floats
     from load.experiments.prewarm.setting import Span
 
 QUESTION: Final = Question(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+_NO_PAST: Final = CountsParams(seconds=1, minutes=1, tens=1, active=1)
 _LEARN_EVERY_S: Final = 3600.0
 """Rarer than live, for the time it takes."""
 
@@ -31,14 +32,17 @@ _LEARN_EVERY_S: Final = 3600.0
 class Tape:
     """Forecasts by tick; a `load.simulator.autoscaling.Forecaster`."""
 
-    def __init__(self, span: Span, arrays: dict[str, Floats]) -> None:
+    def __init__(self, span: Span, arrays: dict[str, Floats], *, with_history: bool) -> None:
+        """Without history the past of every demand is empty, for policies that do not read it."""
         self._epoch_s = span.epoch_s
         self._arrays = arrays
+        self._with_history = with_history
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
         """The forecast of a tick, and the history as it is."""
         tick = round((now_s - self._epoch_s) / TICK_S)
-        history = counts.history_of(models, now_s)
+        known = counts if self._with_history else Counts(_NO_PAST)
+        history = known.history_of(models, now_s)
         at = {name: array[tick].astype(np.float64) for name, array in self._arrays.items()}
         soon = at.pop("p_minute")
         return Demand(history, QUESTION, Forecast(**at), soon)
@@ -67,10 +71,10 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
 
 
 @lru_cache(maxsize=1)
-def read(span: Span, path: Path) -> Tape:
+def read(span: Span, path: Path, *, with_history: bool) -> Tape:
     """What `record` wrote."""
     with np.load(path) as arrays:
-        return Tape(span, dict(arrays))
+        return Tape(span, dict(arrays), with_history=with_history)
 
 
 def _kept(demand: Demand) -> dict[str, Floats]:

@@ -57,7 +57,7 @@ def test_a_tape_has_the_forecasts_that_would_be_made_at_each_tick(
     counts = span.counts_before()
     known = counts.history_of(names, span.epoch_s)
     expected = expect(known, learn(known, names), tape.QUESTION)
-    found = tape.read(span, forecasts)(counts, names, span.epoch_s)
+    found = tape.read(span, forecasts, with_history=True)(counts, names, span.epoch_s)
     assert found is not None
     np.testing.assert_allclose(found.p_minute, expected.p_minute, rtol=1e-5)
     np.testing.assert_allclose(found.forecast.quantiles, expected.forecast.quantiles, rtol=1e-5)
