@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.pod_use import PodUse
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.actions import ActionRecord
+    from registry.actions import Plans
     from registry.client import Registry
     from registry.cluster import PodState
     from registry.model import ModelName, ModelRecord
@@ -36,7 +36,7 @@ async def show_models(
         state, plans = await asyncio.gather(registry.cluster(), Autoscaling(registry).plans())
     _require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
-        model_document(state, record, plans.last.get(str(name)))
+        model_document(state, record, plans)
         for name, record in sorted(state.models.items())
         if (not names or name in names) and (namespace is None or name.namespace == namespace)
     ]
@@ -62,17 +62,17 @@ async def show_models(
     )
 
 
-def model_document(
-    state: ClusterState, record: ModelRecord, action: ActionRecord | None = None
-) -> dict[str, Any]:
+def model_document(state: ClusterState, record: ModelRecord, plans: Plans) -> dict[str, Any]:
     """One model as JSON. Ready means that it can be served, not that it is warm."""
+    action = plans.last.get(str(record.spec.name))
+    may_wake = plans.now.wanted is not None and plans.leader is not None
     failure = record.failure
     holders = state.holders(record.spec.key)
     accepting = [pod for pod in state.pods.values() if pod.is_accepting]
     return {
         "namespace": record.spec.name.namespace,
         "name": record.spec.name.name,
-        "ready": failure is None and bool(accepting),
+        "ready": failure is None and (bool(accepting) or may_wake),
         "policy": str(record.spec.policy.routing),
         "storage_uri": record.spec.storage_uri,
         "task": None if record.spec.task is None else str(record.spec.task),
