@@ -83,12 +83,11 @@ def _features(levels: Floats, age_min: Floats) -> Floats:
 
 def _levels_now(history: History) -> Floats:
     """(models, half-lives): the share of active minutes, the last ones counting most."""
-    ago = history.origin_minute - 1 - history.active
-    is_known = history.active != NEVER
-    keep = np.exp2(-1 / _HALF_LIVES_MIN)
+    ago = np.maximum(history.origin_minute - 1 - history.active, 0).astype(np.float32)
+    ago[history.active == NEVER] = np.inf
     levels = [
-        (1 - each) * np.where(is_known, each ** np.maximum(ago, 0), 0.0).sum(axis=1)
-        for each in keep
+        (1 - np.exp2(-1 / each)) * np.exp2(ago * np.float32(-1 / each)).sum(axis=1)
+        for each in _HALF_LIVES_MIN
     ]
     result: Floats = np.stack(levels, axis=1)
     return result

@@ -106,11 +106,8 @@ def _sink_device(
 
 
 def _below(worth: Worth, row: int) -> Tier:
-    """The nearest tier under the device that is worth holding."""
-    for tier in (Tier.HOST, Tier.DISK):
-        if worth.is_worth[tier][row]:
-            return tier
-    return Tier.REMOTE
+    """The tier under the device that a model sinks to. Disks drop files by their own budgets."""
+    return Tier.HOST if worth.is_worth[Tier.HOST][row] else Tier.DISK
 
 
 # What comes
@@ -176,7 +173,7 @@ def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list
     if coming or worth is None or policy.preload is Preload.OFF:
         return []
     tier = _below(worth, row)
-    if tier is Tier.REMOTE:
+    if not worth.is_worth[tier][row]:
         return []
     return _missing(_Wish(row, tier, 0.0, False, Why.FORECAST, words), model, 1)
 

@@ -57,10 +57,7 @@ class Worth:
 def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
     """The worth of each tier for each model. Tiers no pod has a budget of are left out."""
     models = view.models
-    load_s = {
-        tier: np.array([each.load_from_s(tier) for each in models])
-        for tier in (Tier.REMOTE, *RISING)
-    }
+    load_s = _load_times(view)
     size = np.array([max(1, each.size_bytes) for each in models], dtype=np.float64)
     per_s = _arrivals_per_s(demand, load_s[Tier.REMOTE])
     from_s = load_s[Tier.REMOTE]
@@ -76,6 +73,19 @@ def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
         is_worth[tier] = margin[tier] > 1
         from_s = np.where(is_worth[tier], load_s[tier], from_s)
     return Worth(per_s, saved, margin, is_worth)
+
+
+def _load_times(view: PoolView) -> dict[Tier, Floats]:
+    """(models,) per tier; a farther one is at least as slow as a nearer one.
+
+    Estimates of what was not measured yet may say otherwise.
+    """
+    found: dict[Tier, Floats] = {}
+    least: Floats = np.zeros(len(view.models))
+    for tier in (*reversed(RISING), Tier.REMOTE):
+        least = np.maximum(least, [each.load_from_s(tier) for each in view.models])
+        found[tier] = least
+    return found
 
 
 def _arrivals_per_s(demand: Demand, load_s: Floats) -> Floats:

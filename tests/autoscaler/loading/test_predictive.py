@@ -116,6 +116,12 @@ def test_what_is_not_worth_a_device_waits_on_disk() -> None:
     assert _loads(_plan(there, rule)) == []
 
 
+def test_a_farther_tier_is_never_taken_to_be_faster() -> None:
+    """A prior of 0.25 s from object storage beside a measured 10 s from disk: 10 s are saved."""
+    odd = {Tier.HOST: 10.0, Tier.DISK: 10.0, Tier.REMOTE: 0.25}
+    assert _loads(_one(0.0151, load_s=odd)) == [("m", "p", Tier.DEVICE)]
+
+
 # Where
 
 
@@ -172,7 +178,7 @@ def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, Why]]:
 
 
 def test_what_is_not_worth_its_memory_sinks() -> None:
-    assert _sunk(NEVER_COMES) == [("p", Tier.REMOTE, Why.IDLE)]
+    assert _sunk(NEVER_COMES) == [("p", Tier.DISK, Why.IDLE)]
     assert _sunk(COMES) == []
 
 
@@ -195,7 +201,7 @@ def test_a_copy_too_many_goes_after_a_while() -> None:
     two = {"p": Tier.DEVICE, "q": Tier.DEVICE}
     uses = {"p": Use(last_s=NOW_S - 61), "q": Use(last_s=NOW_S - 70)}
     assert _sunk(COMES, at=two, uses=uses, last_arrival_s=NOW_S - 61) == [
-        ("q", Tier.REMOTE, Why.COPIES)
+        ("q", Tier.DISK, Why.COPIES)
     ]
     assert _sunk(COMES, at=two, last_arrival_s=NOW_S - 59) == []
 
