@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MOST_HEAD_BYTES: Final = 64 * 1024
 """Longest request line and headers together, give or take one read of the socket."""
 _TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MOST_HEAD_BYTES
-_INFERENCE_ENDS: Final = (b"/infer", b":predict", b"/completions", b"/embeddings")
+_INFERENCE_ENDS: Final = (
+    b"/infer", b":predict", b"/completions", b"/embeddings", b"/images/generations",
+)  # fmt: skip
 
 
 class GatewayProtocol(HttpToolsProtocol):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gateway.body import RequestBody
 
-PATH: Final = re.compile(r"/openai/v1/(completions|chat/completions|embeddings)")
+PATH: Final = re.compile(r"/openai/v1/(completions|chat/completions|embeddings|images/generations)")
 _FIRST_BYTES: Final = 4096
 """What is looked at before more of the body is waited for; the name is nearly always in it."""
 _LONGEST_NAME: Final = 253

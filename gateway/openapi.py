@@ -15,9 +15,11 @@ _PATHS = {
     "/openai/v1/completions": ("openai", "Go on with a text; `stream` sends it as it is made."),
     "/openai/v1/chat/completions": ("openai", "Answer a conversation."),
     "/openai/v1/embeddings": ("openai", "Embed texts."),
+    "/openai/v1/images/generations": ("openai", "Make images from a text."),
     "/serving/{namespace}/{name}/openai/v1/completions": ("openai", "Any namespace."),
     "/serving/{namespace}/{name}/openai/v1/chat/completions": ("openai", "Any namespace."),
     "/serving/{namespace}/{name}/openai/v1/embeddings": ("openai", "Any namespace."),
+    "/serving/{namespace}/{name}/openai/v1/images/generations": ("openai", "Any namespace."),
 }
 _V1_BODY = {
     "type": "object",

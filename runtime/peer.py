@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
+import orjson
 
 from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnreachable
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
@@ -26,12 +27,11 @@ TIMING = re.compile(r"([a-z-]+);dur=([0-9.]+)")
 
 
 class PeerRefused(Exception):
-    """The predict pod answered with an error, which is passed on as it is."""
+    """The predict pod answered with an error, whose status, message and headers are passed on."""
 
     def __init__(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        super().__init__(f"predict pod answered {status}")
+        super().__init__(_message_of(body))
         self.status = status
-        self.body = body
         self.headers = headers
 
 
@@ -140,5 +140,12 @@ def _forwarded(head: RequestHead, now_s: float) -> dict[str, str]:
 
 
 def _passed_on(headers: httpx.Headers) -> dict[str, str]:
-    kept = ("content-type", "retry-after", "x-pilotlight-not-executed")
+    kept = ("retry-after", "x-pilotlight-not-executed")
     return {name: headers[name] for name in kept if name in headers}
+
+
+def _message_of(body: bytes) -> str:
+    try:
+        return str(orjson.loads(body)["error"])
+    except (ValueError, TypeError, KeyError):
+        return body.decode("utf-8", "replace")

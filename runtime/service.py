@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from runtime.stages import postprocessed, preprocessed, simulate
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from registry.model import ModelSpec
@@ -139,21 +139,21 @@ class PredictService:
         """Where other pods reach this one."""
         return self._identity.address
 
-    @contextmanager
-    def admitted(self, head: RequestHead) -> Iterator[None]:
-        """Count a request that is answered elsewhere; raises as `check_open` does."""
+    @asynccontextmanager
+    async def admitted(self, head: RequestHead) -> AsyncIterator[None]:
+        """A request's time under way; raises as `check_open` does, and PodEnded."""
         with self._place(head):
-            yield
+            async with self._lives.one():
+                yield
 
     async def answer(self, head: RequestHead, protocol: Protocol, body: bytes | ReadBody) -> Answer:
         """The answer to a request, decoded or not; raises RuntimePackageError, PeerRefused."""
-        with self._place(head):
-            async with self._lives.one():
-                if isinstance(body, bytes):
-                    body = await self._read(head, protocol, body)
-                if head.is_infer_stage:
-                    return await self._answer_inference(head, body)
-                return await self._answer_entry(head, body)
+        async with self.admitted(head):
+            if isinstance(body, bytes):
+                body = await self._read(head, protocol, body)
+            if head.is_infer_stage:
+                return await self._answer_inference(head, body)
+            return await self._answer_entry(head, body)
 
     async def _read(self, head: RequestHead, protocol: Protocol, body: bytes) -> ReadBody:
         if len(body) <= SMALL_BODY_BYTES:

@@ -146,7 +146,7 @@ class GenerationService:
         until_s = time.monotonic() + self.limits.longest_s
         if head.deadline_s is not None:
             until_s = min(until_s, head.deadline_s)
-        with self.service.admitted(head):
+        async with self.service.admitted(head):
             try:
                 spec = await self.declared.find(head.name, head.generation)
                 held = await self.loads.hold(spec, token=head.load_token, deadline_s=until_s)

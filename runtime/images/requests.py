@@ -36,6 +36,10 @@ class Sides:
     default: int
     multiple: int
 
+    def allow(self, side: int) -> bool:
+        """Whether an image may be so wide or high."""
+        return self.multiple <= side <= MOST_PIXELS and side % self.multiple == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -50,12 +54,12 @@ class Wish:
     guidance: float
 
 
-def read_wishes(instances: Sequence[Any], sides: Sides) -> list[Wish]:
-    """The images of a V1 body; raises InvalidRequest."""
+def read_wishes(instances: Sequence[Any], sides: Sides, *, where: str = "instances") -> list[Wish]:
+    """The images of a V1 body; `where` is its list, for messages. Raises InvalidRequest."""
     if not 0 < len(instances) <= MOST_IMAGES:
         raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, {len(instances)}"
                              " were asked for")  # fmt: skip
-    wishes = [_wish(instance, f"instances[{i}]", sides) for i, instance in enumerate(instances)]
+    wishes = [_wish(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
     if len({(wish.width, wish.height) for wish in wishes}) > 1:
         raise InvalidRequest("all images of a request must have one width and one height")
     return wishes

@@ -1,4 +1,4 @@
-"""OpenAI answer documents: completions and chat, whole and in chunks, embeddings, models."""
+"""OpenAI answer documents: completions and chat (whole, in chunks), embeddings, images, models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from runtime.protocols.reply import event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,11 +98,6 @@ class AnswerForm:
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
 
 
-def event(document: dict[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: " + orjson.dumps(document) + b"\n\n"
-
-
 def embeddings(
     vectors: npt.NDArray[np.float32], *, model: str, prompt_tokens: int, is_base64: bool
 ) -> bytes:
@@ -118,6 +115,12 @@ def embeddings(
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def images(pictures: Sequence[str], *, created_s: int) -> bytes:
+    """The answer with one picture each, PNG in base64."""
+    data = [{"b64_json": picture} for picture in pictures]
+    return orjson.dumps({"created": created_s, "data": data, "output_format": "png"})
 
 
 def model_card(name: ModelName) -> dict[str, Any]:

@@ -1,96 +1,59 @@
-"""The answer to one request on ASGI: out whole or piece by piece, errors in OpenAI's shape."""
+"""One of OpenAI's endpoints on ASGI: from a request's bytes to a checked body and its model."""
 
 from __future__ import annotations
 
-import logging
-from http import HTTPStatus
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
 
-import orjson
-
-from runtime.errors import InferenceFailed, RuntimePackageError
-from runtime.metrics import REQUESTS
-from runtime.openai.answers import event
-from runtime.openai.errors import error_answer, error_document
-from runtime.peer import PeerRefused
-from runtime.protocols.client import ClientGone
+from runtime.openai.errors import openai_error
+from runtime.openai.naming import openai_head
+from runtime.openai.requests import Body, read_openai_body
+from runtime.protocols.client import read_body_of, while_connected
+from runtime.protocols.reply import Reply, answer_or_fail, common_headers, headers_of, stage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping
 
-    from starlette.types import Send
+    from starlette.types import Receive, Scope, Send
 
-logger = logging.getLogger(__name__)
+    from runtime.protocols.request import RequestHead
+    from runtime.settings import PodSettings
 
-Headers = list[tuple[str, str]]
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Body]):
+    """A request that was read, and where its answer goes."""
+
+    head: RequestHead
+    body: Body
+    content: bytes
+    """The body as it came."""
+    reply: Reply
 
 
-class Reply:
-    """The answer to one request."""
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Body]):
+    """An ASGI application; `work` ends when the client leaves, what it raises is the answer."""
 
-    def __init__(self, send: Send, headers: Sequence[tuple[str, str]]) -> None:
-        self._send = send
-        self._headers = list(headers)
-        self.status: HTTPStatus | None = None
-        """The status that was sent; None: nothing was."""
+    settings: PodSettings
+    kind: type[Body]
+    work: Callable[[Call[Body]], Coroutine[object, object, None]]
 
-    async def whole(self, content: bytes, headers: Headers, status: int = HTTPStatus.OK) -> None:
-        """Answer at once."""
-        await self.begin([*headers, ("content-length", str(len(content)))], status)
-        await self.end(content)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = headers_of(scope)
+        reply = Reply(send, common_headers(self.settings.name, headers), openai_error)
+        await answer_or_fail(reply, stage_of(headers), self._serve(scope, headers, receive, reply))
 
-    async def begin(self, headers: Headers, status: int = HTTPStatus.OK) -> None:
-        """Send the head."""
-        self.status = HTTPStatus(status)
-        raw = [
-            (name.encode("latin-1"), value.encode("latin-1", "replace"))
-            for name, value in (*headers, *self._headers)
-        ]
-        await self._send(
-            {"type": "http.response.start", "status": int(self.status), "headers": raw}
+    async def _serve(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, reply: Reply
+    ) -> None:
+        content = await read_body_of(headers, receive, self.settings.max_body_bytes)
+        body = read_openai_body(self.kind, content)
+        head = openai_head(
+            scope["path_params"].get("model"),
+            body.model,
+            headers,
+            allow_simulated_work=self.settings.allow_simulated_work,
         )
-
-    async def piece(self, content: bytes) -> None:
-        """Send some of the body; returns when the client keeps up."""
-        await self._send({"type": "http.response.body", "body": content, "more_body": True})
-
-    async def end(self, content: bytes = b"") -> None:
-        """Send the last of the body."""
-        await self._send({"type": "http.response.body", "body": content})
-
-    async def fail(self, error: RuntimePackageError) -> None:
-        """Answer with an error; inside a stream, as its last event."""
-        if self.status is None:
-            status, content, headers = error_answer(error)
-            await self.whole(content, headers, status)
-        else:
-            await self.end(event(error_document(error)))
-
-    async def pass_on(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        """Another pod's refusal, in OpenAI's shape."""
-        try:
-            message = orjson.loads(content)["error"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            message = content.decode("utf-8", "replace")
-        document = {"message": message, "type": "server_error", "param": None, "code": None}
-        kept = [(name, value) for name, value in headers.items() if name != "content-type"]
-        await self.whole(
-            orjson.dumps({"error": document}), [("content-type", "application/json"), *kept], status
-        )
-
-
-async def answer_or_fail(reply: Reply, stage: str, work: Coroutine[object, object, None]) -> None:
-    """Do the work; whatever it raises becomes the answer, and the outcome is counted."""
-    try:
-        await work
-    except ClientGone:
-        REQUESTS.labels(stage=stage, status="gone").inc()
-        return
-    except PeerRefused as refused:
-        await reply.pass_on(refused.status, refused.body, refused.headers)
-    except RuntimePackageError as error:
-        await reply.fail(error)
-    except Exception as error:
-        logger.exception("request broke")
-        await reply.fail(InferenceFailed(repr(error)))
-    REQUESTS.labels(stage=stage, status=str(int(reply.status or 0))).inc()
+        await while_connected(receive, self.work(Call(head, body, content, reply)))

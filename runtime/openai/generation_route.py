@@ -4,110 +4,82 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.errors import PeerUnreachable
 from runtime.generation.engine import Finish
 from runtime.generation.service import Wish
 from runtime.openai.answers import DONE, AnswerForm, Usage
-from runtime.openai.exchange import Reply, answer_or_fail
-from runtime.openai.naming import openai_head
-from runtime.openai.requests import ChatBody, CompletionBody, read_openai_body
-from runtime.protocols.client import read_whole, while_connected
+from runtime.openai.requests import ChatBody, CompletionBody
+from runtime.protocols.reply import JSON, server_timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from starlette.types import Receive, Scope, Send
+    from collections.abc import Callable
 
     from runtime.declared import DeclaredModels
     from runtime.generation.service import Delta, GenerationService, Opened
+    from runtime.openai.exchange import Call
     from runtime.peer import PeerClient
+    from runtime.protocols.reply import Reply
     from runtime.protocols.request import RequestHead
     from runtime.service import PredictService
-    from runtime.settings import PodSettings
     from runtime.tasks.text_generation import TextGeneration
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for completions; chat goes on to the end of the context."""
 EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
-JSON = [("content-type", "application/json")]
 PASSED_ON = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
              "x-pilotlight-start", "server-timing")  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
 class GenerationRoute:
-    """One of the two endpoints, as an ASGI application."""
+    """Answers both endpoints."""
 
-    def __init__(
-        self,
-        settings: PodSettings,
-        service: PredictService,
-        generations: GenerationService,
-        declared: DeclaredModels,
-        peers: PeerClient,
-        kind: type[ChatBody] | type[CompletionBody],
-    ) -> None:
-        self._settings = settings
-        self._service = service
-        self._generations = generations
-        self._declared = declared
-        self._peers = peers
-        self._kind = kind
+    service: PredictService
+    generations: GenerationService
+    declared: DeclaredModels
+    peers: PeerClient
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
         """Answer one request."""
-        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
-        reply = Reply(send, common_headers(self._settings.name, headers.get("x-request-id")))
-        stage = "infer" if "x-pilotlight-stage" in headers else "entry"
-        await answer_or_fail(reply, stage, self._serve(scope, headers, receive, reply))
-
-    async def _serve(
-        self, scope: Scope, headers: Mapping[str, str], receive: Receive, reply: Reply
-    ) -> None:
-        content = await read_whole(receive, self._settings.max_body_bytes)
-        body = read_openai_body(self._kind, content)
-        head = openai_head(
-            scope["path_params"].get("model"),
-            body.model,
-            headers,
-            allow_simulated_work=self._settings.allow_simulated_work,
-        )
-        if head.predict_address in {None, self._service.address}:
-            work = self._answer(head, body, reply)
+        if call.head.predict_address in {None, self.service.address}:
+            await self._answer_here(call.head, call.body, call.reply)
         else:
-            work = self._forward(head, content, reply)
-        await while_connected(receive, work)
+            await self._forward(call)
 
     # Here
 
-    async def _answer(
+    async def _answer_here(
         self, head: RequestHead, body: ChatBody | CompletionBody, reply: Reply
     ) -> None:
         """The last of the answer leaves when the slot is free, so that a next request finds it."""
         is_chat = isinstance(body, ChatBody)
         identity = f"{'chatcmpl' if is_chat else 'cmpl'}-{head.id}"
         form = AnswerForm(is_chat, identity, body.model, int(time.time()))
-        async with self._generations.open(head, _wish(body)) as opened:
+        async with self.generations.open(head, _wish(body)) as opened:
             answering = _Answering(opened, body, form, reply)
             await opened.generation.run(answering.take)
         await answering.finish()
 
     # At another pod
 
-    async def _forward(self, head: RequestHead, content: bytes, reply: Reply) -> None:
-        if not self._declared.is_pod(head.predict_address):
+    async def _forward(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
+        head, reply = call.head, call.reply
+        if not self.declared.is_pod(head.predict_address):
             raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
-        call = "chat/completions" if self._kind is ChatBody else "completions"
-        path = f"/serving/{head.name.path_segment}/openai/v1/{call}"
-        with self._service.admitted(head):
-            async with self._peers.forward(head, path, content) as answer:
-                kept = [(name, answer.headers[name]) for name in PASSED_ON
-                        if name in answer.headers]  # fmt: skip
-                pod = answer.headers.get("x-pilotlight-pod", "")
-                await reply.begin([*kept, ("x-pilotlight-predict-pod", pod)], answer.status_code)
-                async for piece in answer.aiter_raw():
-                    await reply.piece(piece)
+        name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
+        path = f"/serving/{head.name.path_segment}/openai/v1/{name}"
+        async with (
+            self.service.admitted(head),
+            self.peers.forward(head, path, call.content) as answer,
+        ):
+            kept = [(name, answer.headers[name]) for name in PASSED_ON if name in answer.headers]
+            pod = answer.headers.get("x-pilotlight-pod", "")
+            await reply.begin([*kept, ("x-pilotlight-predict-pod", pod)], answer.status_code)
+            async for piece in answer.aiter_raw():
+                await reply.piece(piece)
         await reply.end()
 
 
@@ -164,19 +136,8 @@ class _Answering:
             await self._reply.whole(content, [*JSON, *_facts(self._opened)])
 
 
-def common_headers(pod: str, request_id: str | None) -> list[tuple[str, str]]:
-    """What every answer carries."""
-    headers = [("x-pilotlight-pod", pod)]
-    if request_id:
-        headers.append(("x-request-id", request_id))
-    return headers
-
-
 def _facts(opened: Opened) -> list[tuple[str, str]]:
-    timings = ", ".join(
-        f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in opened.stages.items()
-    )
-    return [("x-pilotlight-start", opened.start), ("server-timing", timings)]
+    return [("x-pilotlight-start", opened.start), server_timing(opened.stages)]
 
 
 def _wish(body: ChatBody | CompletionBody) -> Wish:

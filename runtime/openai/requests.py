@@ -6,11 +6,13 @@ OpenAI's own servers do. Checked with pydantic; every mistake becomes an `Invali
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.errors import InvalidRequest
+from runtime.images.requests import MOST_GUIDANCE, MOST_IMAGES, MOST_SEED, MOST_STEPS
 from runtime.protocols.v2 import read_object
 
 if TYPE_CHECKING:
@@ -44,11 +46,16 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class GenerationBody(BaseModel):
-    """What completions and chat have in common; null means the default everywhere."""
+class ModelBody(BaseModel):
+    """What all bodies have; null means the default everywhere."""
 
     model_config = ConfigDict(strict=True)
     model: Annotated[str, Field(min_length=1)]
+
+
+class GenerationBody(ModelBody):
+    """What completions and chat have in common."""
+
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -118,11 +125,9 @@ class ChatBody(GenerationBody):
         return self.max_completion_tokens or self.max_tokens
 
 
-class EmbeddingBody(BaseModel):
+class EmbeddingBody(ModelBody):
     """`/openai/v1/embeddings`."""
 
-    model_config = ConfigDict(strict=True)
-    model: Annotated[str, Field(min_length=1)]
     input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_INPUTS)]
     encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] | None = None
 
@@ -132,7 +137,19 @@ class EmbeddingBody(BaseModel):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-_NOT_OFFERED: Mapping[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
+class ImageBody(ModelBody):
+    """`/openai/v1/images/generations`; below `size` are fields that OpenAI has not."""
+
+    prompt: str
+    n: Annotated[int, Field(ge=1, le=MOST_IMAGES)] | None = None
+    size: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,4}x[0-9]{1,4})$")] | None = None
+    negative_prompt: str | None = None
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=MOST_GUIDANCE)] | None = None
+
+
+_NOT_OFFERED: Mapping[type[ModelBody], Mapping[str, tuple[Any, ...]]] = {
     CompletionBody: {
         "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (), "logit_bias": ({},),
     },
@@ -142,10 +159,15 @@ _NOT_OFFERED: Mapping[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
         "logit_bias": ({},), "modalities": (["text"],), "audio": (), "web_search_options": (),
     },
     EmbeddingBody: {"dimensions": ()},
+    ImageBody: {
+        "response_format": ("b64_json",), "stream": (False,), "partial_images": (0,),
+        "output_format": ("png",), "output_compression": (100,), "background": ("auto", "opaque"),
+        "quality": ("auto", "standard"), "style": (),
+    },
 }  # fmt: skip
 """Fields that would change the answer, with the values that ask for nothing."""
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=ModelBody)
 
 
 def read_openai_body(kind: type[Body], content: bytes) -> Body:
@@ -154,11 +176,18 @@ def read_openai_body(kind: type[Body], content: bytes) -> Body:
     for field, neutral in _NOT_OFFERED[kind].items():
         value = document.get(field)
         if value is not None and value not in neutral:
-            raise InvalidField(f"{field!r} is not offered; leave it out", param=field)
+            raise InvalidField(_not_offered(field, value, neutral), param=field)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         raise _as_field(error) from error
+
+
+def _not_offered(field: str, value: Any, neutral: tuple[Any, ...]) -> str:
+    if not neutral:
+        return f"{field!r} is not offered; leave it out"
+    allowed = " or ".join(map(repr, neutral))
+    return f"{field!r} is not offered; leave it out, or say {allowed}, was {reprlib.repr(value)}"
 
 
 def _as_field(error: ValidationError) -> InvalidField:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.responses import Response
@@ -17,12 +17,18 @@ from starlette.routing import Route
 from runtime.errors import ModelNotFound
 from runtime.openai.answers import model_card, model_list
 from runtime.openai.embedding_route import EmbeddingRoute
-from runtime.openai.errors import error_answer
+from runtime.openai.errors import openai_error
+from runtime.openai.exchange import Endpoint
 from runtime.openai.generation_route import GenerationRoute
+from runtime.openai.image_route import ImageRoute
+from runtime.openai.inference import Inferences
 from runtime.openai.naming import model_named
-from runtime.openai.requests import ChatBody, CompletionBody
+from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
+from runtime.protocols.reply import error_answer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from runtime.declared import DeclaredModels
@@ -48,27 +54,25 @@ class OpenAIRoutes:
 
     def table(self) -> list[Route]:
         """The routes."""
-        chat = GenerationRoute(
-            self.settings, self.service, self.generations, self.declared, self.peers, ChatBody
+        generation = GenerationRoute(self.service, self.generations, self.declared, self.peers)
+        inferences = Inferences(
+            self.service, self.frontends, self.declared, self.generations.threads
         )
-        completion = GenerationRoute(
-            self.settings, self.service, self.generations, self.declared, self.peers,
-            CompletionBody,
-        )  # fmt: skip
-        embedding = EmbeddingRoute(
-            self.settings, self.service, self.frontends, self.declared, self.generations.threads
-        )
-        routes = [
+        endpoints: Mapping[str, Endpoint[Any]] = {
+            "chat/completions": Endpoint(self.settings, ChatBody, generation.answer),
+            "completions": Endpoint(self.settings, CompletionBody, generation.answer),
+            "embeddings": Endpoint(self.settings, EmbeddingBody, EmbeddingRoute(inferences).answer),
+            "images/generations": Endpoint(self.settings, ImageBody, ImageRoute(inferences).answer),
+        }
+        return [
             Route(f"{PREFIX}/models", self._models, methods=["GET"]),
             Route(f"{PREFIX}/models/{{model:path}}", self._model, methods=["GET"]),
+            *(
+                Route(f"{prefix}/{call}", endpoint, methods=["POST"])
+                for prefix in (PREFIX, f"/serving/{{model}}{PREFIX}")
+                for call, endpoint in endpoints.items()
+            ),
         ]
-        for prefix in (PREFIX, f"/serving/{{model}}{PREFIX}"):
-            routes += [
-                Route(f"{prefix}/chat/completions", chat, methods=["POST"]),
-                Route(f"{prefix}/completions", completion, methods=["POST"]),
-                Route(f"{prefix}/embeddings", embedding, methods=["POST"]),
-            ]
-        return routes
 
     async def _models(self, request: Request) -> Response:
         """All declared models: each can be asked for, cold if need be."""
@@ -79,7 +83,8 @@ class OpenAIRoutes:
         """One declared model."""
         name = model_named(request.path_params["model"])
         if self.declared.record(name) is None:
-            status, content, headers = error_answer(ModelNotFound(f"model {name} is not declared"))
+            error = ModelNotFound(f"model {name} is not declared")
+            status, content, headers = error_answer(error, openai_error)
             return Response(content, status, headers=dict(headers))
         return Response(
             orjson.dumps(model_card(name)), HTTPStatus.OK, media_type="application/json"

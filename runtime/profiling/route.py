@@ -12,10 +12,11 @@ from starlette.routing import Route
 from registry.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan
-from runtime.protocols.infer_route import error_response
-from runtime.protocols.v2 import read_object
+from runtime.protocols.routes import read_order, refused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from registry.profile import Profile
@@ -30,21 +31,20 @@ def profile_route(profiler: Profiler, declared: DeclaredModels) -> Route:
 
     async def answer(request: Request) -> Response:
         try:
-            plan = read_plan(await request.body())
+            plan = read_plan(await read_order(request))
             name = ModelName.from_path_segment(request.path_params["model"])
             profile = await profiler.profile(await declared.find(name, None), plan)
         except RuntimePackageError as error:
-            return _refused(error)
+            return refused(error)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
-            return _refused(InferenceFailed(f"the model cannot be profiled: {error}"))
+            return refused(InferenceFailed(f"the model cannot be profiled: {error}"))
         return Response(orjson.dumps(document_of(profile)), media_type="application/json")
 
     return Route("/v2/models/{model}/profile", answer, methods=["POST"])
 
 
-def read_plan(body: bytes) -> ProfilePlan:
+def read_plan(given: Mapping[str, Any]) -> ProfilePlan:
     """The plan a body asks for; an empty one asks for the usual. Raises InvalidRequest."""
-    given = read_object(body) if body else {}
     known = [field.name for field in fields(ProfilePlan)]
     for name, value in given.items():
         if name not in known:
@@ -60,8 +60,3 @@ def document_of(profile: Profile) -> dict[str, Any]:
         {**asdict(point), "rows_per_s": round(point.rows_per_s, 2)} for point in profile.points
     ]
     return {**asdict(profile), "points": points, "best_rows": profile.best_rows}
-
-
-def _refused(error: RuntimePackageError) -> Response:
-    status, body, headers = error_response(error)
-    return Response(body, status, headers=dict(headers))

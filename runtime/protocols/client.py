@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from runtime.errors import BodyTooLarge, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from starlette.types import Receive
 
@@ -19,8 +19,24 @@ class ClientGone(Exception):
     """The client closed its connection; nobody reads an answer."""
 
 
-async def read_whole(receive: Receive, most_bytes: int) -> bytes:
-    """The whole body, within the limit; raises BodyTooLarge, InvalidRequest, ClientGone."""
+async def read_body_of(headers: Mapping[str, str], receive: Receive, most_bytes: int) -> bytes:
+    """The whole body of a request with these headers, refused before more than the limit is held.
+
+    Raises BodyTooLarge, InvalidRequest, ClientGone.
+    """
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidRequest(
+            f"header content-encoding must be absent or identity, was {encoding[:40]!r}:"
+            " send the body as it is"
+        )
+    declared = headers.get("content-length")
+    if declared is not None and int(declared) > most_bytes:
+        raise _too_large(most_bytes, f"{declared} bytes")
+    return await _read_whole(receive, most_bytes)
+
+
+async def _read_whole(receive: Receive, most_bytes: int) -> bytes:
     chunks, total = [], 0
     while True:
         message = await receive()
@@ -29,7 +45,7 @@ async def read_whole(receive: Receive, most_bytes: int) -> bytes:
         chunk = message.get("body", b"")
         total += len(chunk)
         if total > most_bytes:
-            raise too_large(most_bytes, f"{total} bytes and more")
+            raise _too_large(most_bytes, f"{total} bytes and more")
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
@@ -38,8 +54,7 @@ async def read_whole(receive: Receive, most_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def too_large(most_bytes: int, seen: str) -> BodyTooLarge:
-    """The error of a body over the limit."""
+def _too_large(most_bytes: int, seen: str) -> BodyTooLarge:
     return BodyTooLarge(f"the body may have {most_bytes} bytes, has {seen}")
 
 

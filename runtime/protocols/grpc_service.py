@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
-import orjson
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
@@ -25,13 +24,13 @@ from runtime.metrics import REQUESTS
 from runtime.peer import PeerRefused
 from runtime.protocols.bodies import Protocol, ReadBody
 from runtime.protocols.grpc_bodies import decode_message, parse
-from runtime.protocols.infer_route import error_response, facts
+from runtime.protocols.reply import answer_status, error_headers, facts, stage_of
 from runtime.protocols.request import RequestHead, read_head
 from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
     from runtime.health import Health
@@ -130,7 +129,7 @@ class InferenceService:
                 refusal = _refusal(error)
             if name == "ModelInfer":
                 REQUESTS.labels(
-                    stage=_stage(_metadata_of(context)), status=str(int(refusal.status))
+                    stage=stage_of(_metadata_of(context)), status=str(int(refusal.status))
                 ).inc()
             aborted: bytes = await context.abort(  # which raises
                 CODE_OF.get(refusal.status, grpc.StatusCode.INTERNAL),
@@ -210,9 +209,9 @@ class InferenceService:
         try:
             answer = await self._service.answer(head, Protocol.GRPC_V2, call.body)
         except asyncio.CancelledError:
-            REQUESTS.labels(stage=_stage(metadata), status="gone").inc()
+            REQUESTS.labels(stage=stage_of(metadata), status="gone").inc()
             raise
-        REQUESTS.labels(stage=_stage(metadata), status=str(int(HTTPStatus.OK))).inc()
+        REQUESTS.labels(stage=stage_of(metadata), status=str(int(HTTPStatus.OK))).inc()
         context.set_trailing_metadata(
             (*facts(answer), ("x-pilotlight-pod", self._pod_name), ("x-request-id", head.id))
         )
@@ -263,31 +262,11 @@ def _metadata_of(context: Context) -> dict[str, str]:
     return {str(name): value for name, value in pairs if isinstance(value, str)}
 
 
-def _stage(metadata: Mapping[str, str]) -> str:
-    return "infer" if "x-pilotlight-stage" in metadata else "entry"
-
-
 def _refusal(error: Exception) -> _Refusal:
-    if isinstance(error, PeerRefused):
-        return _Refusal(error.status, _message_of(error.body), _metadata(error.headers.items()))
-    if not isinstance(error, RuntimePackageError):
+    if not isinstance(error, (RuntimePackageError, PeerRefused)):
         logger.error("call broke", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
-    status, _, headers = error_response(error)
-    return _Refusal(status, str(error), _metadata(headers))
-
-
-def _metadata(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """An HTTP answer's headers, less the one that gRPC has for itself."""
-    return tuple(header for header in headers if header[0] != "content-type")
-
-
-def _message_of(body: bytes) -> str:
-    """What a predict pod said in an error's body."""
-    try:
-        return str(orjson.loads(body)["error"])
-    except (ValueError, TypeError, KeyError):
-        return body.decode("utf-8", "replace")
+    return _Refusal(answer_status(error), str(error), tuple(error_headers(error)))
 
 
 def _sent(message: Any) -> bytes:

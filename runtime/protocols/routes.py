@@ -13,7 +13,8 @@ from starlette.routing import Route
 from registry.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.protocols.bodies import Protocol
-from runtime.protocols.infer_route import InferRoute, error_response
+from runtime.protocols.infer_route import InferRoute
+from runtime.protocols.reply import error_answer
 from runtime.protocols.v2 import read_object
 from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
 
@@ -120,7 +121,7 @@ class Routes:
 
     async def _index(self, request: Request) -> Response:
         """All declared models and what this pod has of them; `ready` leaves out the others."""
-        document = await _document(request)
+        document = await read_order(request)
         ready_only = document.get("ready", False)
         if not isinstance(ready_only, bool):
             raise InvalidRequest(f"'ready' must be true or false, was {type(ready_only).__name__}")
@@ -128,7 +129,7 @@ class Routes:
 
     async def _load(self, request: Request) -> Response:
         """Bring a model to the device, or to the tier that the parameters name."""
-        tier = _tier_of((await _document(request)).get("parameters") or {})
+        tier = _tier_of((await read_order(request)).get("parameters") or {})
         segment = request.path_params["model"]
         await self.repository.load(segment, tier)
         return _json({"name": segment, "load": True})
@@ -161,13 +162,18 @@ def _answering(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except RuntimePackageError as error:
-            status, body, headers = error_response(error)
-            return Response(body, status, headers=dict(headers))
+            return refused(error)
 
     return answer
 
 
-async def _document(request: Request) -> dict[str, Any]:
+def refused(error: RuntimePackageError) -> Response:
+    """An error as an answer."""
+    status, body, headers = error_answer(error)
+    return Response(body, status, headers=dict(headers))
+
+
+async def read_order(request: Request) -> dict[str, Any]:
     """The body's JSON object, empty where there is no body; raises InvalidRequest, BodyTooLarge."""
     body = bytearray()
     async for chunk in request.stream():

@@ -14,7 +14,7 @@ from runtime.device.joining import Joining, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.protocols.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
-from runtime.tasks.task import MOST_ITEMS
+from runtime.tasks.task import check_count
 from runtime.tasks.text import torch_inputs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ImageClassification:
 
     def read_instances(self, instances: Sequence[Any]) -> list[Image.Image]:
         """Encoded images in base64."""
-        _check_count(len(instances))
+        check_count(len(instances))
         images = []
         for index, instance in enumerate(instances):
             holder = instance.get("image_bytes") if isinstance(instance, dict) else None
@@ -65,7 +65,7 @@ class ImageClassification:
         """Base64 strings of encoded images, or pixels [n, height, width, 3]."""
         tensor = only_tensor(tensors, "image")
         if tensor.datatype == BYTES:
-            _check_count(tensor.data.size)
+            check_count(tensor.data.size)
             return [
                 _decoded(value, f"input {tensor.name!r}[{index}]")
                 for index, value in enumerate(tensor.data.ravel())
@@ -76,7 +76,7 @@ class ImageClassification:
                 f"input {tensor.name!r} must be BYTES [n] or UINT8 [n, height, width, 3],"
                 f" was {tensor.datatype} {list(shape)}"
             )
-        _check_count(shape[0])
+        check_count(shape[0])
         return [Image.fromarray(pixels) for pixels in tensor.data]
 
     def preprocess(self, items: Sequence[Image.Image]) -> tuple[Tensor, ...]:
@@ -125,8 +125,3 @@ def _decoded(text: bytes, where: str) -> Image.Image:
         raise InvalidRequest(f"{where} is not an image that can be read: {error}") from error
     except Image.DecompressionBombError as error:
         raise InvalidRequest(f"{where} unpacks to too many pixels") from error
-
-
-def _check_count(count: int) -> None:
-    if not 0 < count <= MOST_ITEMS:
-        raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")

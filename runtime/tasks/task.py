@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from runtime.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 1024
 """Most instances of one request."""
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidRequest for a request without items, or with too many."""
+    if not 0 < count <= MOST_ITEMS:
+        raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")
 
 
 class Frontend(Protocol):

@@ -13,7 +13,7 @@ from runtime.programs.batching import ProgramBatching
 from runtime.programs.program import signature_of_program
 from runtime.protocols.json_tensors import from_json
 from runtime.protocols.tensors import BF16, OIP_OF, Tensor, described
-from runtime.tasks.task import MOST_ITEMS
+from runtime.tasks.task import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,10 +51,7 @@ class TensorProgram:
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
         """One list per row, or one object per row that holds every input by name."""
-        if not 0 < len(instances) <= MOST_ITEMS:
-            raise InvalidRequest(
-                f"a request must hold 1 to {MOST_ITEMS} instances, held {len(instances)}"
-            )
+        check_count(len(instances))
         if all(isinstance(instance, dict) for instance in instances):
             return self._of_objects(instances)
         ports = self._signature.inputs

@@ -10,8 +10,8 @@ import torch
 from runtime.device.joining import Joining, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.networks.configuration import read_json
-from runtime.protocols.tensors import BYTES, Tensor, numeric_tensor, only_tensor
-from runtime.tasks.task import MOST_ITEMS
+from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor, only_tensor
+from runtime.tasks.task import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +32,12 @@ VOCABULARY_FILES = (
 )
 
 TEXT_INPUT: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
+TEXT_OUTPUT = TEXT_INPUT
 
 
 def texts_of_instances(instances: Sequence[Any]) -> list[str]:
     """Strings, or objects with a string `text`."""
-    _check_count(len(instances))
+    check_count(len(instances))
     texts = []
     for index, instance in enumerate(instances):
         text = instance.get("text") if isinstance(instance, dict) else instance
@@ -54,7 +55,7 @@ def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
     tensor = only_tensor(tensors, "text")
     if tensor.datatype != BYTES:
         raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
-    _check_count(tensor.data.size)
+    check_count(tensor.data.size)
     try:
         return [value.decode("utf-8") for value in tensor.data.ravel()]
     except UnicodeDecodeError as error:
@@ -64,7 +65,8 @@ def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
 class TextEncoder:
     """A model's tokenizer."""
 
-    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
+    def __init__(self, folder: Path, config: PretrainedConfig, *, takes_types: bool = True) -> None:
+        """Read it; `takes_types` is off for networks that know no token types."""
         from transformers import AutoTokenizer
 
         # Without any of these, transformers makes up a tokenizer that knows five special tokens.
@@ -83,6 +85,10 @@ class TextEncoder:
         self.most_tokens = int(min(limit, 100_000))
         self._vocabulary: int = config.vocab_size
         self._token_types: int = getattr(config, "type_vocab_size", 2)
+        names = ["input_ids", "attention_mask"]
+        if takes_types and "token_type_ids" in self.tokenizer.model_input_names:
+            names.append("token_type_ids")
+        self._names = tuple(names)
 
     def joining(self, *, end_ids: frozenset[int] = frozenset()) -> Joining:
         """How its tensors are joined: on the side where the tokenizer pads, with its padding."""
@@ -91,7 +97,7 @@ class TextEncoder:
             "input_ids": TensorRule("INT64", padding=padding, high=self._vocabulary),
             "attention_mask": TensorRule("INT64", high=2),
         }
-        if "token_type_ids" in self.tokenizer.model_input_names:
+        if "token_type_ids" in self._names:
             rules["token_type_ids"] = TensorRule("INT64", high=self._token_types)
         return Joining(
             rules,
@@ -101,19 +107,30 @@ class TextEncoder:
             end_ids=end_ids,
         )
 
-    def encode(self, texts: Sequence[str]) -> tuple[Tensor, ...]:
-        """Token tensors, padded to the longest text and cut at the model's limit."""
+    def encode(self, texts: Sequence[str], most_tokens: int | None = None) -> tuple[Tensor, ...]:
+        """Token tensors, padded to the longest text and cut at the model's limit, or at another."""
         encoded = self.tokenizer(
             list(texts),
             padding=True,
             truncation=True,
-            max_length=self.most_tokens,
+            max_length=most_tokens or self.most_tokens,
             return_tensors="np",
         )
         return tuple(
-            numeric_tensor(name, np.ascontiguousarray(values, dtype=np.int64))
-            for name, values in encoded.items()
+            numeric_tensor(name, np.ascontiguousarray(encoded[name], dtype=np.int64))
+            for name in self._names
         )
+
+    def decoded(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Texts from the tokens that a network gave."""
+        token_ids = outputs[0].data.astype(np.int64, copy=False)
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return (bytes_tensor("text", [text.encode() for text in texts]),)
+
+
+def text_predictions(outputs: Sequence[Tensor]) -> list[Any]:
+    """One string per text."""
+    return [value.decode() for value in outputs[0].data]
 
 
 def torch_inputs(
@@ -129,11 +146,6 @@ def torch_inputs(
     if needed not in arguments:
         raise InvalidRequest(f"inference needs a tensor {needed!r}, got {sorted(arguments)}")
     return arguments
-
-
-def _check_count(count: int) -> None:
-    if not 0 < count <= MOST_ITEMS:
-        raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")
 
 
 def _described(value: Any) -> str:

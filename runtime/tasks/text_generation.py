@@ -10,15 +10,15 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from runtime.errors import InvalidRequest, ModelInvalid, PromptTooLong
 from runtime.networks.configuration import read_json
-from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
+from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
+    TEXT_OUTPUT,
     TextEncoder,
     end_ids,
+    text_predictions,
     texts_of_instances,
     texts_of_tensors,
     torch_inputs,
@@ -35,7 +35,6 @@ NEW_TOKENS = 16
 MOST_NEW_TOKENS = 128
 """Such an answer is made in one go and holds the device: longer ones are for OpenAI's protocol."""
 
-
 MOST_CHARACTERS = 256
 """Characters of a prompt per token of the context: longer ones are not even cut into tokens."""
 
@@ -44,7 +43,7 @@ class TextGeneration:
     """Texts to what follows them."""
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        encoder = TextEncoder(folder, config)
+        encoder = self._encoder = TextEncoder(folder, config, takes_types=False)
         self.tokenizer: PreTrainedTokenizerBase = encoder.tokenizer
         # What follows must come right after the text's end: pad and cut at its beginning.
         self.tokenizer.padding_side = self.tokenizer.truncation_side = "left"
@@ -59,8 +58,7 @@ class TextGeneration:
         self._new_tokens = min(_new_tokens(folder), MOST_NEW_TOKENS, encoder.most_tokens - 1)
         self._most_tokens = encoder.most_tokens - self._new_tokens
         joining = encoder.joining(end_ids=end_ids(folder, config))
-        rules = {name: rule for name, rule in joining.rules.items() if name in joining.needed}
-        self.joining = replace(joining, rules=rules, most_tokens=self._most_tokens)
+        self.joining = replace(joining, most_tokens=self._most_tokens)
 
     # OpenAI's protocol
 
@@ -114,17 +112,7 @@ class TextGeneration:
         """Tokens, padded on the left; of a long text the end is kept."""
         if not all(items):
             raise InvalidRequest("a text to go on with must not be empty")
-        encoded = self.tokenizer(
-            list(items),
-            padding=True,
-            truncation=True,
-            max_length=self._most_tokens,
-            return_tensors="np",
-        )
-        return tuple(
-            numeric_tensor(name, np.ascontiguousarray(encoded[name], dtype=np.int64))
-            for name in ("input_ids", "attention_mask")
-        )
+        return self._encoder.encode(items, self._most_tokens)
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tokens that follow, as generation_config.json says."""
@@ -139,13 +127,11 @@ class TextGeneration:
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Texts from tokens."""
-        token_ids = outputs[0].data.astype(np.int64, copy=False)
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return (bytes_tensor("text", [text.encode() for text in texts]),)
+        return self._encoder.decoded(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """One string per text."""
-        return [value.decode() for value in outputs[0].data]
+        return text_predictions(outputs)
 
     def warm_up(self, network: PreTrainedModel) -> None:
         """One token."""
@@ -158,7 +144,7 @@ class TextGeneration:
 
     def output_types(self) -> list[dict[str, Any]]:
         """One string per item."""
-        return [{"name": "text", "datatype": BYTES, "shape": [-1]}]
+        return [TEXT_OUTPUT]
 
 
 def _new_tokens(folder: Path) -> int:

@@ -45,16 +45,16 @@ class TextToImage:
         except Exception as error:  # missing or odd files
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
         self._most_tokens = min(self._tokenizer.model_max_length, TOKENS)
-        self._scale, self._sides = _sizes(folder)
-        self.joining = ImageBatching(self._sides, len(self._tokenizer), self._most_tokens)
+        self._scale, self.sides = _sizes(folder)
+        self.joining = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
 
     def read_instances(self, instances: Sequence[Any]) -> list[Wish]:
         """Objects with a prompt."""
-        return read_wishes(instances, self._sides)
+        return read_wishes(instances, self.sides)
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[Wish]:
         """Tensors by the same names."""
-        return read_wishes(instances_of(tensors), self._sides)
+        return read_wishes(instances_of(tensors), self.sides, where="images")
 
     def preprocess(self, items: Sequence[Wish]) -> tuple[Tensor, ...]:
         """Tokens and numbers, a row for each image."""
@@ -120,7 +120,7 @@ class TextToImage:
 
     def warm_up(self, network: Pipeline) -> None:
         """A small image of two steps."""
-        side = self._sides.multiple * 2
+        side = self.sides.multiple * 2
         wish = {"prompt": "warm", "num_inference_steps": WARM_UP_STEPS}
         wishes = self.read_instances([{**wish, "width": side, "height": side}])
         self.infer(network, self.preprocess(wishes))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
+from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
+    TEXT_OUTPUT,
     TextEncoder,
     end_ids,
+    text_predictions,
     texts_of_instances,
     texts_of_tensors,
     torch_inputs,
@@ -28,10 +27,8 @@ class TextToText:
     """Texts to texts."""
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        self._encoder = TextEncoder(folder, config)
-        joining = self._encoder.joining(end_ids=end_ids(folder, config))
-        rules = {name: rule for name, rule in joining.rules.items() if name != "token_type_ids"}
-        self.joining = replace(joining, rules=rules)
+        self._encoder = TextEncoder(folder, config, takes_types=False)
+        self.joining = self._encoder.joining(end_ids=end_ids(folder, config))
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
         """Texts of a V1 body."""
@@ -42,9 +39,8 @@ class TextToText:
         return texts_of_tensors(tensors)
 
     def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
-        """Tokens; encoders of this kind know no token types."""
-        encoded = self._encoder.encode(items)
-        return tuple(tensor for tensor in encoded if tensor.name != "token_type_ids")
+        """Tokens."""
+        return self._encoder.encode(items)
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Generate as the model's generation_config.json says."""
@@ -53,13 +49,11 @@ class TextToText:
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Texts from tokens."""
-        token_ids = outputs[0].data.astype(np.int64, copy=False)
-        texts = self._encoder.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return (bytes_tensor("text", [text.encode() for text in texts]),)
+        return self._encoder.decoded(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """One string per text."""
-        return [value.decode() for value in outputs[0].data]
+        return text_predictions(outputs)
 
     def warm_up(self, network: PreTrainedModel) -> None:
         """One token: a whole answer would cost as much as a request."""
@@ -72,4 +66,4 @@ class TextToText:
 
     def output_types(self) -> list[dict[str, Any]]:
         """One string per item."""
-        return [{"name": "text", "datatype": BYTES, "shape": [-1]}]
+        return [TEXT_OUTPUT]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from registry.model import ModelSpec
     from tests.gateway.conftest import Floor
 
-CALLS = ("completions", "chat/completions", "embeddings")
+CALLS = ("completions", "chat/completions", "embeddings", "images/generations")
 
 
 def ask(floor: Floor, path: str, body: Any, **headers: str) -> httpx.Response:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -54,6 +55,16 @@ def models(tmp_path_factory: pytest.TempPathFactory, starting_zygote: servers.Zy
     code = f"from pathlib import Path; from runtime.networks.make_model import make_model; {make}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=servers.REPOSITORY)
     return folder
+
+
+@pytest.fixture(scope="session")
+def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that makes images."""
+    from runtime.networks.make_model import make_model
+
+    with warnings.catch_warnings():  # diffusers' own
+        warnings.simplefilter("ignore")
+        return make_model("tiny-diffusion", tmp_path_factory.mktemp("images") / "tiny")
 
 
 @pytest.fixture(scope="session")

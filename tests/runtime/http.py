@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
-from typing import Any
+import socket
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TIMEOUT_S = 60.0
 
@@ -27,6 +32,19 @@ def post_bytes(url: str, content: bytes, **headers: str) -> httpx.Response:
 def get(url: str) -> httpx.Response:
     """GET."""
     return httpx.get(url, trust_env=False, timeout=TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def unanswered(url: str, document: object, **headers: str) -> Iterator[None]:
+    """A POST by a client that reads no answer, and leaves when the block ends."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = httpx.Request("POST", url, json=document, headers=named)
+    lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
+        connection.sendall(head + request.content)
+        yield
 
 
 def predict(pod_url: str, model: str, *instances: Any, **headers: str) -> httpx.Response:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from runtime.protocols.raw_tensors import to_raw
+from runtime.protocols.routes import MOST_ORDER_BYTES
 from runtime.protocols.tensors import DATATYPES, numeric_tensor
 from runtime.protocols.v2 import LENGTH_HEADER
 from tests import servers
@@ -242,6 +243,20 @@ def test_no_error_repeats_a_whole_body(served: Served) -> None:
     answer = served.post(V2, orjson.dumps({"inputs": [entry]}))
     assert answer.status_code == 400
     assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/v2/repository/index", id="index"),
+        pytest.param("/v2/repository/models/text/load", id="load"),
+        pytest.param("/v2/models/text/profile", id="profile"),
+    ],
+)
+def test_orders_are_short(served: Served, path: str) -> None:
+    answer = served.post(path, b" " * (MOST_ORDER_BYTES + 1))
+    assert answer.status_code == 413
+    assert f"{MOST_ORDER_BYTES} bytes" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -247,6 +249,8 @@ def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
         lines = stream.iter_lines()  # kept: the connection closes when nobody reads on
         next(lines)
         refused = client.post(url, json=LONG)
+        other = {"model": "nobody", "input": "x"}  # it is not even looked for
+        assert client.post(f"{pod.url}/openai/v1/embeddings", json=other).status_code == 429
     assert refused.status_code == 429
     assert refused.json()["error"]["type"] == "rate_limit_error"
     assert refused.headers["retry-after"] == "1"
@@ -305,6 +309,27 @@ def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None
         lines = [line.removeprefix("data: ") for line in s.iter_lines() if line]
     assert json.loads(lines[-1])["error"]["type"] == "timeout_error"
     wait_idle(generating)
+
+
+def test_a_stream_that_a_drain_leaves_unfinished_says_so(
+    cluster: Cluster, models: Path, zygote: servers.Zygote
+) -> None:
+    cluster.declare("chat", models / "tiny-gpt2")
+    with cluster.pod_context("pod-a", drain_timeout=0.2) as pod:
+        complete(pod, max_tokens=1)
+        url = f"{pod.url}/openai/v1/completions"
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(pod.pid, signal.SIGTERM)
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        error = json.loads(rest[-1])["error"]
+        assert error["type"] == "service_unavailable_error"
+        assert "pod-a ended" in error["message"]
+        event = zygote.wait_event(exited="pod-a")
+        zygote.events.append(event)  # the context looks for it too
+        assert event["status"] == 0
 
 
 # Embeddings and models
@@ -424,6 +449,14 @@ def test_bad_input_is_refused_in_openais_shape(
     error = answer.json()["error"]
     assert message in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("call", USUAL)
+def test_a_compressed_body_is_told(generating: servers.Pod, call: str) -> None:
+    body = orjson.dumps(USUAL[call])
+    answer = post_bytes(f"{generating.url}/openai/v1/{call}", body, content_encoding="gzip")
+    assert answer.status_code == 400
+    assert "content-encoding" in answer.json()["error"]["message"]
 
 
 def test_a_conversation_needs_a_chat_template(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
@@ -13,7 +12,6 @@ import httpx
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from runtime.device.worker import DeviceWorker
-from runtime.pod import LAST_S
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
@@ -87,9 +85,8 @@ def test_request_that_does_not_end_does_not_keep_the_pod(
             running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=600")
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
             os.kill(pod.pid, signal.SIGTERM)
-            began_s = time.monotonic()
             event = zygote.wait_event(exited="pod-a")
-            assert time.monotonic() - began_s < 0.5 + LAST_S + 2
+            assert event["status"] == 0  # before its last moment
             zygote.events.append(event)
             answer = running.result()
             assert (answer.status_code, "x-pilotlight-not-executed" in answer.headers) == (
@@ -109,10 +106,8 @@ def test_load_under_way_does_not_keep_the_pod(
         running = clients.submit(predict, pod.url, "m", "x")
         servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
         os.kill(pod.pid, signal.SIGTERM)
-        began_s = time.monotonic()
         event = zygote.wait_event(exited="pod-a")
-        assert event["status"] == 0
-        assert time.monotonic() - began_s < 0.3 + LAST_S
+        assert event["status"] == 0  # before its last moment, which ends it with another status
         zygote.events.append(event)
         assert status_of(running) == 503
     assert pods_of(cluster) == []
@@ -140,9 +135,11 @@ def test_busy_device_does_not_keep_the_pod(
             ]
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 8)
             os.kill(pod.pid, signal.SIGTERM)
-            began_s = time.monotonic()
             event = zygote.wait_event(exited="pod-a")
-            assert time.monotonic() - began_s < 0.2 + LAST_S + 3
+            assert event["status"] in {
+                0,
+                os.EX_TEMPFAIL,
+            }  # by itself, at its last moment if need be
             zygote.events.append(event)
             assert 503 in {status_of(each) for each in running} <= {200, 503, None}
         assert pods_of(cluster) == []

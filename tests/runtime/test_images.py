@@ -36,13 +36,9 @@ pytest.importorskip("diffusers", reason="the extra text-to-image is not installe
 WISH = {"prompt": "a red bird", "seed": 7, "num_inference_steps": 3, "width": 32, "height": 48}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from runtime.networks.make_model import make_model
-
-    with warnings.catch_warnings():  # diffusers' own
-        warnings.simplefilter("ignore")
-        return make_model("tiny-diffusion", tmp_path_factory.mktemp("images") / "tiny")
+@pytest.fixture
+def folder(diffusion: Path) -> Path:
+    return diffusion
 
 
 def run(folder: Path, work: Callable[[LocalPod], Awaitable[None]], **settings: Any) -> None:

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from tests import servers
 from tests.runtime.conftest import Cluster
-from tests.runtime.http import get, metric, predict
+from tests.runtime.http import get, metric, predict, unanswered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,13 +182,8 @@ def test_client_that_leaves_frees_its_slot(cluster: Cluster, models: Path) -> No
     cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod(allow_simulated_work=True)
     predict(pod.url, "m", "x")
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"{pod.url}/v1/models/m:predict",
-            json={"instances": ["x"]},
-            headers={"x-pilotlight-simulate": "postprocess=30"},
-            timeout=0.3,
-            trust_env=False,
-        )
-    servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200, timeout_s=5)
+    url = f"{pod.url}/v1/models/m:predict"
+    with unanswered(url, {"instances": ["x"]}, x_pilotlight_simulate="postprocess=600"):
+        servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
+    servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200)
     assert metric(pod.url, "pilotlight_pod_requests_total", status="gone") == 1

@@ -1,0 +1,63 @@
+"""An inference with tensors in and out, for endpoints that put OpenAI's bodies around one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from runtime.errors import InvalidRequest
+from runtime.protocols.bodies import Protocol, ReadBody
+from runtime.protocols.reply import JSON, facts
+from runtime.protocols.v2 import LENGTH_HEADER, V2Request, decode_outputs
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
+
+    from runtime.declared import DeclaredModels
+    from runtime.loading.frontends import Frontends
+    from runtime.protocols.reply import Reply
+    from runtime.protocols.request import RequestHead
+    from runtime.protocols.tensors import Tensor
+    from runtime.service import PredictService
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Inferences:
+    """What such endpoints need of the pod."""
+
+    service: PredictService
+    frontends: Frontends
+    declared: DeclaredModels
+    threads: Executor
+
+    async def frontend(self, head: RequestHead, kind: type[Kind], does: str) -> Kind:
+        """The model's frontend; raises InvalidRequest for a model that does not do what it should.
+
+        Also raises as `PredictService.check_open` does, before any file is fetched.
+        """
+        self.service.check_open(head)
+        spec = await self.declared.find(head.name, head.generation)
+        frontend = await self.frontends.get(spec)
+        if not isinstance(frontend, kind):
+            raise InvalidRequest(f"model {spec.name} does not {does}")
+        return frontend
+
+    async def answer(
+        self,
+        head: RequestHead,
+        inputs: Sequence[Tensor],
+        write: Callable[[Sequence[Tensor]], bytes],
+        reply: Reply,
+    ) -> None:
+        """Infer, and answer with what `write` makes of the outputs, in a thread."""
+        body = ReadBody(v2=V2Request(tuple(inputs), is_binary=True))
+        answer = await self.service.answer(head, Protocol.V2, body)
+        length = dict(answer.body.headers)[LENGTH_HEADER]
+        content = await in_thread(
+            self.threads, lambda: write(decode_outputs(answer.body.content, length))
+        )
+        await reply.whole(content, [*JSON, *facts(answer)])

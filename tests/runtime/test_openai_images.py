@@ -1,0 +1,147 @@
+"""Images over OpenAI's protocol: the `openai` package at a pod and through the gateway."""
+
+from __future__ import annotations
+
+import base64
+import io
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+from tests import servers
+from tests.runtime.conftest import Cluster
+from tests.runtime.http import metric, post, predict, unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
+
+FEW_STEPS = {"num_inference_steps": 2}
+WISH: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "32x48"}
+
+
+@pytest.fixture(scope="module")
+def pod(
+    zygote: servers.Zygote,
+    redis: servers.RedisServer,
+    models: Path,
+    diffusion: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[servers.Pod, Cluster]]:
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("openai-images")
+        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        cluster.declare("painter", diffusion)
+        cluster.declare("classifier", models / "tiny-bert")
+        yield cluster.pod("pod-i", slots=2), cluster
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    pod: tuple[servers.Pod, Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Gateway]:
+    cluster = pod[1]
+    with servers.gateway(
+        tmp_path_factory.mktemp("gateway"), redis_url=cluster.redis_url, pool=cluster.pool
+    ) as started:
+        yield started
+
+
+@pytest.fixture(params=["pod", "gateway"])
+def client(
+    request: pytest.FixtureRequest, pod: tuple[servers.Pod, Cluster], gateway: servers.Gateway
+) -> Iterator[Any]:
+    url = pod[0].url if request.param == "pod" else gateway.url
+    with openai.OpenAI(
+        base_url=f"{url}/openai/v1", api_key="none", max_retries=0, timeout=60
+    ) as made:
+        yield made
+
+
+def opened(encoded: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(encoded)))
+
+
+def test_pictures_are_those_of_v1(client: Any, pod: tuple[servers.Pod, Cluster]) -> None:
+    answer = client.images.generate(
+        **WISH, n=2, response_format="b64_json", extra_body={"seed": 7, **FEW_STEPS}
+    )
+    sides = {"width": 32, "height": 48, **FEW_STEPS}
+    wishes = [{"prompt": WISH["prompt"], "seed": seed, **sides} for seed in (7, 8)]
+    expected = predict(pod[0].url, "painter", *wishes).json()["predictions"]
+    assert [each.b64_json for each in answer.data] == [each["image"]["b64"] for each in expected]
+    assert answer.data[0].b64_json != answer.data[1].b64_json
+    assert opened(answer.data[0].b64_json).size == (32, 48)
+    assert opened(answer.data[0].b64_json).format == "PNG"
+    assert answer.created > 1_600_000_000
+
+
+def test_all_but_model_and_prompt_may_be_left_out(client: Any) -> None:
+    first, second = (
+        client.images.generate(model="painter", prompt="a bird", size=size, quality="auto")
+        for size in ("auto", None)
+    )
+    assert len(first.data) == 1
+    assert opened(first.data[0].b64_json).size == opened(second.data[0].b64_json).size
+    assert first.data[0].b64_json != second.data[0].b64_json  # seeds are drawn
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        pytest.param({"response_format": "url"}, "response_format", "say 'b64_json'", id="url"),
+        pytest.param({"n": 0}, "n", "greater than or equal to 1", id="none"),
+        pytest.param({"n": 17}, "n", "less than or equal to 16", id="too-many"),
+        pytest.param({"size": "33x32"}, "size", "a multiple of 4", id="odd"),
+        pytest.param({"size": "4096x32"}, "size", "from 4 to 2048", id="large"),
+        pytest.param({"size": "0x32"}, "size", "from 4 to 2048", id="flat"),
+        pytest.param({"size": "large"}, "size", "pattern", id="no-size"),
+        pytest.param({"size": "99999x32"}, "size", "pattern", id="huge"),
+        pytest.param({"prompt": 5}, "prompt", "string", id="prompt"),
+        pytest.param({"stream": True}, "stream", "say False", id="stream"),
+        pytest.param({"output_format": "webp"}, "output_format", "say 'png'", id="format"),
+        pytest.param({"background": "transparent"}, "background", "not offered", id="background"),
+        pytest.param({"style": "vivid"}, "style", "not offered", id="style"),
+        pytest.param({"seed": -1}, "seed", "greater than or equal to 0", id="seed"),
+        pytest.param({"num_inference_steps": 201}, "num_inference_steps", "200", id="steps"),
+        pytest.param({"guidance_scale": 101}, "guidance_scale", "100", id="guidance"),
+    ],
+)
+def test_what_is_not_offered_is_refused(
+    pod: tuple[servers.Pod, Cluster], fields: dict[str, Any], param: str, message: str
+) -> None:
+    answer = post(f"{pod[0].url}/openai/v1/images/generations", {**WISH, **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_errors_are_the_clients_own(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        client.images.generate(**WISH, response_format="url")
+    with pytest.raises(openai.BadRequestError, match="does not make images"):
+        client.images.generate(model="classifier", prompt="a bird")
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.images.generate(model="nobody", prompt="a bird")
+    assert missing.value.code == "model_not_found"
+
+
+def test_a_client_that_leaves_ends_its_pictures(pod: tuple[servers.Pod, Cluster]) -> None:
+    url = f"{pod[0].url}/openai/v1/images/generations"
+    wish = {**WISH, "size": "256x256", "n": 16, "num_inference_steps": 200}
+
+    def used() -> float:
+        return metric(pod[0].url, "pilotlight_pod_slots_used")
+
+    with unanswered(url, wish):
+        servers.wait_until(lambda: used() == 1, timeout_s=30, what="slot taken")
+    servers.wait_until(lambda: used() == 0, timeout_s=30, what="slot free")
+    answer = post(url, {**WISH, **FEW_STEPS})
+    assert answer.status_code == 200, answer.text
+    assert metric(pod[0].url, "pilotlight_pod_requests_total", status="gone") == 1
