@@ -107,7 +107,10 @@ def _for_waiting(view: PoolView, accepting: int, current: int, params: PodParams
         return max(current, 1)
     requests, work_s = 0, 0.0
     for model in view.models:
-        if any(each.is_warm for each in model.holders.values()):
+        warm_since_s = [each.since_s for each in model.holders.values() if each.is_warm]
+        if warm_since_s:
+            if view.time_s - min(warm_since_s) < params.patience_s:
+                continue  # what waited for the load is being served now
             requests += model.waiting.requests
             work_s += model.waiting.requests * model.hold_s
         elif not any(each.is_warming for each in model.holders.values()):

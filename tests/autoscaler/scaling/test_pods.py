@@ -50,10 +50,12 @@ def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
     assert actions == ()
 
 
-def _warm(model: ModelView, *, loading_from: Tier | None = None) -> ModelView:
+def _warm(
+    model: ModelView, *, loading_from: Tier | None = None, since_s: float = -100.0
+) -> ModelView:
     """The model on pod-0, or on its way there."""
     tier = Tier.DEVICE if loading_from is None else loading_from
-    return replace(model, holders={"pod-0": Residency(tier, loading_from, 0.0, 100)})
+    return replace(model, holders={"pod-0": Residency(tier, loading_from, since_s, 100)})
 
 
 def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
@@ -64,6 +66,11 @@ def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
 def test_what_waits_for_a_load_brings_no_more() -> None:
     loading = _warm(_model(waiting=100), loading_from=Tier.REMOTE)
     assert _wanted(scale_pods(_view(0, 1, loading), PodState(current=1), PARAMS)[0]) is None
+
+
+def test_what_a_load_let_through_just_now_brings_no_more() -> None:
+    served = _warm(_model(waiting=8), since_s=-1.0)
+    assert _wanted(scale_pods(_view(0, 1, served), PodState(current=1), PARAMS)[0]) is None
 
 
 def test_one_that_waits_brings_at_most_one() -> None:
