@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry.client import ClaimScope
 from registry.model import ModelName, ModelSpec, name_of_key
-from runtime.errors import RuntimePackageError
+from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -153,8 +153,12 @@ class Follower:
         await self._store.retire(key, "withdrawn")
         if self._store.holds(key):
             return  # in use: again when its last user is done
-        await in_thread(self._threads, self._host.discard, key)
-        await in_thread(self._threads, self._cache.discard, key)
+        try:
+            await in_thread(self._threads, self._host.discard, key)
+            await in_thread(self._threads, self._cache.discard, key)
+        except (OSError, StorageFailed) as error:  # tried again with the next pass
+            logger.warning("files not taken away", extra={"key": key, "error": error})
+            return
         self._costs.forget(key)
         self._frontends.forget(key)
         self._agent.tell_tier(key)

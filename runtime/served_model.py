@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from runtime.device.lane import Lane, Payload
 from runtime.device.stepwise import Stepwise, run_steps
 from runtime.errors import InvalidRequest
 from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor
+from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,8 +120,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
                 request, items = None, self.frontend.read_instances(instances)
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
-        loop = asyncio.get_running_loop()
-        tensors = await loop.run_in_executor(self._threads, self.frontend.preprocess, items)
+        tensors = await in_thread(self._threads, self.frontend.preprocess, items)
         return _Stage(self.frontend.joining.checked(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
@@ -132,10 +131,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
     async def postprocess(self, result: _Stage, headers: Mapping[str, str] | None = None) -> Any:
         """KServe's hook: a V1 dict or an InferResponse."""
         del headers
-        loop = asyncio.get_running_loop()
-        outputs = await loop.run_in_executor(
-            self._threads, self.frontend.postprocess, result.tensors
-        )
+        outputs = await in_thread(self._threads, self.frontend.postprocess, result.tensors)
         if result.request is None:
             return {"predictions": self.frontend.predictions(outputs)}
         return InferResponse(

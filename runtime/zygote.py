@@ -96,7 +96,7 @@ class Zygote:
                 self._stop(str(command["stop"]), float(command.get("grace_s", DEFAULT_GRACE_S)))
             else:
                 raise ValueError("a command must be 'spawn' or 'stop'")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OSError) as error:  # no process to be had, too
             _say({"error": f"{line.decode(errors='replace')}: {error}"})
 
     def _spawn(self, settings: PodSettings) -> None:

@@ -24,6 +24,7 @@ from runtime.device.lane import Lane, Payload
 from runtime.device.queue import DeviceQueue, Job, Ran, settle
 from runtime.errors import DeadlinePassed, InferenceHung, ModelBroken, QueueFull
 from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
+from runtime.threads import as_bearable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,7 +226,8 @@ class DeviceWorker:
         begun_s = self._begin(run, lane)
         try:
             values = jobs[0].infer([job.content for job in jobs])
-        except Exception as error:  # whatever a network raises belongs to its requests alone
+        except BaseException as raised:  # it belongs to the network's requests alone
+            error = as_bearable(raised)
             if is_out_of_memory(error):
                 self.times.ran_out_of_memory(lane.key, rows)
             return error

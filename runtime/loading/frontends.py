@@ -77,10 +77,8 @@ class Frontends:
         self._ready.pop(key, None)
 
     async def _build(self, spec: ModelSpec) -> Frontend:
-        folder = await self.folder(spec)
         try:
-            contents = await in_thread(self._threads, _digest, folder, spec.task)
-            frontend = await self._shared(contents, folder, spec)
+            frontend = await self._read(spec)
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
             await in_thread(self._threads, self._cache.discard, spec.key)
@@ -91,6 +89,16 @@ class Frontends:
             key, _ = self._ready.popitem(last=False)
             self._on_change(key)
         return frontend
+
+    async def _read(self, spec: ModelSpec) -> Frontend:
+        """The frontend, its files kept from other pods that want their room."""
+        hold = await in_thread(self._threads, self._cache.hold, spec.key)
+        try:
+            folder = await self.folder(spec)
+            contents = await in_thread(self._threads, _digest, folder, spec.task)
+            return await self._shared(contents, folder, spec)
+        finally:
+            hold.release()
 
     async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Frontend:
         """The frontend of these files, which another model may have already."""

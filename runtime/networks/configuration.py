@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ModelInvalid(f"the model has no {path.name}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelInvalid(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ModelInvalid(f"{path.name} must hold a JSON object, holds {type(fields).__name__}")

@@ -20,6 +20,16 @@ from runtime.errors import ModelInvalid
 
 HEADER_LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100 * 1024**2
+BAD_HEADER_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What odd JSON makes of its reading."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -92,7 +102,7 @@ def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
             for name, entry in header.items()
             if name != "__metadata__"
         ]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except BAD_HEADER_ERRORS as error:
         raise ModelInvalid(f"{file} is corrupt: its header cannot be read") from error
     except OSError as error:
         raise ModelInvalid(f"{file} cannot be read: {error}") from error

@@ -1,8 +1,9 @@
 """A file on its way: which spans of it are here, so that another process can go on with the rest.
 
 Beside the data (`NAME.part`) lies a journal (`NAME.part.spans`) with a line for each span that is
-written. Data and journal survive the death of a process, since the kernel has them; they are not
-synced, so those of an earlier boot are not believed. One process at a time: the cache sees to that.
+written, or for the piece that was when its read ended early; the next read goes on there. Data and
+journal survive the death of a process, since the kernel has them; they are not synced, so those of
+an earlier boot are not believed. One process at a time: the cache sees to that.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ class Span:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes that were read in one go: to where, and their sum."""
+
+    end: int
+    crc32: int
+
+
 def spans_of(size_bytes: int, step: int = SPAN_BYTES) -> list[Span]:
     """A file's spans in order, all of `step` bytes but the last."""
     return [Span(at, min(at + step, size_bytes)) for at in range(0, size_bytes, step)]
@@ -64,12 +73,12 @@ class PartialFile:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._on_span: Callable[[Span], None] = lambda _: None
-        self._sums = self._read_journal()
+        self._pieces = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(self._descriptor).st_size != file.size_bytes:
-            self._sums.clear()
-        if not self._sums:
+            self._pieces.clear()
+        if not self._pieces:
             self._journal.write_text(json.dumps(self._head()) + "\n")
             os.ftruncate(self._descriptor, 0)
 
@@ -85,15 +94,23 @@ class PartialFile:
             os.posix_fallocate(self._descriptor, 0, self.file.size_bytes)
 
     def missing(self) -> list[Span]:
-        """The spans that are not here yet."""
-        return [span for span in spans_of(self.file.size_bytes) if span not in self._sums]
+        """The spans that are not here yet, each from where it is not."""
+        begun = [Span(self._end_of(span), span.end) for span in spans_of(self.file.size_bytes)]
+        return [rest for rest in begun if rest.size_bytes]
 
     def here(self) -> list[Span]:
-        """The spans that are here."""
-        return sorted(self._sums)
+        """The spans that are here, whole."""
+        return [span for span in spans_of(self.file.size_bytes) if self._end_of(span) == span.end]
+
+    def _end_of(self, span: Span) -> int:
+        """How far a span is here."""
+        at = span.start
+        while at < span.end and at in self._pieces:
+            at = self._pieces[at].end
+        return at
 
     def tell(self, on_span: Callable[[Span], None]) -> None:
-        """Call `on_span` with each span once it is here, in the thread that wrote it."""
+        """Call `on_span` with each span once it is here whole, in the thread that wrote it."""
         self._on_span = on_span
 
     def duplicate(self) -> int:
@@ -111,17 +128,22 @@ class PartialFile:
                 written = os.pwrite(self._descriptor, data, at)
                 data, at = data[written:], at + written
 
-    def note(self, span: Span, crc32: int) -> None:
-        """Remember that a span is written, and its sum."""
-        line = json.dumps([span.start, span.end, crc32]) + "\n"
+    def note(self, written: Span, crc32: int) -> None:
+        """Remember that a span is written, or what was missing of it or a part of that; its sum."""
+        line = json.dumps([written.start, written.end, crc32]) + "\n"
         with self._lock, self._journal.open("a") as journal:
             journal.write(line)
-            self._sums[span] = crc32
-        self._on_span(span)
+            self._pieces[written.start] = _Piece(written.end, crc32)
+        start = written.start - written.start % SPAN_BYTES
+        span = Span(start, min(start + SPAN_BYTES, self.file.size_bytes))
+        if written.end == span.end:
+            self._on_span(span)
 
     def crc32(self) -> int:
         """The sum of the whole file, once nothing is missing."""
-        return CRC32.join((self._sums[span], span.size_bytes) for span in sorted(self._sums))
+        return CRC32.join(
+            (piece.crc32, piece.end - start) for start, piece in sorted(self._pieces.items())
+        )
 
     def read_back(self, span: Span) -> bytes:
         """A span that is here."""
@@ -135,14 +157,14 @@ class PartialFile:
     def _head(self) -> list[object]:
         return [self.file.size_bytes, self.file.version, SPAN_BYTES, boot()]
 
-    def _read_journal(self) -> dict[Span, int]:
-        """The sums of the spans that are here; none where the journal is of something else."""
+    def _read_journal(self) -> dict[int, _Piece]:
+        """What is here, by its start; nothing where the journal is of something else."""
         try:
             head, *lines = self._journal.read_text().splitlines(keepends=True)
             if json.loads(head) != self._head():
                 return {}
             rows = [json.loads(line) for line in lines if line.endswith("\n")]
-            return {Span(int(start), int(end)): int(crc32) for start, end, crc32 in rows}
+            return {int(start): _Piece(int(end), int(crc32)) for start, end, crc32 in rows}
         except (OSError, ValueError, TypeError):
             return {}
 

@@ -12,11 +12,13 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.checksums import CRC32
+from runtime.storage.partial_file import SPAN_BYTES, Span
 from runtime.storage.reader_count import FIRST_READERS, MOST_READERS, Pace, more_readers
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from runtime.storage.link import LinkUse
-    from runtime.storage.partial_file import PartialFile, Span
+    from runtime.storage.partial_file import PartialFile
 
 LOOK_S = 0.025
 """How often the pace is looked at: a fraction of the time to the first byte of a store."""
@@ -64,7 +66,7 @@ def fetch_ranges(
 
     Raises LoadFailed, LoadCancelled, and OSError on a write error.
     """
-    spans = [span for span in partial.missing() if span.start == 0 or not head_only]
+    spans = [span for span in partial.missing() if span.start < SPAN_BYTES or not head_only]
     if spans:
         _Fetch(source, partial, link, what, spans).run()
 
@@ -173,33 +175,53 @@ class _Fetch:
             return self._todo.popleft() if self._todo and not self._stop.is_set() else None
 
     def _bring(self, reader: RangeReader, span: Span, buffer: memoryview) -> None:
-        at, crc32, failures = span.start, 0, 0
+        """Read a span, or as much of it as comes before the fetch ends, and note that."""
+        read = _Read(span.start)
+        try:
+            self._read(reader, span, buffer, read)
+        finally:
+            if read.at > span.start:
+                self._partial.note(Span(span.start, read.at), read.crc32)
+
+    def _read(self, reader: RangeReader, span: Span, buffer: memoryview, read: _Read) -> None:
+        failures = 0
         while True:
-            begun_at = at
+            begun_at = read.at
             try:
-                for chunk in reader.read(at, span.end, buffer):
+                for chunk in reader.read(read.at, span.end, buffer):
                     self._link.take(len(chunk))
-                    self._partial.write(chunk, at)
-                    crc32 = CRC32.update(chunk, crc32)
-                    at += len(chunk)
+                    self._partial.write(chunk, read.at)
+                    read.add(chunk)
                     DOWNLOADED_BYTES.inc(len(chunk))
                     with self._lock:
                         self._brought_bytes += len(chunk)
                     if self._stop.is_set():
                         return
-                if at >= span.end:
-                    self._partial.note(span, crc32)
+                if read.at >= span.end:
                     return
                 broken = BrokenOff("the body was shorter than asked for")
             except BrokenOff as error:
                 broken = error
             self._link.wish.check()
-            failures = failures + 1 if at == begun_at else 1
+            failures = failures + 1 if read.at == begun_at else 1
             if failures >= ATTEMPTS:
                 raise StorageFailed(
-                    f"{self._what} broke off at byte {at} of {self._partial.file.size_bytes},"
+                    f"{self._what} broke off at byte {read.at} of {self._partial.file.size_bytes},"
                     f" {failures} times in a row: {broken}"
                 ) from broken
             RANGE_RETRIES.inc()
             if self._stop.wait(FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0)):
                 return
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far one span has come. Mutable: owned by its thread."""
+
+    at: int
+    crc32: int = 0
+
+    def add(self, chunk: memoryview) -> None:
+        """These bytes are written."""
+        self.crc32 = CRC32.update(chunk, self.crc32)
+        self.at += len(chunk)

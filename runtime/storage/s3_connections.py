@@ -145,9 +145,10 @@ class S3Reader:
         """Shut the connection that a read in another thread waits for; nothing is read any more."""
         self._is_aborted = True
         reading = self._reading
-        if reading is not None and reading.sock is not None:
+        taken = reading.sock if reading is not None else None  # its reader may close it meanwhile
+        if taken is not None:
             with suppress(OSError):  # it ended by itself
-                reading.sock.shutdown(socket.SHUT_RDWR)
+                taken.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give the connection back, where it is good for another request."""

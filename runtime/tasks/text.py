@@ -76,7 +76,7 @@ class TextEncoder:
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, config=config, trust_remote_code=False, local_files_only=True
             )
-        except Exception as error:  # tokenizer files fail in as many ways as there are kinds
+        except BaseException as error:  # in as many ways as there are kinds; Rust panics, too
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
         limit = min(
             self.tokenizer.model_max_length,

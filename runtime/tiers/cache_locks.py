@@ -14,7 +14,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Self
 
-from runtime.errors import StorageFailed
+from runtime.errors import DiskFull, StorageFailed
+from runtime.tiers.disk_room import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,15 @@ def _wait_for(path: Path, operation: int) -> FileLock:
 
 
 def _lock(path: Path, operation: int) -> FileLock | None:
+    """The lock, None where it is not free; raises StorageFailed, DiskFull."""
+    try:
+        return _try_lock(path, operation)
+    except OSError as error:
+        failure = DiskFull if error.errno in FULL else StorageFailed
+        raise failure(f"the disk cache {path.parent.parent} cannot be used: {error}") from error
+
+
+def _try_lock(path: Path, operation: int) -> FileLock | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:  # the whole cache was deleted

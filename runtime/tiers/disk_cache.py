@@ -20,6 +20,7 @@ from runtime.storage.listing import RemoteFile, assets_of
 from runtime.storage.partial_file import PART, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_room import DiskRoom, disk_full, remove_generation
+from runtime.tiers.file_names import name_of
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
 if TYPE_CHECKING:
@@ -82,13 +83,16 @@ class DiskCache:
 
     def folder_of(self, key: str) -> Path:
         """Where the files of a generation are, or will be."""
-        return self._folder / key.replace("/", "~")
+        return self._folder / name_of(key)
 
     def refresh(self) -> set[str]:
-        """Look again, since other pods of the node fetch and delete; the models that changed."""
+        """Look again, since other pods of the node fetch and delete; the models that changed.
+
+        Raises OSError where the folder cannot be read.
+        """
         seen = {
-            path.name.replace("~", "/", 1): GenerationFolder(path).complete_bytes()
-            for path in self._room.generations()
+            key: GenerationFolder(path).complete_bytes()
+            for key, path in self._room.generations().items()
         }
         changed = {
             key
@@ -167,7 +171,10 @@ class DiskCache:
                     remove_partial(partial.with_name(partial.name.removesuffix(PART)))
 
     def discard(self, key: str) -> None:
-        """Delete the files of a generation, unless another pod of the node uses them."""
+        """Delete the files of a generation, unless another pod of the node uses them.
+
+        Raises StorageFailed, OSError.
+        """
         folder = self.folder_of(key)
         owned = self._locks.own(folder.name)
         if owned is None:
@@ -239,8 +246,9 @@ class DiskCache:
             (generation.path / file.path).unlink(missing_ok=True)
         with ExitStack() as stack:
             partials = self._room.open(files, generation.path, stack)
-            here = sum(span.size_bytes for partial in partials for span in partial.here())
-            link.wish.expect(sum(file.size_bytes for file in files), here)
+            total = sum(file.size_bytes for file in files)
+            missing = sum(span.size_bytes for partial in partials for span in partial.missing())
+            link.wish.expect(total, total - missing)
             if arrivals is not None:
                 for partial in partials:
                     arrivals.watch(partial)
@@ -276,7 +284,7 @@ class DiskCache:
 
     def _remove_stale(self) -> None:
         """Clear away what an earlier boot had not finished, unless somebody is at it."""
-        for folder in self._room.generations():
+        for folder in self._room.generations().values():
             owned = self._locks.own(folder.name)
             if owned is not None:
                 with owned:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import DiskFull
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.partial_file import PART, PartialFile
+from runtime.tiers.file_names import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,16 +43,17 @@ class DiskRoom:
             DEFAULT_SHARE * (shutil.disk_usage(folder).free + self.used_bytes())
         )
 
-    def generations(self) -> list[Path]:
-        """The folders of all generations."""
+    def generations(self) -> dict[str, Path]:
+        """The folders of all generations by their models' keys; raises OSError."""
         try:
-            return sorted(path for path in self._folder.iterdir() if path.name[0] != ".")
-        except FileNotFoundError:  # the whole cache was deleted
-            return []
+            paths = sorted(self._folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):  # the whole cache was deleted
+            return {}
+        return {key: path for path in paths if (key := key_of(path.name)) is not None}
 
     def used_bytes(self) -> int:
-        """Bytes of all files in the cache, those on their way whole."""
-        return sum(_bytes_below(folder) for folder in self.generations())
+        """Bytes of all models' files in the cache, those on their way whole."""
+        return sum(_bytes_below(folder) for folder in self.generations().values())
 
     def open(
         self, files: Sequence[RemoteFile], folder: Path, stack: ExitStack
@@ -96,7 +98,8 @@ class DiskRoom:
         """Unused folders of `excess` bytes together, owned until `stack` ends; raises DiskFull."""
         chosen: list[tuple[Path, int, FileLock]] = []
         for folder in sorted(
-            self.generations(), key=lambda path: (self._locks.last_used_ns(path.name), path.name)
+            self.generations().values(),
+            key=lambda path: (self._locks.last_used_ns(path.name), path.name),
         ):
             if sum(size for _, size, _ in chosen) >= excess:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from runtime.threads import in_thread
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from runtime.agent import Agent
     from runtime.tiers.disk_cache import DiskCache
 
+logger = logging.getLogger(__name__)
+
 LOOK_EVERY_S = 2.0
 
 
@@ -20,5 +23,10 @@ async def watch_disk(cache: DiskCache, agent: Agent, threads: Executor) -> None:
     """Look at the cache again and again; until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        for key in await in_thread(threads, cache.refresh):
+        try:
+            changed = await in_thread(threads, cache.refresh)
+        except OSError as error:  # the next look may see more
+            logger.warning("disk cache not looked at", extra={"error": error})
+            continue
+        for key in changed:
             agent.tell_tier(key)

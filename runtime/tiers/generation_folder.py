@@ -165,11 +165,13 @@ def _indexed_files(index: Path) -> frozenset[str] | None:
         names = frozenset(weight_map.values())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelInvalid(f"{index.name} is not an index of weights: {error!r}") from error
     if not names or not all(
         isinstance(name, str) and name.endswith(".safetensors") and "/" not in name
         for name in names
     ):
-        raise ModelInvalid(f"{index.name} names files that are not safetensors: {sorted(names)}")
+        raise ModelInvalid(
+            f"{index.name} names files that are not safetensors: {sorted(map(str, names))}"
+        )
     return names

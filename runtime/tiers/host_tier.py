@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import ModelInvalid
 from runtime.loading.eviction import Candidate, lru
 from runtime.metrics import EVICTIONS
+from runtime.tiers.file_names import key_of, name_of
 from runtime.tiers.host_folder import HostFolder, HostFolderUnusable, lock_if_free
 from runtime.tiers.host_image import HostImage, ImageSpoiled, image_bytes, write_image
 
@@ -55,12 +56,9 @@ class _Entry:
     """A file of the tier."""
 
     path: Path
+    key: str
     size_bytes: int
     used_ns: int
-
-    @property
-    def key(self) -> str:
-        return _key_of(self.path)
 
 
 class HostTier:
@@ -110,7 +108,10 @@ class HostTier:
             return
         with self._looking:
             before = self._bytes
-            self._bytes = {entry.key: entry.size_bytes for entry in self._entries(IMAGE)}
+            try:
+                self._bytes = {entry.key: entry.size_bytes for entry in self._entries(IMAGE)}
+            except OSError as error:  # the next look may see more
+                logger.warning("tier host not looked at", extra={"error": error})
             self._changed |= {key for key, _ in before.items() ^ self._bytes.items()}
 
     # Use
@@ -157,10 +158,10 @@ class HostTier:
             self._look()
 
     def discard(self, key: str) -> None:
-        """Delete a model's images that nobody has mapped."""
+        """Delete a model's images that nobody has mapped; raises OSError."""
         if self._folder is None:
             return
-        with self._folder.changing():
+        with suppress(FileNotFoundError), self._folder.changing():  # the folder may be gone
             for entry in self._entries(IMAGE):
                 if entry.key == key:
                     _delete_if_free(entry.path)
@@ -255,9 +256,12 @@ class HostTier:
         assert self._folder is not None
         found = []
         for path in self._folder.path.glob(f"*{ending}"):
+            key = _key_of(path)
+            if key is None:
+                continue
             with suppress(FileNotFoundError):
                 facts = path.stat()
-                found.append(_Entry(path, facts.st_size, facts.st_mtime_ns))
+                found.append(_Entry(path, key, facts.st_size, facts.st_mtime_ns))
         return found
 
     def _path(self, key: str, files: Sequence[RemoteFile]) -> Path:
@@ -265,7 +269,7 @@ class HostTier:
         assert self._folder is not None
         rows = sorted((file.path, file.size_bytes, file.version) for file in files)
         digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
-        return self._folder.path / f"{key.replace('/', '~')}.{digest}{IMAGE}"
+        return self._folder.path / f"{name_of(key)}.{digest}{IMAGE}"
 
 
 def enter_host_tier(path: Path, budget_bytes: int) -> HostTier:
@@ -279,8 +283,8 @@ def enter_host_tier(path: Path, budget_bytes: int) -> HostTier:
         return HostTier(None, 0)
 
 
-def _key_of(path: Path) -> str:
-    return path.name.removesuffix(PARTIAL).rsplit(".", 2)[0].replace("~", "/", 1)
+def _key_of(path: Path) -> str | None:
+    return key_of(path.name.removesuffix(PARTIAL).rsplit(".", 2)[0])
 
 
 def _partial(path: Path) -> Path:

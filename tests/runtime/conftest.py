@@ -166,6 +166,16 @@ def cluster(
         yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
 
 
+@pytest.fixture(scope="module")
+def shared_cluster(
+    zygote: servers.Zygote, redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """The pool of all tests of a module that share its pods."""
+    folder = tmp_path_factory.mktemp("pods")
+    with ExitStack() as stack:
+        yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+
+
 @pytest.fixture
 def held(s3: servers.S3Server) -> Iterator[Held]:
     with held_store(s3) as store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,13 @@ from runtime.protocols.tensors import DATATYPES, numeric_tensor
 from runtime.protocols.v2 import LENGTH_HEADER
 from tests import servers
 from tests.runtime import rpc
-from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
 
 MOST_BODY_BYTES = 200_000
 
@@ -55,23 +55,18 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("bad-input")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        cluster.declare("text", models / "tiny-bert")
-        cluster.declare("image", models / "tiny-vit")
-        port = servers.free_port()
-        pod = cluster.pod(slots=4, grpc_port=port, max_body_bytes=MOST_BODY_BYTES)
-        predict(pod.url, "text", "x")
-        predict(pod.url, "text", "x")
-        client = stack.enter_context(httpx.Client(base_url=pod.url, trust_env=False, timeout=60))
-        yield Served(pod, client, stack.enter_context(rpc.channel(port)))
+def served(shared_cluster: Cluster, models: Path) -> Iterator[Served]:
+    shared_cluster.declare("text", models / "tiny-bert")
+    shared_cluster.declare("image", models / "tiny-vit")
+    port = servers.free_port()
+    pod = shared_cluster.pod(slots=4, grpc_port=port, max_body_bytes=MOST_BODY_BYTES)
+    predict(pod.url, "text", "x")
+    predict(pod.url, "text", "x")
+    with (
+        httpx.Client(base_url=pod.url, trust_env=False, timeout=60) as client,
+        rpc.channel(port) as channel,
+    ):
+        yield Served(pod, client, channel)
         assert predict(pod.url, "text", "x").status_code == 200
         assert pod.log.count("request broke") == pod.log.count("call broke") == 0
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,13 @@ from kserve import (
 from kserve.protocol.infer_type import RequestedOutput
 
 from tests import servers
-from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
 
 NEEDS_TRITON = pytest.mark.skipif(
     importlib.util.find_spec("tritonclient") is None, reason="tritonclient is not installed"
@@ -72,21 +72,16 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    shared_cluster: Cluster, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("clients")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
-        cluster.declare("eye", models / "tiny-vit")
-        port = servers.free_port()
-        pod = cluster.pod(slots=4, grpc_port=port)
-        gateway = stack.enter_context(
-            servers.gateway(folder, redis_url=redis.url, pool=cluster.pool)
-        )
+    shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+    shared_cluster.declare("eye", models / "tiny-vit")
+    port = servers.free_port()
+    pod = shared_cluster.pod(slots=4, grpc_port=port)
+    folder = tmp_path_factory.mktemp("gateway")
+    with servers.gateway(
+        folder, redis_url=shared_cluster.redis_url, pool=shared_cluster.pool
+    ) as gateway:
         yield Served(pod, gateway, port)
 
 

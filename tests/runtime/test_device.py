@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+import tokenizers
 
 from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, QueueFull
+from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 from functools import partial
 
 
@@ -130,5 +134,37 @@ def test_full_queue_refuses(device: DeviceWorker) -> None:
             with pytest.raises(QueueFull):
                 await device.run(lambda: None)
             gate.open.set()
+
+    asyncio.run(run())
+
+
+def _stop_iteration() -> None:
+    raise StopIteration("an empty iterator")
+
+
+def _panic() -> None:
+    tokenizer = json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+        }
+    )
+    tokenizers.Tokenizer.from_str(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("work", "name"), [(_stop_iteration, "StopIteration"), (_panic, "PanicException")]
+)
+def test_errors_that_no_future_takes_reach_their_caller(
+    device: DeviceWorker, work: Callable[[], None], name: str
+) -> None:
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match=name):
+            await asyncio.wait_for(device.run(work), 10)
+        with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match=name):
+            await asyncio.wait_for(in_thread(threads, work), 10)
+        assert (await device.run(lambda: "goes on")).value == "goes on"
 
     asyncio.run(run())

@@ -156,6 +156,8 @@ def test_absurd_listing_is_refused(cache: DiskCache, tmp_path: Path) -> None:
         pytest.param('{"weight_map": {"a": "x.bin"}}', "not safetensors", id="pickle"),
         pytest.param('{"weight_map": []}', "not an index", id="no-map"),
         pytest.param("{", "not an index", id="not-json"),
+        pytest.param('{"weight_map": {"a": 1, "b": "x.bin"}}', "not safetensors", id="mixed"),
+        pytest.param("[" * 100_000, "not an index", id="deep"),
     ],
 )
 def test_bad_index_of_shards_is_told(
@@ -165,6 +167,7 @@ def test_bad_index_of_shards_is_told(
     (source / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelInvalid, match=message):
         fetch(cache, spec_of(source.as_uri()))
+    cache.refresh()  # what every pod of the node does: it must bear the sight
 
 
 def test_several_weights_need_an_index() -> None:

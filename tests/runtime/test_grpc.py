@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,12 @@ from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc
-from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
 
 MOST_BYTES = 4_000_000
 
@@ -40,24 +39,16 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("grpc")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        cluster.declare("classifier", models / "tiny-bert")
-        cluster.declare("cold", models / "tiny-bert")
-        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
-        cluster.declare("broken", folder / "nothing-there")
-        port = servers.free_port()
-        pod = cluster.pod(
-            slots=2, grpc_port=port, max_body_bytes=MOST_BYTES, allow_simulated_work=True
-        )
-        yield Served(pod, port)
+def served(shared_cluster: Cluster, models: Path) -> Served:
+    shared_cluster.declare("classifier", models / "tiny-bert")
+    shared_cluster.declare("cold", models / "tiny-bert")
+    shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+    shared_cluster.declare("broken", models / "nothing-there")
+    port = servers.free_port()
+    pod = shared_cluster.pod(
+        slots=2, grpc_port=port, max_body_bytes=MOST_BYTES, allow_simulated_work=True
+    )
+    return Served(pod, port)
 
 
 @pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "typed"])
@@ -234,9 +225,7 @@ def test_clients_deadline_is_the_requests(served: Served) -> None:
         x_pilotlight_simulate="postprocess=30",
     )
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    servers.wait_until(
-        lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0, timeout_s=5
-    )
+    servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0)
 
 
 def test_deadline_that_passes_in_the_pod_is_told(served: Served) -> None:
@@ -261,9 +250,7 @@ def test_client_that_cancels_frees_its_slot(served: Served) -> None:
         )
         servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 1)
         running.cancel()
-        servers.wait_until(
-            lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0, timeout_s=5
-        )
+        servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0)
     assert metric(served.pod.url, "pilotlight_pod_requests_total", status="gone") == gone + 1
 
 
@@ -296,9 +283,7 @@ def test_draining_pod_is_unavailable_and_finishes(
             )
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
             os.kill(pod.pid, signal.SIGTERM)
-            servers.wait_until(
-                lambda: not stub.ServerReady(messages.ServerReadyRequest()).ready, timeout_s=5
-            )
+            servers.wait_until(lambda: not stub.ServerReady(messages.ServerReadyRequest()).ready)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ModelInfer(request)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

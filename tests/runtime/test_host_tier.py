@@ -366,7 +366,7 @@ def test_last_pod_clears_the_folder(tmp_path: Path) -> None:
     first.close()
     assert second.open("ns/a@1", FILES) is not None
     second.close()
-    wait_until(lambda: not folder.exists(), timeout_s=5)
+    wait_until(lambda: not folder.exists())
 
 
 def test_source_that_breaks_off_leaves_nothing(tier: HostTier, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_ours_stand_beside_them(pod: servers.Pod) -> None:
     post(f"{pod.url}/v2/repository/models/m/unload")
     assert metric(pod.url, "pilotlight_load_seconds_count", tier="remote") == 1
     assert metric(pod.url, "pilotlight_evictions_total", reason="unload") == 1
-    wait_until(lambda: metric(pod.url, "pilotlight_tier_bytes", tier="disk") > 0, timeout_s=5)
+    wait_until(lambda: metric(pod.url, "pilotlight_tier_bytes", tier="disk") > 0)
     assert metric(pod.url, "pilotlight_pod_requests_total", stage="entry", status="200") == 3
 
 

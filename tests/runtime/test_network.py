@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,16 @@ FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ),
         pytest.param(lambda p: p.write_bytes(struct.pack("<Q", 4) + b"{{{{"), "header", id="json"),
         pytest.param(lambda p: set_header(p, {"a": 5}), "header cannot be read", id="entry"),
+        pytest.param(
+            lambda p: p.write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000),
+            "header cannot be read",
+            id="deep",
+        ),
+        pytest.param(
+            lambda p: set_header(p, {"a": FLOATS | {"shape": [math.inf]}}),
+            "header cannot be read",
+            id="infinite",
+        ),
         pytest.param(
             lambda p: set_header(p, {"a": FLOATS | {"shape": [3]}}), "not a valid", id="shape"
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,32 +10,23 @@ import pytest
 
 from runtime.protocols.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
-from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, picture, post, post_bytes, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests import servers
+    from tests.runtime.conftest import Cluster
 
 
 @pytest.fixture(scope="module")
-def served(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    models: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[servers.Pod]:
+def served(shared_cluster: Cluster, models: Path) -> servers.Pod:
     """A pod that serves one model of each task."""
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("predict")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        cluster.declare("translator", models / "tiny-t5")
-        cluster.declare("classifier", models / "tiny-bert")
-        cluster.declare("eye", models / "tiny-vit")
-        cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
-        yield cluster.pod(slots=4, max_body_bytes=100_000)
+    shared_cluster.declare("translator", models / "tiny-t5")
+    shared_cluster.declare("classifier", models / "tiny-bert")
+    shared_cluster.declare("eye", models / "tiny-vit")
+    shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+    return shared_cluster.pod(slots=4, max_body_bytes=100_000)
 
 
 def test_translates_over_v1(served: servers.Pod) -> None:

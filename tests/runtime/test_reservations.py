@@ -61,9 +61,9 @@ def test_inference_place_is_free_before_the_slot(cluster: Cluster, models: Path)
             reservation="r1",
             load_token=str(granted.load_token),
             generation=spec.generation,
-            simulate="postprocess=1.0",
+            simulate="postprocess=3.0",
         )
-        servers.wait_until(lambda: counts(cluster) == {"pod-a": (1, 0)}, timeout_s=5)
+        servers.wait_until(lambda: counts(cluster) == {"pod-a": (1, 0)})
         assert not running.done()
     assert running.result().status_code == 200
     assert running.result().headers["x-pilotlight-start"] == "remote"
@@ -83,5 +83,5 @@ def test_predict_pod_frees_its_own_place(cluster: Cluster, models: Path) -> None
         predict=other.address,
     )
     assert answer.status_code == 200, answer.text
-    servers.wait_until(lambda: counts(cluster) == {"entry": (1, 0), "other": (0, 0)}, timeout_s=5)
+    servers.wait_until(lambda: counts(cluster) == {"entry": (1, 0), "other": (0, 0)})
     assert cluster.tiers(spec)["other"] == "device"

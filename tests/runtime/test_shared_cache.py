@@ -52,7 +52,7 @@ def test_pod_says_what_another_one_put_on_their_disk(
     )
     assert predict(first.url, "m", "x").headers["x-pilotlight-start"] == "remote"
     wanted = {"pod-a": "device", "pod-b": "disk"}
-    servers.wait_until(lambda: cluster.tiers(spec) == wanted, timeout_s=10)
+    servers.wait_until(lambda: cluster.tiers(spec) == wanted)
     assert predict(second.url, "m", "x").headers["x-pilotlight-start"] == "disk"
 
 

@@ -203,12 +203,44 @@ def test_next_try_asks_only_for_what_is_missing(
     proxy.fault = refuse_when_some_is_here
     with pytest.raises(StorageFailed):
         fetch(cache, spec)
-    here = noted_spans(folder)
+    here = noted_bytes(folder)
     assert here
     proxy.fault = lambda _: None
     proxy.asked.clear()
     assert fetch(make_cache(), spec) == weights
-    assert len(proxy.ranges(WEIGHTS)) == SPANS - len(here)
+    assert asked_bytes(proxy) == SIZE - here
+
+
+def test_range_that_another_ones_error_ended_goes_on_where_it_was(
+    cache: DiskCache,
+    make_cache: MakeCache,
+    proxy: FaultyProxy,
+    spec: ModelSpec,
+    weights: bytes,
+) -> None:
+    folder, refused = cache.folder_of(spec.key).parent, threading.Event()
+    cut = 1_000_000
+
+    def cut_the_first_and_refuse_the_last(asked: Asked) -> Fault | None:
+        if asked.range is None or not asked.path.endswith(WEIGHTS):
+            return None
+        if asked.range[0] == 0:
+            return Fault(cut_at=cut)
+        if asked.range[0] == cut:
+            return Fault(until=refused, status=500)
+        if not last_span(asked):
+            return None
+        servers.wait_until(lambda: bool(noted_spans(folder)), what="a span is here")
+        refused.set()
+        return Fault(status=403)
+
+    proxy.fault = cut_the_first_and_refuse_the_last
+    with pytest.raises(StorageFailed):
+        fetch(cache, spec)
+    proxy.fault = lambda _: None
+    proxy.asked.clear()
+    assert fetch(make_cache(), spec) == weights
+    assert (cut, SPAN_BYTES - 1) in {each.range for each in proxy.ranges(WEIGHTS)}
 
 
 def test_object_replaced_mid_way_is_noticed(
@@ -328,11 +360,11 @@ def test_closed_cache_ends_its_downloads_and_its_waits_and_keeps_what_has_come(
         for fetching in (waiting, loading):
             with pytest.raises(StorageFailed, match="shuts down"):
                 fetching.result(timeout=10)
-    here = noted_spans(folder)
+    here = noted_bytes(folder)
     proxy.fault = lambda _: None
     proxy.asked.clear()
     assert fetch(third, spec) == weights
-    assert len(proxy.ranges(WEIGHTS)) == SPANS - len(here) < SPANS
+    assert asked_bytes(proxy) == SIZE - here < SIZE
 
 
 # Several processes
@@ -405,6 +437,18 @@ def test_another_process_takes_over_from_one_that_was_killed(
     assert path.read_bytes() == weights
     assert first.stdout is not None
     first.stdout.close()
+
+
+def noted_bytes(folder: Path) -> int:
+    """Bytes that the journal says are here."""
+    spans = [json.loads(line) for line in noted_spans(folder)]
+    return sum(end - start for start, end, _ in spans)
+
+
+def asked_bytes(proxy: FaultyProxy) -> int:
+    """Bytes of the weights that were asked for."""
+    ranges = [each.range for each in proxy.ranges(WEIGHTS) if each.range]
+    return sum(last + 1 - first for first, last in ranges)
 
 
 def noted_spans(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime.tiers.host_tier import enter_host_tier
 from tests import servers
+from tests.pilotlight.conftest import run_cli
 from tests.runtime.http import metric, post, predict
 from tests.runtime.test_loading_pod import TINY_BYTES
 
@@ -25,9 +26,7 @@ def start_of(pod: servers.Pod, model: str) -> str:
 
 
 def wait_tier(cluster: Cluster, spec: ModelSpec, tier: str | None, pod: str = "pod-a") -> None:
-    servers.wait_until(
-        lambda: cluster.tiers(spec).get(pod) == tier, timeout_s=10, what=f"{spec.key} in {tier}"
-    )
+    servers.wait_until(lambda: cluster.tiers(spec).get(pod) == tier, what=f"{spec.key} in {tier}")
 
 
 def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
@@ -68,7 +67,7 @@ def test_one_model_walks_through_all_tiers(cluster: Cluster, models: Path) -> No
     cluster.withdraw("walker")
     wait_tier(cluster, spec, None)
     cluster.declare("walker", models / "tiny-bert")
-    servers.wait_until(lambda: predict(pod.url, "walker", "x").status_code == 200, timeout_s=10)
+    servers.wait_until(lambda: predict(pod.url, "walker", "x").status_code == 200)
     assert metric(pod.url, "pilotlight_loads_total", tier="host", outcome="ok") == 1
     assert metric(pod.url, "pilotlight_loads_total", tier="remote", outcome="ok") == 4
 
@@ -81,18 +80,21 @@ def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, mode
         start_of(pod, name)
     wait_tier(cluster, spec, "host")
     size = image_of(pod.folder, spec).stat().st_size
-    servers.wait_until(lambda: used_bytes(cluster).get("host") == size, timeout_s=5)
+    servers.wait_until(lambda: used_bytes(cluster).get("host") == size)
     used = used_bytes(cluster)
     assert 0 < used["device"] <= TINY_BYTES
     assert used["disk"] > used["device"]
     assert metric(pod.url, "pilotlight_tier_bytes", tier="host") == size
+    where = ("--redis-url", cluster.redis_url, "--pool", cluster.pool)
+    (shown,) = run_cli("get", "pods", "--json", *where).document
+    assert shown["used_bytes"] == used
     assert start_of(pod, "a") == "host"
 
     async def measured(registry: Registry) -> bool:
         state = await registry.cluster()
         return state.measured(spec.key).get("load:host") is not None
 
-    servers.wait_until(lambda: cluster.do(measured), timeout_s=5)
+    servers.wait_until(lambda: cluster.do(measured))
 
 
 def test_eviction_is_explained(cluster: Cluster, models: Path) -> None:

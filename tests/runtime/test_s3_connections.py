@@ -1,0 +1,36 @@
+"""Connections to S3, which the event loop may end under the thread that reads from one."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+
+from runtime.storage.s3_connections import S3Connections, S3Reader
+
+
+class ClosedMeanwhile(http.client.HTTPConnection):
+    """A connection whose reader closes it right after somebody has looked at its socket."""
+
+    def __init__(self, taken: socket.socket) -> None:
+        super().__init__("store")
+        self._taken: socket.socket | None = taken
+
+    @property
+    def sock(self) -> socket.socket | None:
+        taken, self._taken = self._taken, None
+        return taken
+
+    @sock.setter
+    def sock(self, _: object) -> None:
+        """Its base class writes here."""
+
+
+def test_read_that_ends_while_it_is_aborted_is_no_error() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connections = S3Connections(verify=True, timeout_s=1)
+        reader = S3Reader(connections, lambda: "http://store/object", "", 1)
+        reader._reading = ClosedMeanwhile(ours)
+        reader.abort()
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
