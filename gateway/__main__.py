@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from gateway.api import create_api
+from gateway.arrivals import ArrivalCounter
 from gateway.dispatcher import Dispatcher
 from gateway.doubts import Doubts
 from gateway.exchange import Tools
@@ -76,9 +77,8 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     """A gateway's parts, wired and running, without its HTTP server."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
-    reservations = Reservations(
-        registry, watch.state, uuid.uuid4().hex[:8], ttl_s=settings.reservation_ttl
-    )
+    gateway = uuid.uuid4().hex[:8]
+    reservations = Reservations(registry, watch.state, gateway, ttl_s=settings.reservation_ttl)
     explanations = Explanations()
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
     watch.subscribe(dispatcher.kick)
@@ -86,7 +86,9 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     metrics = GatewayMetrics()
     pool = PodPool()
     doubts = Doubts(dispatcher.kick)
-    tools = Tools(dispatcher, doubts, pool, RetryBudget(), Recorder(metrics), reservations)
+    arrivals = ArrivalCounter(registry, gateway, dispatcher.waiting_by_model)
+    recorder = Recorder(metrics)
+    tools = Tools(dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals)
     front: Front
 
     def is_draining() -> bool:
@@ -101,6 +103,7 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(reservations.keep_alive()),
             group.create_task(reservations.tell()),
             group.create_task(pool.keep_tidy()),
+            group.create_task(arrivals.run()),
         ]
         if front.keys is not None:
             tasks.append(group.create_task(front.keys.follow()))

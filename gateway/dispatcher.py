@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gateway.explanations import Explanations
     from gateway.reservations import Reservations
     from registry.cluster import ClusterState
-    from registry.model import ModelSpec, RoutingPolicy
+    from registry.model import ModelName, ModelSpec, RoutingPolicy
     from registry.reservation import Refusal
+    from registry.waiting import WaitingRequests
 
 LOOK_AGAIN_S: Final = 0.25
 """Forecasts change with time alone, so a quiet waiting room is looked at this often."""
@@ -72,6 +73,10 @@ class Dispatcher:
     def waiting_total(self) -> int:
         """Requests in the waiting room."""
         return len(self._line)
+
+    def waiting_by_model(self) -> dict[ModelName, WaitingRequests]:
+        """Who waits, by model."""
+        return self._line.by_model()
 
     def kick(self) -> None:
         """Something changed: whoever waits may have a place now."""

@@ -17,6 +17,7 @@ from gateway.record import spent
 from gateway.upstream import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
+    from gateway.arrivals import ArrivalCounter
     from gateway.body import RequestBody
     from gateway.client_request import ClientRequest
     from gateway.decide import Arrival
@@ -43,6 +44,7 @@ class Tools:
     budget: RetryBudget
     recorder: Recorder
     reservations: Reservations
+    arrivals: ArrivalCounter
 
 
 class _TryAgain(Exception):

@@ -149,6 +149,7 @@ class Front:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
         self._sequence += 1
+        self._tools.arrivals.count(client.target.model)
         self._tools.budget.earn()
         deadline_s = read.deadline_s or record.serving.policy.deadline_s
         now_s = self._watch.registry_now_s()

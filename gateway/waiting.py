@@ -7,12 +7,14 @@ the dispatcher waits in it with futures, the simulator with events of virtual ti
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.decide import Arrival, Decided, decide
 from gateway.errors import Rejected
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
 from gateway.queueing import Ticket, WaitingRoom, ticket
+from registry.waiting import WaitingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +36,10 @@ class Waiter:
 
 
 W = TypeVar("W", bound=Waiter)
+
+STARVED_SHARE: Final = 0.6
+"""Blinowski et al. 2024, 4.2.3: of the time from arrival to deadline."""
+_NOBODY: Final = WaitingRequests(0, 0, inf)
 
 
 class WaitingLine(Generic[W]):
@@ -71,6 +77,22 @@ class WaitingLine(Generic[W]):
         if self._on_decided is not None:
             self._on_decided(arrival, decided)
         return decided
+
+    def by_model(self) -> dict[ModelName, WaitingRequests]:
+        """Who waits, by model: those past `STARVED_SHARE` of their time are starved."""
+        if not self._waiters:
+            return {}
+        now_s = self._now_s()
+        found: dict[ModelName, WaitingRequests] = {}
+        for waiter in self._waiters.values():
+            arrival = waiter.arrival
+            known = found.get(arrival.model, _NOBODY)
+            found[arrival.model] = WaitingRequests(
+                known.requests + 1,
+                known.starved + _is_starved(arrival, now_s),
+                min(known.oldest_s, arrival.arrival_s),
+            )
+        return found
 
     # Joining and leaving
 
@@ -193,6 +215,12 @@ class WaitingLine(Generic[W]):
             if residency.loading_from is not None:
                 return str(residency.loading_from)
         return "remote"
+
+
+def _is_starved(arrival: Arrival, now_s: float) -> bool:
+    if arrival.deadline_s is None:
+        return False
+    return now_s - arrival.arrival_s > STARVED_SHARE * (arrival.deadline_s - arrival.arrival_s)
 
 
 def rejected(decision: Reject) -> Rejected:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import ask, declare, forecast, profile, run, show
+from pilotlight.commands.autoscaler import LOADING_NAMES, autoscaler_choice, explain_plans
 from pilotlight.commands.load_app import load_app, report_runs
 from pilotlight.commands.options import (
     FilesOption,
@@ -128,12 +129,43 @@ def up(
             help="Honour x-pilotlight-simulate. For experiments.",
         ),
     ] = False,
+    autoscaler: Annotated[
+        bool,
+        typer.Option(
+            "--autoscaler/--no-autoscaler", envvar="PILOTLIGHT_AUTOSCALER",
+            help="Load models ahead of requests, and let idle ones sink.",
+        ),
+    ] = True,
+    loading: Annotated[
+        str, typer.Option(envvar="PILOTLIGHT_LOADING", help=f"One of {LOADING_NAMES}.")
+    ] = "predictive",
+    min_pods: Annotated[
+        int | None,
+        typer.Option(
+            min=0, envvar="PILOTLIGHT_MIN_PODS",
+            help="Scale between so many pods and --pods; 0: none while nobody asks. "
+            "Without it all run.",
+        ),
+    ] = None,
+    pod_idle: Annotated[
+        float,
+        typer.Option(min=0.1, envvar="PILOTLIGHT_POD_IDLE",
+                     help="Seconds the last pod stays after the last request."),
+    ] = 120.0,
+    pod_stable: Annotated[
+        float,
+        typer.Option(min=0.1, envvar="PILOTLIGHT_POD_STABLE",
+                     help="Seconds fewer pods must be enough before one goes."),
+    ] = 60.0,
     pool: PoolOption = "default",
     namespace: NamespaceOption = None,
     home: HomeOption = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Start the platform on this machine; Ctrl-C stops it and leaves nothing behind."""
+    choice = autoscaler_choice(
+        loading, pods=pods, min_pods=min_pods, pod_idle_s=pod_idle, pod_stable_s=pod_stable
+    )
     at = Home(home.expanduser().absolute()) if home else Home.default()
     settings = PlatformSettings(
         home=at,
@@ -151,6 +183,7 @@ def up(
         redis_url=redis_url,
         s3=s3,
         pool=pool,
+        autoscaler=choice if autoscaler else None,
     )
     run.up(settings, Output(json_), files=filename, detach=detach, namespace=namespace)
 
@@ -274,6 +307,28 @@ def explain(
 ) -> None:
     """Why a request went where it went: candidates, estimates, the choice."""
     asyncio.run(ask.explain(Target.of(home, gateway=gateway), Output(json_), request_id))
+
+
+@app.command("autoscaler")
+def run_autoscaler(
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done now, and do nothing.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say for each model what the plan rests on.")
+    ] = False,
+    loading: Annotated[
+        str, typer.Option(help=f"Loading policy to plan with: {LOADING_NAMES}.")
+    ] = "predictive",
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """What the autoscaler has done and why; with --dry-run, what it would do now."""
+    target = Target.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(explain_plans(target, Output(json_), loading, dry_run=dry_run, explain=explain))
 
 
 @app.command("profile")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.actions import WantedPods, decode_wanted
 from registry.codec import decode_pod, decode_profile, decode_record
 from registry.estimates import UNMEASURED, Measurements
 from registry.model import ModelName, ModelRecord, Tier, name_of_key
@@ -203,6 +204,8 @@ class ClusterState:
         self.profiles: dict[ModelName, Profile] = {}
         """Of the generation that was profiled last."""
         self.profiles_version = 0
+        self.wanted: WantedPods | None = None
+        """The pods that the autoscaler wants; None: it has not said."""
         self.unreadable_total = 0
         """Changes left out because they could not be read, and why the last of them was."""
         self.unreadable_cause = ""
@@ -211,6 +214,7 @@ class ClusterState:
         self._profile_versions: dict[ModelName, int] = {}
         self._gone_versions: dict[str, int] = {}
         self._snapshot_version = 0
+        self._wanted_version = 0
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration was not heard of yet."""
 
@@ -243,7 +247,7 @@ class ClusterState:
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
         self.version = self._snapshot_version = version
         self.models_version, self.profiles_version = models_version + 1, profiles_version + 1
-        pods, models, samples, profiles = snapshot
+        pods, models, samples, profiles, *wanted = snapshot
         for *pod, residency in pods or []:
             self._apply(version, "pod", *pod)
             pairs = list(residency or [])
@@ -258,6 +262,8 @@ class ClusterState:
         pairs = list(profiles or [])
         for name, text in zip(pairs[::2], pairs[1::2], strict=True):
             self._apply(version, "profile", name, text)
+        if wanted and wanted[0]:
+            self._apply(version, "wanted", wanted[0])
 
     def apply(self, version: int, changes: Sequence[Sequence[Any]]) -> None:
         """Take in the changes of one version; those already known change nothing."""
@@ -285,6 +291,8 @@ class ClusterState:
                     self._apply_samples(version, *values)
                 case "profile":
                     self._apply_profile(version, *values)
+                case "wanted":
+                    self._apply_wanted(version, *values)
         except (ValueError, TypeError, LookupError) as error:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
@@ -389,3 +397,8 @@ class ClusterState:
         self.profiles.pop(name, None)
         if isinstance(profile, str):
             self.profiles[name] = decode_profile(profile)
+
+    def _apply_wanted(self, version: int, text: str) -> None:
+        if version >= self._wanted_version:
+            self._wanted_version = version
+            self.wanted = decode_wanted(text)

@@ -27,6 +27,7 @@ _MOST_ROWS: Final = 200
 _EVERY_MIN: Final = 7
 """Each so many minutes are learnt from: no divisor of an hour, so that all minutes of it count."""
 _RIDGE: Final = 1.0
+_NO_SPREAD: Final = 1e-6
 _STEPS: Final = 12
 _SHARE: Final = 0.5
 """Weight of recency against the forecasts: 0.35 to 0.65 do as well on GenTD26, days 19 to 23."""
@@ -114,7 +115,8 @@ def _past(is_active: Booleans, active: Integers, origin: int) -> tuple[Floats, F
 
 def _regress(features: Floats, came: Floats) -> Floats:
     """Logistic regression by Newton's method, with a ridge on features of unit spread."""
-    mean, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
+    mean, spread = features.mean(axis=0), features.std(axis=0)
+    spread = np.where(spread < _NO_SPREAD, np.inf, spread)  # nothing to be learnt from it: weight 0
     mean[-1], spread[-1] = 0.0, 1.0
     scaled = (features - mean) / spread
     weights = np.zeros(scaled.shape[1])

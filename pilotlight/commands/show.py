@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.planning.pod_use import IN_USE_S, pod_uses
+from autoscaler.planning.reading import Seen, read_pool
 from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
+from registry.actions import Outcome
+from registry.arrivals import Arrivals, Span
+from registry.autoscaling import Autoscaling
+from registry.cluster import ClusterState
 from registry.model import name_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from autoscaler.planning.pod_use import PodUse
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.cluster import ClusterState, PodState
+    from registry.actions import Plans
+    from registry.client import Registry
+    from registry.cluster import PodState
     from registry.model import ModelName, ModelRecord
 
 
@@ -21,10 +32,11 @@ async def show_models(
     target: Target, output: Output, names: Sequence[ModelName], namespace: str | None
 ) -> None:
     """Print the models: ready, policy, where each is warm, what is wrong with it."""
-    state = await target.cluster()
+    async with target.registry() as registry:
+        state, plans = await asyncio.gather(registry.cluster(), Autoscaling(registry).plans())
     _require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
-        model_document(state, record)
+        model_document(state, record, plans)
         for name, record in sorted(state.models.items())
         if (not names or name in names) and (namespace is None or name.namespace == namespace)
     ]
@@ -35,13 +47,14 @@ async def show_models(
         output.note("no models; declare some with `pilotlight apply -f manifests/samples/`")
         return
     output.table(
-        ("NAME", "READY", "POLICY", "TIERS", "STATUS"),
+        ("NAME", "READY", "POLICY", "TIERS", "AUTOSCALER", "STATUS"),
         [
             (
                 f"{each['namespace']}/{each['name']}",
                 "True" if each["ready"] else "False",
                 each["policy"],
                 _tiers(each),
+                _last_action(each),
                 _status(each),
             )
             for each in documents
@@ -49,15 +62,17 @@ async def show_models(
     )
 
 
-def model_document(state: ClusterState, record: ModelRecord) -> dict[str, Any]:
+def model_document(state: ClusterState, record: ModelRecord, plans: Plans) -> dict[str, Any]:
     """One model as JSON. Ready means that it can be served, not that it is warm."""
+    action = plans.last.get(str(record.spec.name))
+    may_wake = plans.now.wanted is not None and plans.leader is not None
     failure = record.failure
     holders = state.holders(record.spec.key)
     accepting = [pod for pod in state.pods.values() if pod.is_accepting]
     return {
         "namespace": record.spec.name.namespace,
         "name": record.spec.name.name,
-        "ready": failure is None and bool(accepting),
+        "ready": failure is None and (bool(accepting) or may_wake),
         "policy": str(record.spec.policy.routing),
         "storage_uri": record.spec.storage_uri,
         "task": None if record.spec.task is None else str(record.spec.task),
@@ -70,6 +85,7 @@ def model_document(state: ClusterState, record: ModelRecord) -> dict[str, Any]:
             for pod, place in sorted(holders.items())
             if place.loading_from is not None
         },
+        "autoscaler": None if action is None else asdict(action),
         "failure": None
         if failure is None
         else {
@@ -99,6 +115,16 @@ def _tiers(document: dict[str, Any]) -> str:
     return "; ".join(parts) or "remote"
 
 
+def _last_action(document: dict[str, Any]) -> str:
+    """Such as `load at pod-1: forecast (P(arrival within 60 s) 0.9, …)`."""
+    action = document["autoscaler"]
+    if action is None:
+        return "-"
+    at = f" at {action['pod']}" if action["pod"] else ""
+    outcome = "" if action["outcome"] == Outcome.DONE else f", {action['outcome']}"
+    return f"{action['verb']}{at}: {action['reason']} ({action['words']}){outcome}"
+
+
 def _status(document: dict[str, Any]) -> str:
     failure = document["failure"]
     if failure is not None:
@@ -110,10 +136,11 @@ def _status(document: dict[str, Any]) -> str:
 
 async def show_pods(target: Target, output: Output, names: Sequence[str]) -> None:
     """Print the pods: node, phase, slots, what is warm there, bytes per tier."""
-    state = await target.cluster()
+    async with target.registry() as registry:
+        state, uses = await _pods_and_uses(registry)
     _require_known(names, set(state.pods))
     documents = [
-        pod_document(state, pod)
+        pod_document(state, pod, uses.get(name))
         for name, pod in sorted(state.pods.items())
         if not names or name in names
     ]
@@ -124,12 +151,13 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
         output.note("no pods")
         return
     output.table(
-        ("NAME", "NODE", "PHASE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK", "LOADS"),
+        ("NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK", "LOADS"),
         [
             (
                 each["name"],
                 each["node"],
                 each["phase"],
+                each["use"],
                 f"{each['slots_used']}/{each['slots']}",
                 ", ".join(each["warm_models"]) or "-",
                 f"{format_bytes(each['used_bytes'].get('device', 0))} of "
@@ -143,7 +171,18 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
     )
 
 
-def pod_document(state: ClusterState, pod: PodState) -> dict[str, Any]:
+async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
+    """The pool, and what each pod does for its models, by arrivals of the last minute."""
+    versions, now_ms, snapshot = await registry.transactions.snapshot()
+    state = ClusterState()
+    state.replace(versions.changes, snapshot)
+    now_s = now_ms / 1000
+    counted = await Arrivals(registry).read(Span.SECOND, now_s - IN_USE_S, now_s)
+    last_s = {each.model: float(each.start_s) for each in counted}  # spans come in order
+    return state, pod_uses(read_pool(state, now_s, Seen(last_arrival_s=last_s)))
+
+
+def pod_document(state: ClusterState, pod: PodState, use: PodUse | None = None) -> dict[str, Any]:
     """One pod as JSON."""
     tiers = {
         key: holders[pod.name].tier
@@ -156,6 +195,7 @@ def pod_document(state: ClusterState, pod: PodState) -> dict[str, Any]:
         "address": pod.address,
         "pid": pod.info.process_id,
         "phase": str(pod.phase),
+        "use": "" if use is None else str(use),
         "slots": pod.slots,
         "slots_used": pod.slots_used,
         "ongoing": pod.ongoing,

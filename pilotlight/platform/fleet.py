@@ -18,7 +18,7 @@ from pilotlight.platform.processes import python_module
 from pilotlight.platform.service import Service, ServiceSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,19 @@ class Fleet:
             pod.spawn, pod.wanted, pod.backoff = spawn, True, Backoff()
             if self._is_up:
                 self._group.create_task(self._spawn(pod))
+
+    @property
+    def wanted(self) -> set[str]:
+        """Pods that are to run, whether or not they do yet."""
+        return {name for name, pod in self._pods.items() if pod.wanted}
+
+    async def retire(self, names: Iterable[str], *, grace_s: float) -> None:
+        """Drain these pods and let them end; they do not start again."""
+        for name in names:
+            pod = self._pods[name]
+            pod.wanted = False
+            if pod.pid is not None:
+                await self._say({"stop": name, "grace_s": grace_s})
 
     async def stop_pods(self, *, grace_s: float) -> None:
         """Drain and end all pods; return when they are gone."""

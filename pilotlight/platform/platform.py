@@ -23,6 +23,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.home import HomeLock, PlatformState
 from pilotlight.platform.fleet import Fleet, PodSpawn
 from pilotlight.platform.object_store import object_store_command
+from pilotlight.platform.pod_scaling import PodScaling
 from pilotlight.platform.processes import free_port, port_is_free, python_module
 from pilotlight.platform.redis_server import is_answering, redis_command
 from pilotlight.platform.service import Service, ServiceSpec
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
-    from pilotlight.platform.settings import PlatformSettings, PodSettings
+    from pilotlight.platform.settings import AutoscalerChoice, PlatformSettings, PodSettings
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Platform:
         self._registry: Registry | None = None
         self._watch: ClusterWatch | None = None
         self._watch_task: asyncio.Task[None] | None = None
+        self._scaling_task: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Event] = []
         self._steps_done = 0
 
@@ -170,6 +172,8 @@ class Platform:
         await self._fork_pods()
         await gateway.wait_ready(timeout_s=_START_S)
         self._step(f"gateway at {self.gateway_url}")
+        if settings.autoscaler is not None:
+            self._start_autoscaler(settings.autoscaler)
         settings.home.write_state(self.state)
 
     async def _wait_for_port(self, host: str, port: int) -> None:
@@ -232,6 +236,24 @@ class Platform:
         log_file = self.settings.home.logs / "gateway.log"
         spec = ServiceSpec("gateway", command, log_file, self._child_env())
         return self._start_service(Service(spec, is_ready=_answers(self.gateway_url + "/readyz")))
+
+    def _start_autoscaler(self, choice: AutoscalerChoice) -> None:
+        """It is not waited for: nothing that a request needs depends on it."""
+        command = [
+            *python_module("autoscaler"), "--redis-url", self.redis_url,
+            "--pool", self.settings.pool, "--loading", choice.loading,
+            "--pod-idle", str(choice.pod_idle_s), "--pod-stable", str(choice.pod_stable_s),
+        ]  # fmt: skip
+        if choice.min_pods is not None and self._fleet is not None:
+            command += ["--min-pods", str(choice.min_pods), "--max-pods", str(self.settings.pods)]
+            scaling = PodScaling(
+                self._fleet, self.watch, names=self._pod_names(), spawn=self._pod_spawn,
+                drain_s=self.settings.stop_grace_s,
+            )  # fmt: skip
+            self._scaling_task = self._group.create_task(scaling.run())
+        log_file = self.settings.home.logs / "autoscaler.log"
+        spec = ServiceSpec("autoscaler", command, log_file, self._child_env())
+        self._start_service(Service(spec, is_ready=_at_once))
 
     # Pods
 
@@ -337,6 +359,10 @@ class Platform:
         self._say("stopping")
         fleet_zygote = self._fleet.zygote if self._fleet else None
         by_name = {service.spec.name: service for service in self._services}
+        if self._scaling_task is not None:
+            self._scaling_task.cancel()
+        if "autoscaler" in by_name:
+            await by_name["autoscaler"].stop(grace_s=3.0)
         if "gateway" in by_name:
             await by_name["gateway"].stop(grace_s=self.settings.stop_grace_s)
         if self._fleet is not None and fleet_zygote is not None:
@@ -361,6 +387,10 @@ class Platform:
         settings = self.settings
         total = settings.pods + 2 + int(settings.redis_url is None) + int(settings.s3)
         self._on_progress(Progress(min(self._steps_done, total), total, text))
+
+
+async def _at_once() -> bool:
+    return True
 
 
 def _answers(url: str) -> Callable[[], Awaitable[bool]]:

@@ -32,6 +32,20 @@ class PodSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscalerChoice:
+    """How the platform's autoscaler plans. Times in seconds."""
+
+    loading: str = "predictive"
+    """Loading policy."""
+    min_pods: int | None = None
+    """Fewest pods, 0 for none while nobody asks; None: the number of pods stays as it is."""
+    pod_idle_s: float = 120.0
+    """How long the last pod stays after the last request."""
+    pod_stable_s: float = 60.0
+    """How long fewer pods must be enough before one goes."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlatformSettings:
     """One platform on one machine."""
 
@@ -49,6 +63,8 @@ class PlatformSettings:
     s3: bool = True
     """Start the object store and point the pods at it; off where AWS_* name another."""
     pool: str = "default"
+    autoscaler: AutoscalerChoice | None = None
+    """What plans ahead; None: nothing does, requests alone load models."""
     lease_ttl_s: float = 3.0
     """How long a pod that went silent counts as alive."""
     stop_grace_s: float = 10.0
@@ -69,5 +85,6 @@ class PlatformSettings:
                 "home": Home(Path(values["home"])),
                 "objects": Path(values["objects"]),
                 "pod": PodSettings(**values["pod"]),
+                "autoscaler": values["autoscaler"] and AutoscalerChoice(**values["autoscaler"]),
             }
         )

@@ -41,6 +41,7 @@ function op.delete(name)
   for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures'}) do
     redis.call('HDEL', key(hash), name)
   end
+  redis.call('HDEL', key('acted'), name)
   if redis.call('HDEL', key('profiles'), name) > 0 then change('profile', name, false) end
   if existed > 0 then publish_model(name) end
   return existed

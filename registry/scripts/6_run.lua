@@ -42,7 +42,8 @@ function op.snapshot()
   reap_pods()
   reap_claims()
   reap_reservations()
-  return {all_pods(), all_models(), all_samples(), redis.call('HGETALL', key('profiles'))}
+  return {all_pods(), all_models(), all_samples(), redis.call('HGETALL', key('profiles')),
+    or_false(redis.call('GET', key('wanted')))}
 end
 
 local results = {}

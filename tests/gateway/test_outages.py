@@ -14,6 +14,7 @@ from redis import asyncio as redis_client
 from registry.model import RoutingPolicy
 from tests import servers
 from tests.gateway.conftest import Floor, exchange_bytes, wait_counts
+from tests.gateway.test_arrivals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,22 @@ def second_gateway(
 
 
 # Redis
+
+
+def test_arrivals_of_an_outage_are_told_afterwards(
+    lone_floor: Floor, lone_redis: servers.RedisServer
+) -> None:
+    floor = lone_floor
+    spec = floor.declare(routing=QUEUEING)
+    floor.pods("pod-a", slots=2, warm=spec)
+    assert floor.predict(spec).status_code == 200
+    servers.wait_until(lambda: counted(floor, spec.name) == 1, what="the first one counted")
+    lone_redis.stop()
+    for _ in range(3):
+        assert floor.predict(spec).status_code == 200
+    lone_redis.start()
+    servers.wait_until(floor.redis_answers, what="Redis has read its data")
+    servers.wait_until(lambda: counted(floor, spec.name) == 4, what="those of the outage, too")
 
 
 def test_warm_requests_go_on_without_redis_and_all_heals(

@@ -93,6 +93,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _up(home: Path, *more: str) -> Running:
+    more = ("--no-autoscaler", *more)  # these tests count cold starts
     ran = run_cli("up", "--detach", "--json", "--port", "0", "--home", str(home), *more)
     assert ran.status == 0, ran.err
     return Running(home, ran.document)

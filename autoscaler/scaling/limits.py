@@ -1,0 +1,46 @@
+"""Limits that cannot all be kept: found before planning, each with the reason. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.model import Preload, Tier
+
+if TYPE_CHECKING:
+    from autoscaler.planning.pool import Limits, ModelView, PoolView
+
+
+def pool_problems(limits: Limits) -> list[str]:
+    """What is wrong with the limits of a pool by themselves."""
+    low, high = limits.min_pods, limits.max_pods
+    problems = []
+    if low < 0:
+        problems.append(f"min-pods must be at least 0, was {low}")
+    if high is not None and high < 1:
+        problems.append(f"max-pods must be at least 1, was {high}")
+    if high is not None and low > high:
+        problems.append(f"min-pods must be at most max-pods, was {low} with max-pods {high}")
+    return problems
+
+
+def contradictions(view: PoolView) -> dict[str, str]:
+    """By key: why what a model asks for cannot be given in this pool. The rest is given."""
+    largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
+    found = {}
+    for model in view.models:
+        if text := _contradiction(model, view.limits.max_pods, largest):
+            found[model.key] = text
+    return found
+
+
+def _contradiction(model: ModelView, most: int | None, largest_bytes: int) -> str:
+    policy = model.spec.policy
+    if most is not None and policy.min_copies > most:
+        return f"min-copies must be at most the pool's max-pods {most}, was {policy.min_copies}"
+    needs_copies = policy.min_copies or policy.preload is Preload.EAGER
+    if needs_copies and largest_bytes and model.size_bytes > largest_bytes:
+        return (
+            f"a copy of {model.size_bytes} bytes must fit a pod's memory, "
+            f"the largest has {largest_bytes}"
+        )
+    return ""

@@ -1,0 +1,1 @@
+"""The running autoscaler: reads registry and counts, forecasts, plans, acts."""

@@ -1,0 +1,174 @@
+"""What models are asked for: counts read from the registry, learnt from, and forecast.
+
+A new autoscaler reads back what gateways have counted; a running one reads the last seconds, and
+adds what is new in them, since gateways tell a second late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.rhythm import p_by_rhythm
+from autoscaler.planning.expecting import LEARN_EVERY_S, expect, learn
+from registry.arrivals import Arrivals, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from autoscaler.forecasting.history import Floats, History, Integers
+    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.pool import Demand
+    from registry.arrivals import Counted
+    from registry.client import Registry
+    from registry.model import ModelName
+
+logger = logging.getLogger(__name__)
+
+RECENT_S: Final = 30
+"""Seconds that are read again, for what gateways tell late."""
+YOUNG_S: Final = 10.0
+"""A history of minutes is learnt from so often, a longer one whenever it has grown by a tenth."""
+_DAY_S: Final = 86_400
+_SECONDS_KEPT_S: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What forecasts start from; rows are `models`."""
+
+    models: tuple[str, ...]
+    history: History
+    seconds: Integers
+    """(models, seconds): counts of the last minutes, the second under way last."""
+
+
+class DemandReader:
+    """The counts of one pool, and what is expected. One owner."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._arrivals = Arrivals(registry)
+        self._counts: Counts | None = None
+        self._taken: dict[int, dict[ModelName, int]] = {}
+        """What was already added of the last seconds."""
+        self._read_at_s = 0.0
+        self.arrived: defaultdict[ModelName, int] = defaultdict(int)
+        """Requests since `forget_arrived`."""
+        self.last_arrival_s: dict[ModelName, float] = {}
+
+    def forget_arrived(self) -> None:
+        """They were planned for."""
+        self.arrived.clear()
+
+    async def read(self, now_s: float, models: Sequence[ModelName]) -> None:
+        """Take in what was counted; raises RegistryUnavailable, and then nothing has changed."""
+        if self._counts is None or abs(now_s - self._read_at_s) > _SECONDS_KEPT_S:
+            await self._read_back(now_s, models)
+        else:
+            self._declare(self._counts, models, now_s)
+            since_s = min(now_s, self._read_at_s) - RECENT_S
+            self._take(self._counts, await self._arrivals.read(Span.SECOND, since_s, now_s))
+        self._read_at_s = now_s
+        oldest_s = now_s - 2 * RECENT_S
+        self._taken = {at_s: taken for at_s, taken in self._taken.items() if at_s >= oldest_s}
+
+    async def _read_back(self, now_s: float, models: Sequence[ModelName]) -> None:
+        """Read all there is: seconds of the last minutes, minutes of two days, tens before."""
+        seconds_from_s = (now_s - _SECONDS_KEPT_S) // 60 * 60
+        minutes_from_s = (now_s - 2 * _DAY_S) // 600 * 600 + 600
+        tens = await self._arrivals.read(
+            Span.TEN_MINUTES, now_s - 14 * _DAY_S, minutes_from_s - 600
+        )
+        minutes = await self._arrivals.read(Span.MINUTE, minutes_from_s, seconds_from_s - 60)
+        seconds = await self._arrivals.read(Span.SECOND, seconds_from_s, now_s)
+        counts = Counts()
+        self._taken = {}
+        self._declare(counts, models, now_s)
+        for each in (tens, minutes):
+            _add(counts, each)
+        self._take(counts, seconds)
+        for item in (*tens, *minutes):
+            if item.model not in self.last_arrival_s:
+                self.last_arrival_s[item.model] = item.start_s
+        self._counts = counts
+
+    def _declare(self, counts: Counts, models: Sequence[ModelName], now_s: float) -> None:
+        counts.advance(now_s)
+        names = {str(name) for name in models}
+        for name in [name for name in counts.names if name not in names]:
+            counts.forget(name)
+        for name in names:
+            counts.declare(name)
+        self.last_arrival_s = {
+            name: min(at_s, now_s)
+            for name, at_s in self.last_arrival_s.items()
+            if str(name) in names
+        }
+
+    def _take(self, counts: Counts, seconds: Sequence[Counted]) -> None:
+        fresh = []
+        for item in seconds:
+            taken = self._taken.setdefault(item.start_s, {})
+            number = item.number - taken.get(item.model, 0)
+            if number > 0:
+                taken[item.model] = item.number
+                fresh.append((str(item.model), item.start_s, number))
+                self.arrived[item.model] += number
+                last_s = self.last_arrival_s.get(item.model, 0.0)
+                self.last_arrival_s[item.model] = max(last_s, item.start_s + 1.0)
+        known = set(counts.names)
+        fresh = [each for each in fresh if each[0] in known]
+        if fresh:
+            names, times_s, numbers = zip(*fresh, strict=True)
+            counts.add(names, times_s, numbers)
+
+    def past(self, now_s: float, models: Sequence[ModelName]) -> Past | None:
+        """A copy of what is known of these models, in their order; None before anything was."""
+        if self._counts is None or not models:
+            return None
+        history = self._counts.history(now_s)
+        rows_of = {name: row for row, name in enumerate(self._counts.names)}
+        names = tuple(str(name) for name in models)
+        if any(name not in rows_of for name in names):
+            return None  # declared since the last read
+        rows = np.array([rows_of[name] for name in names], dtype=np.int64)
+        return Past(names, history.take(rows), self._counts.recent_seconds()[rows])
+
+
+class Forecaster:
+    """What is expected after a past, by what was learnt before. One call at a time, any thread."""
+
+    def __init__(self, expect: Callable[[History, Learnt], Demand] = expect) -> None:
+        self._expect = expect
+        self._learnt: Learnt | None = None
+
+    def forecast(self, past: Past) -> Demand:
+        """The demand of the models of the past."""
+        every_s = float(np.clip(past.history.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
+        self._learnt = learn(past.history, past.models, self._learnt, every_s=every_s)
+        demand = self._expect(past.history, self._learnt)
+        by_rhythm = p_by_rhythm(past.seconds, window_s=60.0)
+        return replace(demand, p_minute=1 - (1 - demand.p_minute) * (1 - by_rhythm))
+
+
+def _add(counts: Counts, items: Sequence[Counted]) -> None:
+    known = set(counts.names)
+    items = [each for each in items if str(each.model) in known]
+    counts.add(
+        [str(each.model) for each in items],
+        [float(each.start_s) for each in items],
+        [each.number for each in items],
+    )
+
+
+def is_sound(demand: Demand) -> bool:
+    """Whether a forecast is finite and not negative throughout, as policies may expect it."""
+    parts: tuple[Floats, ...] = (
+        demand.forecast.mean, demand.forecast.quantiles, demand.forecast.p_arrival, demand.p_minute,
+    )  # fmt: skip
+    return all(bool(np.isfinite(each).all()) and bool((each >= 0).all()) for each in parts)

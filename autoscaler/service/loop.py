@@ -1,0 +1,308 @@
+"""The autoscaler: keep the lead, read, forecast, plan, act, over and over.
+
+Nothing that goes wrong in one tick ends it: the next tick starts from the registry again. Who does
+not lead reads along, so that it can take over at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from autoscaler.planning.actions import DrainPod, SetPods
+from autoscaler.planning.pod_use import PodUse, pod_uses
+from autoscaler.planning.pool import Limits, Waiting
+from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.scaling.limits import contradictions
+from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from autoscaler.service.demand import DemandReader, Forecaster, is_sound
+from registry.actions import POOL, ActionRecord, Outcome, WantedPods
+from registry.arrivals import Arrivals
+from registry.cluster import Residency
+from registry.errors import RegistryUnavailable
+from registry.model import Tier, name_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.pool import Demand, ModelView, PodView, PoolView
+    from autoscaler.service.acting import Actor
+    from autoscaler.service.demand import Past
+    from autoscaler.service.metrics import AutoscalerMetrics
+    from autoscaler.service.settings import AutoscalerSettings
+    from registry.autoscaling import Autoscaling
+    from registry.watch import ClusterWatch
+
+logger = logging.getLogger(__name__)
+
+_STALE_S: Final = 3.0
+"""A copy older than this is not planned by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one tick would do, and what it rests on."""
+
+    view: PoolView
+    actions: tuple[Action, ...]
+    refused: dict[str, str]
+    """By key: why what a model asks for cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasted:
+    """A forecast of these models, and how long it took."""
+
+    models: tuple[str, ...]
+    demand: Demand | None
+    took_s: float
+
+
+class Autoscaler:
+    """One autoscaler. Owned by the event loop."""
+
+    def __init__(
+        self,
+        settings: AutoscalerSettings,
+        watch: ClusterWatch,
+        autoscaling: Autoscaling,
+        policy: LoadingPolicy[Any],
+        metrics: AutoscalerMetrics,
+        holder: str,
+        forecaster: Forecaster | None = None,
+    ) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._autoscaling = autoscaling
+        self._arrivals = Arrivals(watch.registry)
+        self._demand_reader = DemandReader(watch.registry)
+        self._policy = policy
+        self._state: Any = policy.start
+        self._metrics = metrics
+        self._holder = holder
+        self._demand: Demand | None = None
+        self._demand_models: tuple[str, ...] = ()
+        self._forecaster = forecaster or Forecaster()
+        self._forecasting: asyncio.Future[Forecasted] | None = None
+        self._forecast_at_s = 0.0
+        self._forecast_pause_s = settings.forecast_every
+        self._pods: PodState | None = None
+        self._told_refused: dict[str, str] = {}
+
+    @property
+    def _scales(self) -> bool:
+        return self._settings.min_pods is not None or self._settings.max_pods is not None
+
+    async def run(self, actor: Actor) -> None:
+        """Tick until cancelled."""
+        await self._watch.wait_synced()
+        while True:
+            try:
+                await self._tick(actor)
+            except RegistryUnavailable as error:
+                self._metrics.failures.labels("registry-away").inc()
+                self._metrics.is_leader.set(0)
+                logger.warning("the registry is away; nothing is planned", exc_info=error)
+            except Exception:
+                self._metrics.failures.labels("tick").inc()
+                logger.exception("a plan failed; the next one starts anew")
+            await asyncio.sleep(self._settings.tick)
+
+    async def _tick(self, actor: Actor) -> None:
+        token = await self._autoscaling.lead(self._holder, ttl_s=self._settings.lease)
+        self._metrics.is_leader.set(0 if token is None else 1)
+        if token is None:
+            self._pods = None  # what was wanted is then read from whoever leads
+        if self._watch.age_s() > _STALE_S:
+            self._metrics.failures.labels("stale-copy").inc()
+            return
+        plan = await self.plan(actor)
+        if token is None:
+            return
+        await self._tell_refused(plan, token)
+        await self._scale(plan, token)
+        actor.begin(plan.actions, token)
+        self._demand_reader.forget_arrived()
+
+    async def plan(self, actor: Actor | None = None) -> Plan:
+        """What is to be done now. Raises RegistryUnavailable."""
+        now_s = self._watch.registry_now_s()
+        names = sorted(self._watch.state.models)
+        under_way, waiting, _ = await asyncio.gather(
+            self._autoscaling.under_way(),
+            self._arrivals.waiting(),
+            self._demand_reader.read(now_s, names),
+        )
+        if self._pods is None:
+            wanted = under_way.wanted
+            self._pods = PodState(current=None if wanted is None else wanted.pods)
+        started_s = time.perf_counter()
+        self._forecast(now_s)
+        seen = Seen(
+            arrived=self._demand_reader.arrived,
+            last_arrival_s=self._demand_reader.last_arrival_s,
+            waiting={
+                name: Waiting(each.requests, each.starved, each.oldest_s)
+                for name, each in waiting.items()
+            },
+        )
+        limits = Limits(self._settings.min_pods or 0, self._settings.max_pods)
+        demand = self._demand
+        if self._demand_models != tuple(str(name) for name in sorted(self._watch.state.models)):
+            demand = None  # rows of other models
+        view = read_pool(self._watch.state, now_s, seen, limits=limits, demand=demand)
+        view = with_intents(view, under_way.actions)
+        if actor is not None:
+            view = _without_refusers(view, actor, now_s)
+        plan = self._plan(view)
+        self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
+        self._count_pods(view)
+        return plan
+
+    def _forecast(self, now_s: float) -> None:
+        """Take in a forecast that is ready; begin another one when it is time.
+
+        In a thread: with ten thousand models it takes seconds, and what waits must not wait for it.
+        """
+        if self._forecasting is not None and self._forecasting.done():
+            self._take_forecast(self._forecasting)
+            self._forecasting = None
+        if self._forecasting is not None:
+            return
+        names = sorted(self._watch.state.models)
+        texts = tuple(str(name) for name in names)
+        age_s = now_s - self._forecast_at_s
+        if texts == self._demand_models and 0 <= age_s < self._forecast_pause_s:
+            return
+        self._forecast_at_s = now_s
+        past = self._demand_reader.past(now_s, names)
+        if past is None:
+            self._demand, self._demand_models = None, texts
+            return
+        loop = asyncio.get_running_loop()
+        self._forecasting = loop.run_in_executor(None, self._forecast_in_thread, past)
+
+    def _forecast_in_thread(self, past: Past) -> Forecasted:
+        started_s = time.perf_counter()
+        demand: Demand | None = None
+        try:
+            demand = self._forecaster.forecast(past)
+        except (ValueError, ArithmeticError, LookupError):
+            self._metrics.failures.labels("forecast").inc()
+            logger.exception("the forecast failed; planning goes on without")
+        if demand is not None and not is_sound(demand):
+            self._metrics.failures.labels("absurd-forecast").inc()
+            logger.warning("the forecast is not finite; planning goes on without")
+            demand = None
+        return Forecasted(past.models, demand, time.perf_counter() - started_s)
+
+    def _take_forecast(self, ready: asyncio.Future[Forecasted]) -> None:
+        forecasted = ready.result()
+        self._metrics.forecast_seconds.observe(forecasted.took_s)
+        self._demand, self._demand_models = forecasted.demand, forecasted.models
+        # A large pool's forecasts shall take a fifth of a core, not all of it.
+        self._forecast_pause_s = max(self._settings.forecast_every, 5 * forecasted.took_s)
+
+    async def wait_forecast(self) -> None:
+        """Return when the forecast that was begun last is ready."""
+        if self._forecasting is not None:
+            await asyncio.wait([self._forecasting])
+
+    def _plan(self, view: PoolView) -> Plan:
+        actions: tuple[Action, ...] = ()
+        try:
+            actions, self._state = self._policy.plan(view, self._state)
+        except Exception:
+            self._metrics.failures.labels("policy").inc()
+            logger.exception("the loading policy failed", extra={"policy": self._policy.name})
+            self._state = self._policy.start
+        if self._scales and self._pods is not None:
+            params = PodParams(stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle)
+            scaling, self._pods = scale_pods(view, self._pods, params)
+            actions = (*scaling, *actions)
+        return Plan(view, actions, contradictions(view))
+
+    async def _scale(self, plan: Plan, token: int) -> None:
+        """Say how many pods are wanted; whoever owns the pods carries it out."""
+        wish = next((each for each in plan.actions if isinstance(each, SetPods)), None)
+        if wish is None:
+            return
+        leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
+        record = ActionRecord(
+            "scale", POOL, str(wish.why), f"{wish.pods} pods: {wish.words}",
+            plan.view.time_s, outcome=Outcome.DONE,
+        )  # fmt: skip
+        try:
+            is_told = await self._autoscaling.scale(token, WantedPods(wish.pods, leaving), record)
+        except RegistryUnavailable:
+            self._pods = None  # perhaps it was told: ask again
+            raise
+        if not is_told:
+            self._pods = None
+            return
+        self._metrics.wanted_pods.set(wish.pods)
+        self._metrics.actions.labels("scale", wish.why, Outcome.DONE).inc()
+        logger.info("scale", extra={"pods": wish.pods, "reason": str(wish.why),
+                                    "words": wish.words, "leaving": leaving})  # fmt: skip
+
+    async def _tell_refused(self, plan: Plan, token: int) -> None:
+        """Say once of each model that its limits contradict each other or the pool's."""
+        for key, text in plan.refused.items():
+            if self._told_refused.get(key) != text:
+                record = ActionRecord(
+                    "refuse", str(name_of_key(key)), "limits", text, plan.view.time_s,
+                    outcome=Outcome.FAILED, error=text,
+                )  # fmt: skip
+                logger.warning("limits contradict", extra={"model": record.subject, "why": text})
+                await self._autoscaling.intend(token, record, ttl_s=0.001)
+                self._metrics.actions.labels("refuse", "limits", Outcome.FAILED).inc()
+        self._told_refused = plan.refused
+
+    def _count_pods(self, view: PoolView) -> None:
+        uses = list(pod_uses(view).values())
+        for use in PodUse:
+            self._metrics.pods.labels(use).set(uses.count(use))
+
+
+def with_intents(view: PoolView, under_way: Sequence[ActionRecord]) -> PoolView:
+    """The view with loads that were begun and do not show at their pods yet."""
+    begun: dict[str, list[str]] = {}
+    for record in under_way:
+        if record.verb == "load" and record.tier == Tier.DEVICE:
+            begun.setdefault(record.subject, []).append(record.pod)
+    if not begun:
+        return view
+
+    def known(model: ModelView) -> ModelView:
+        pods = [
+            pod
+            for pod in begun.get(str(model.spec.name), ())
+            if pod in view.pods and not _comes_or_is_there(model, pod)
+        ]
+        if not pods:
+            return model
+        coming = {pod: Residency(Tier.REMOTE, Tier.REMOTE, view.time_s, 0) for pod in pods}
+        return replace(model, holders={**model.holders, **coming})
+
+    return replace(view, models=tuple(known(model) for model in view.models))
+
+
+def _comes_or_is_there(model: ModelView, pod: str) -> bool:
+    holder = model.holders.get(pod)
+    return holder is not None and (holder.is_warm or holder.is_warming)
+
+
+def _without_refusers(view: PoolView, actor: Actor, now_s: float) -> PoolView:
+    """The view in which pods that refused of late take nothing."""
+
+    def known(pod: PodView) -> PodView:
+        if actor.refusals.is_paused(pod.name, now_s):
+            return replace(pod, is_accepting=False)
+        return pod
+
+    return replace(view, pods={name: known(pod) for name, pod in view.pods.items()})

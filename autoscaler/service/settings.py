@@ -1,0 +1,51 @@
+"""The settings of one autoscaler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autoscaler.loading.catalogue import LOADING_POLICIES
+from registry.configuration import option, positive_seconds, redis_url, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _policy(text: str) -> str:
+    if text not in LOADING_POLICIES:
+        raise ValueError(f"must be one of {', '.join(LOADING_POLICIES)}, was {text!r}")
+    return text
+
+
+def _or_none(parse: Callable[[str], int]) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        return parse(text) if text else None
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerSettings:
+    """Everything an autoscaler is told when it starts. Times in seconds."""
+
+    redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
+    pool: str = option("default", str, "pool of pods to plan for")
+    loading: str = option("predictive", _policy, "loading policy: which model goes where")
+    min_pods: int | None = option(
+        None, _or_none(whole(0, 10_000)), "fewest pods; without it pods are not scaled"
+    )
+    max_pods: int | None = option(None, _or_none(whole(1, 10_000)), "most pods")
+    pod_idle: float = option(
+        120.0, positive_seconds, "how long the last pod stays after the last request"
+    )
+    pod_stable: float = option(
+        60.0, positive_seconds, "how long fewer pods must be enough before one goes"
+    )
+    tick: float = option(0.5, positive_seconds, "time between two plans")
+    forecast_every: float = option(2.0, positive_seconds, "time between two forecasts")
+    lease: float = option(5.0, positive_seconds, "how long another one waits for a silent leader")
+    load_timeout: float = option(300.0, positive_seconds, "longest load that is waited for")
+    metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")
+    metrics_port: int = option(0, whole(0, 65535), "port of the metrics; 0: none are served")
+    log_level: str = option("INFO", str, "least level that is logged")

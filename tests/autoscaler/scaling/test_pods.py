@@ -1,0 +1,161 @@
+"""How many pods: at once up, slowly down, to zero and back, within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.planning.actions import DrainPod, SetPods, Why
+from autoscaler.planning.pool import Limits, ModelView, PodView, PoolView, Waiting
+from autoscaler.scaling.limits import contradictions, pool_problems
+from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from registry.cluster import Residency
+from registry.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
+
+if TYPE_CHECKING:
+    from autoscaler.planning.actions import Action
+
+PARAMS = PodParams(stable_s=60.0, idle_s=120.0)
+
+
+def _model(name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy: Any) -> ModelView:
+    spec = ModelSpec(ModelName("default", name), "s3://models/a", policy=ModelPolicy(**policy))
+    return ModelView(spec, 100, hold_s=1.0, waiting=Waiting(waiting), last_arrival_s=last_s)
+
+
+def _view(
+    now_s: float, pods: int, *models: ModelView, low: int = 0, high: int | None = 10
+) -> PoolView:
+    named = {
+        f"pod-{index}": PodView(f"pod-{index}", f"node-{index}", budget_bytes={Tier.DEVICE: 1000})
+        for index in range(pods)
+    }
+    return PoolView(now_s, named, models or (_model(),), limits=Limits(low, high))
+
+
+def _wanted(actions: tuple[Action, ...]) -> int | None:
+    return next((each.pods for each in actions if isinstance(each, SetPods)), None)
+
+
+def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
+    state = PodState(current=0)
+    actions, state = scale_pods(_view(0, 0, _model(waiting=100)), state, PARAMS)
+    assert _wanted(actions) == 1
+    assert actions[0].why is Why.WAITING
+    actions, state = scale_pods(_view(1, 0, _model(waiting=200)), state, PARAMS)
+    assert actions == ()
+
+
+def _warm(
+    model: ModelView, *, loading_from: Tier | None = None, since_s: float = -100.0
+) -> ModelView:
+    """The model on pod-0, or on its way there."""
+    tier = Tier.DEVICE if loading_from is None else loading_from
+    return replace(model, holders={"pod-0": Residency(tier, loading_from, since_s, 100)})
+
+
+def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
+    actions, _ = scale_pods(_view(0, 2, _warm(_model(waiting=8))), PodState(current=2), PARAMS)
+    assert _wanted(actions) == 6  # 8 s of work within 2 s by one slot each
+
+
+def test_what_waits_for_a_load_brings_no_more() -> None:
+    loading = _warm(_model(waiting=100), loading_from=Tier.REMOTE)
+    assert _wanted(scale_pods(_view(0, 1, loading), PodState(current=1), PARAMS)[0]) is None
+
+
+def test_what_a_load_let_through_just_now_brings_no_more() -> None:
+    served = _warm(_model(waiting=8), since_s=-1.0)
+    assert _wanted(scale_pods(_view(0, 1, served), PodState(current=1), PARAMS)[0]) is None
+
+
+def test_one_that_waits_brings_at_most_one() -> None:
+    slow = replace(_warm(_model(waiting=1)), hold_s=1000.0)
+    actions, _ = scale_pods(_view(0, 2, slow), PodState(current=2), PARAMS)
+    assert _wanted(actions) == 3
+
+
+def test_pods_go_after_the_stable_time_and_the_last_after_the_idle_time() -> None:
+    state = PodState(current=3)
+    changes = []
+    for now_s in range(300):
+        actions, state = scale_pods(_view(now_s, 3, _model(last_s=0.0)), state, PARAMS)
+        if (wanted := _wanted(actions)) is not None:
+            changes.append((now_s, wanted))
+    assert changes == [(60, 1), (179, 0)]  # one was wanted until 119
+
+
+def test_a_load_that_comes_again_does_not_flap() -> None:
+    state = PodState(current=1)
+    changes = 0
+    for now_s in range(600):
+        waiting = 8 if now_s % 40 == 0 else 0
+        model = _warm(_model(waiting=waiting, last_s=float(now_s - now_s % 40)))
+        pods = state.current or 0
+        actions, state = scale_pods(_view(now_s, pods, model), state, PARAMS)
+        changes += _wanted(actions) is not None
+    assert changes <= 3
+    assert (state.current or 0) > 1
+
+
+def test_the_emptiest_pods_leave() -> None:
+    view = _view(100, 3, _warm(_model(last_s=0.0)))
+    view = replace(view, pods={**view.pods, "pod-1": replace(view.pods["pod-1"], slots_busy=1)})
+    actions, _ = scale_pods(view, PodState(((0.0, 3), (50.0, 1)), 3), PARAMS)
+    assert [each.pod for each in actions if isinstance(each, DrainPod)] == ["pod-2", "pod-0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected", "why"),
+    [
+        pytest.param(2, 10, 2, Why.FLOOR, id="floor"),
+        pytest.param(0, 1, 1, Why.CEILING, id="ceiling"),
+    ],
+)
+def test_bounds_hold(low: int, high: int, expected: int, why: Why) -> None:
+    waiting = 0 if why is Why.FLOOR else 50
+    view = _view(0, 1, _warm(_model(waiting=waiting)), low=low, high=high)
+    actions, _ = scale_pods(view, PodState(current=0), PARAMS)
+    assert _wanted(actions) == expected
+    assert actions[0].why is why
+
+
+def test_copies_that_must_be_need_pods() -> None:
+    actions, _ = scale_pods(_view(0, 0, _model(min_copies=3)), PodState(current=0), PARAMS)
+    assert _wanted(actions) == 3
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 50), st.integers(0, 8)), max_size=40)
+)
+def test_bounds_hold_whatever_the_clock_does(steps: list[tuple[float, int, int]]) -> None:
+    state, now_s = PodState(), 1e7
+    for jump_s, waiting, pods in steps:
+        now_s = max(0.0, now_s + jump_s)
+        view = _view(now_s, pods, _model(waiting=waiting), low=1, high=6)
+        _, state = scale_pods(view, state, PARAMS)
+        assert 1 <= (state.current or 0) <= 6
+        assert len(state.wanted) <= 8
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        pytest.param(Limits(3, 2), "min-pods must be at most max-pods, was 3", id="crossed"),
+        pytest.param(Limits(-1, 2), "min-pods must be at least 0, was -1", id="negative"),
+        pytest.param(Limits(0, 0), "max-pods must be at least 1, was 0", id="none at most"),
+    ],
+)
+def test_limits_of_a_pool_are_refused_with_the_reason(limits: Limits, text: str) -> None:
+    assert any(text in problem for problem in pool_problems(limits))
+
+
+def test_what_a_model_cannot_have_is_told() -> None:
+    large = replace(_model("large", preload=Preload.EAGER), size_bytes=5000)
+    view = _view(0, 1, _model("fine"), _model("many", min_copies=11), large)
+    found = contradictions(view)
+    assert sorted(key.partition("@")[0] for key in found) == ["default/large", "default/many"]

@@ -1,0 +1,217 @@
+"""A real Redis, autoscalers in this process, and pods that speak the repository extension."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from autoscaler.planning.expecting import expect
+from autoscaler.service.acting import Actor
+from autoscaler.service.demand import Forecaster
+from autoscaler.service.loop import Autoscaler
+from autoscaler.service.metrics import AutoscalerMetrics
+from autoscaler.service.pods import PodClient
+from autoscaler.service.settings import AutoscalerSettings
+from registry.autoscaling import Autoscaling
+from registry.client import ClaimScope, Registry
+from registry.errors import RegistryError
+from registry.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
+from registry.pod import PodInfo, PodReport
+from registry.watch import ClusterWatch
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from autoscaler.forecasting.history import History
+    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.pool import Demand
+
+    Expect = Callable[[History, Learnt], Demand]
+
+_pools = itertools.count(1)
+_holders = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
+    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
+    """A Redis that a test may kill; it keeps its data like the platform's."""
+    options = ("--appendonly", "yes", "--appendfsync", "no")
+    with servers.redis_server(tmp_path / "redis", options=options) as server:
+        yield server
+
+
+def model(name: str, **policy: Any) -> ModelSpec:
+    """A declaration."""
+    return ModelSpec(
+        ModelName("default", name), f"s3://models/{name}", policy=ModelPolicy(**policy)
+    )
+
+
+@dataclass
+class Pod:
+    """A pod's side of the registry and of HTTP; it loads as it is told to."""
+
+    registry: Registry
+    name: str
+    epoch: int = 0
+    refuses: bool = False
+    fails: set[str] = field(default_factory=set)
+    """Models whose load always fails."""
+    hold: asyncio.Event = field(default_factory=asyncio.Event)
+    """Loads end once it is set."""
+    loads: list[str] = field(default_factory=list)
+    """Calls of `load`, by model."""
+    unloads: list[str] = field(default_factory=list)
+
+    async def serve(self) -> asyncio.Server:
+        """Listen and register."""
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        info = PodInfo(self.name, f"127.0.0.1:{port}", node=self.name, slots=1, memory_bytes=10**9)
+        self.epoch = await self.registry.register_pod(info, lease_ttl_s=600)
+        return server
+
+    async def beat(self, report: PodReport | None = None) -> None:
+        await self.registry.heartbeat(self.name, self.epoch, report or PodReport(), lease_ttl_s=600)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                document = json.loads(await reader.readexactly(length))
+                path = head.split(b" ", 2)[1].decode()
+                status, extra = await self._do(path, document)
+                body = b"{}"
+                writer.write(
+                    f"HTTP/1.1 {status} -\r\n{extra}content-length: {len(body)}\r\n\r\n".encode()
+                    + body
+                )
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _do(self, path: str, document: dict[str, Any]) -> tuple[int, str]:
+        *_, segment, verb = path.split("/")
+        spec = model(ModelName.from_path_segment(segment).name)
+        if self.refuses:
+            return 503, "x-pilotlight-not-executed: draining\r\n"
+        try:
+            if verb == "unload":
+                self.unloads.append(spec.name.name)
+                await self.registry.set_tier(self.name, self.epoch, spec.key, Tier.DISK, 100)
+                return 200, ""
+            self.loads.append(spec.name.name)
+            return (await self._load(spec)), ""
+        except RegistryError:
+            return 503, ""
+
+    async def _load(self, spec: ModelSpec) -> int:
+        token = await self.registry.claim_load(self.name, self.epoch, spec.key, ClaimScope.POD)
+        if token is None:
+            return 200
+        await self.registry.start_load(self.name, self.epoch, spec.key, token, Tier.REMOTE)
+        if spec.name.name in self.fails:
+            failure = LoadFailure(spec.key, "ModelLoadFailed", "broken", 1, 0.0)
+            await self.registry.fail_load(self.name, self.epoch, spec.key, token, failure)
+            return 503
+        await self.hold.wait()
+        await self.registry.finish_load(self.name, self.epoch, spec.key, token, 100)
+        return 200
+
+
+@dataclass
+class Stage:
+    """A pool with its pods, and autoscalers that a test starts and ends."""
+
+    url: str
+    pool: str
+    registry: Registry
+    stack: contextlib.AsyncExitStack
+
+    async def pod(self, name: str, *, holds: bool = False) -> Pod:
+        """A pod that takes loads; with `holds` they do not end before its `hold` is set."""
+        pod = Pod(self.registry, name)
+        if not holds:
+            pod.hold.set()
+        server = await pod.serve()
+        self.stack.callback(server.close)
+        return pod
+
+    @contextlib.asynccontextmanager
+    async def autoscaler(
+        self, policy: LoadingPolicy[Any], *, expect: Expect = expect, **settings: Any
+    ) -> AsyncIterator[AutoscalerMetrics]:
+        """An autoscaler that ticks; it ends without a word, as if it was killed."""
+        registry = Registry(self.url, self.pool)
+        watch, scaling = ClusterWatch(registry), Autoscaling(registry)
+        defaults: dict[str, Any] = {"tick": 0.05, "lease": 1.0, "forecast_every": 0.05}
+        chosen = replace(
+            AutoscalerSettings(redis_url=self.url, pool=self.pool), **(defaults | settings)
+        )
+        metrics = AutoscalerMetrics()
+        holder = f"autoscaler-{next(_holders)}"
+        forecaster = Forecaster(expect)
+        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster)
+        client = PodClient(load_timeout_s=20)
+
+        async def run() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(watch.run())
+                actor = Actor(
+                    group, scaling, client, metrics,
+                    state=lambda: watch.state, now_s=watch.registry_now_s,
+                )  # fmt: skip
+                group.create_task(one.run(actor))
+
+        task = asyncio.create_task(run())
+        try:
+            yield metrics
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await client.close()
+            await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def a_stage(url: str) -> AsyncIterator[Stage]:
+    """A stage in a pool of its own."""
+    pool = f"autoscaler-{next(_pools)}"
+    registry = await Registry.connect(url, pool)
+    async with contextlib.AsyncExitStack() as stack:
+        yield Stage(url, pool, registry, stack)
+    await registry.close()
+
+
+@pytest.fixture
+async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
+    async with a_stage(redis.url) as made:
+        yield made
+
+
+def metric(metrics: AutoscalerMetrics, name: str, **labels: str) -> float:
+    """One sample; 0 where it was never counted."""
+    return metrics.registry.get_sample_value(name, labels) or 0.0

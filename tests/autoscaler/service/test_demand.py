@@ -1,0 +1,81 @@
+"""Counts in the registry become demand: read back after a restart, each arrival once."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.service.demand import DemandReader, Forecaster, is_sound
+from registry.arrivals import Arrivals
+from tests.autoscaler.service.conftest import model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.planning.pool import Demand
+    from registry.model import ModelName
+    from tests.autoscaler.service.conftest import Stage
+
+pytestmark = pytest.mark.anyio
+
+NAMES = [model("a").name, model("b").name]
+
+
+async def _declared(stage: Stage) -> Arrivals:
+    await stage.registry.put_models([model("a"), model("b")])
+    return Arrivals(stage.registry)
+
+
+def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) -> Demand:
+    past = reader.past(now_s, names)
+    assert past is not None
+    demand = Forecaster().forecast(past)
+    assert is_sound(demand)
+    return demand
+
+
+async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
+    arrivals = await _declared(stage)
+    counts = [(NAMES[0], 3, 0), (NAMES[0], 5, 100), (NAMES[0], 7, 1000), (NAMES[1], 2, 90_000)]
+    await arrivals.tell("gateway", 1, counts, {})
+    reader, now_s = DemandReader(stage.registry), time.time()
+    await reader.read(now_s, NAMES)
+    demand = _expected(reader, now_s, NAMES)
+    assert demand.history.tens.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
+    assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
+    assert now_s - reader.last_arrival_s[NAMES[0]] < 60
+
+
+async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
+    arrivals = await _declared(stage)
+    reader = DemandReader(stage.registry)
+    await reader.read(time.time(), NAMES)
+    for sequence in range(1, 4):
+        await arrivals.tell("gateway", sequence, [(NAMES[0], 1, 2)], {})
+        await reader.read(time.time(), NAMES)
+        await reader.read(time.time(), NAMES)
+    assert reader.arrived == {NAMES[0]: 3}
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, -400.0, -1.0, 400.0, 30 * 86_400.0])
+async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) -> None:
+    arrivals = await _declared(stage)
+    reader, now_s = DemandReader(stage.registry), time.time()
+    await arrivals.tell("gateway", 1, [(NAMES[0], 4, 0)], {})
+    for at_s in (now_s, now_s + jump_s, now_s):
+        await reader.read(at_s, NAMES)
+        _expected(reader, at_s, NAMES)
+        assert all(last_s <= at_s + 1 for last_s in reader.last_arrival_s.values())
+
+
+async def test_models_that_are_withdrawn_are_forgotten(stage: Stage) -> None:
+    arrivals = await _declared(stage)
+    reader, now_s = DemandReader(stage.registry), time.time()
+    await arrivals.tell("gateway", 1, [(NAMES[0], 1, 0), (NAMES[1], 1, 0)], {})
+    await reader.read(now_s, NAMES)
+    await reader.read(now_s, NAMES[1:])
+    assert set(reader.last_arrival_s) == {NAMES[1]}
+    demand = _expected(reader, now_s, NAMES[1:])
+    assert demand.p_minute.shape == (1,)

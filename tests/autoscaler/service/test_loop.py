@@ -1,0 +1,241 @@
+"""The running autoscaler: acts once, takes over, goes on after whatever went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.planning.actions import Action, Load, Why
+from autoscaler.planning.expecting import expect
+from autoscaler.planning.policy import LoadingPolicy
+from registry.actions import Outcome
+from registry.arrivals import Arrivals
+from registry.autoscaling import Autoscaling
+from registry.model import Preload, Tier
+from registry.waiting import WaitingRequests
+from tests.autoscaler.service.conftest import a_stage, metric, model
+from tests.registry.actors import eventually, until
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import History
+    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.pool import Demand, PoolView
+    from tests import servers
+    from tests.autoscaler.service.conftest import Stage
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 30.0
+
+
+def load_everywhere(*names: str) -> LoadingPolicy[None]:
+    """Wants these models on every pod that takes loads, and says so at every tick."""
+
+    def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
+        actions = tuple(
+            Load(each.key, pod.name, Tier.DEVICE, Why.FORECAST, "wanted everywhere")
+            for each in view.models
+            for pod in view.pods.values()
+            if each.spec.name.name in names and pod.is_accepting and pod.name not in each.holders
+        )
+        return actions, state
+
+    return LoadingPolicy("everywhere", None, plan)
+
+
+async def _warm(stage: Stage, name: str) -> set[str]:
+    state = await stage.registry.cluster()
+    return {pod for pod, each in state.holders(model(name).key).items() if each.is_warm}
+
+
+async def test_an_action_is_done_once_and_its_reason_kept(stage: Stage) -> None:
+    await stage.registry.put_models([model("a")])
+    pod = await stage.pod("pod-a")
+    async with stage.autoscaler(load_everywhere("a")) as metrics:
+        await until(
+            lambda: metric(metrics, "pilotlight_autoscaler_actions_total",
+                           verb="load", reason="forecast", outcome="done"),
+            timeout_s=LIMIT_S, what="the action counted",
+        )  # fmt: skip
+    assert await _warm(stage, "a") == {"pod-a"}
+    assert pod.loads == ["a"]
+    last = (await Autoscaling(stage.registry).plans()).last["default/a"]
+    assert (last.verb, last.pod, last.reason, last.words, last.outcome) == (
+        "load", "pod-a", "forecast", "wanted everywhere", Outcome.DONE,
+    )  # fmt: skip
+
+
+async def test_of_two_autoscalers_one_acts(stage: Stage) -> None:
+    await stage.registry.put_models([model("a"), model("b")])
+    pods = [await stage.pod(f"pod-{index}") for index in range(3)]
+    policy = load_everywhere("a", "b")
+    async with stage.autoscaler(policy), stage.autoscaler(policy):
+
+        async def is_done() -> bool:
+            return all([len(await _warm(stage, name)) == 3 for name in "ab"])
+
+        await eventually(is_done, timeout_s=LIMIT_S, what="all loaded")
+    assert [sorted(pod.loads) for pod in pods] == [["a", "b"]] * 3
+
+
+async def test_one_killed_amid_its_plan_is_followed_by_another_without_a_second_load(
+    stage: Stage,
+) -> None:
+    await stage.registry.put_models([model("a"), model("b")])
+    pod = await stage.pod("pod-a", holds=True)
+    async with stage.autoscaler(load_everywhere("a")):
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load begun")
+    async with stage.autoscaler(load_everywhere("a", "b")):
+        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the second took over")
+        pod.hold.set()
+
+        async def is_warm() -> bool:
+            return bool(await _warm(stage, "a") and await _warm(stage, "b"))
+
+        await eventually(is_warm, timeout_s=LIMIT_S, what="both warm")
+    assert sorted(pod.loads) == ["a", "b"]
+
+
+async def test_a_model_whose_load_always_fails_holds_up_no_other(stage: Stage) -> None:
+    await stage.registry.put_models([model("a"), model("b")])
+    pod = await stage.pod("pod-a")
+    pod.fails = {"a"}
+    async with stage.autoscaler(load_everywhere("a", "b")) as metrics:
+
+        async def is_warm() -> bool:
+            return bool(await _warm(stage, "b"))
+
+        await eventually(is_warm, timeout_s=LIMIT_S, what="the other one warm")
+        await until(
+            lambda: metric(metrics, "pilotlight_autoscaler_skipped_actions_total",
+                           verb="load", cause="refused") >= 5,
+            timeout_s=LIMIT_S, what="left alone for five plans",
+        )  # fmt: skip
+    plans = await Autoscaling(stage.registry).plans()
+    assert plans.last["default/a"].outcome == Outcome.FAILED
+    assert "503" in plans.last["default/a"].error
+
+
+async def test_a_pod_that_refuses_is_passed_over(stage: Stage) -> None:
+    await stage.registry.put_models([model("a")])
+    refusing, other = await stage.pod("pod-a"), await stage.pod("pod-b")
+    refusing.refuses = True
+    async with stage.autoscaler(LOADING_POLICIES["predictive"]()):
+        await stage.registry.put_models([model("a", min_copies=1)])
+
+        async def is_warm() -> bool:
+            return await _warm(stage, "a") == {"pod-b"}
+
+        await eventually(is_warm, timeout_s=LIMIT_S, what="loaded by the other one")
+    assert other.loads == ["a"]
+
+
+async def test_it_goes_on_when_the_registry_is_back(own_redis: servers.RedisServer) -> None:
+    async with a_stage(own_redis.url) as stage:
+        await stage.registry.put_models([model("a")])
+        await stage.pod("pod-a")
+        async with stage.autoscaler(load_everywhere("b")) as metrics:
+            await until(
+                lambda: metric(metrics, "pilotlight_autoscaler_is_leader") == 1, timeout_s=LIMIT_S
+            )
+            own_redis.stop()
+            await until(
+                lambda: metric(
+                    metrics, "pilotlight_autoscaler_failures_total", cause="registry-away"
+                ),
+                timeout_s=LIMIT_S,
+            )
+            own_redis.start()
+
+            async def is_declared() -> bool:
+                try:
+                    return bool(await stage.registry.put_models([model("b")]))
+                except Exception:
+                    return False
+
+            await eventually(is_declared, timeout_s=LIMIT_S, what="Redis is back")
+            pod = await stage.pod("pod-b")
+            await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="it acts again")
+
+
+async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
+    await stage.registry.put_models([model("a")])
+    pod = await stage.pod("pod-a")
+    calls = 0
+    good = load_everywhere("a")
+
+    def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise ZeroDivisionError("a mistake of the policy")
+        return good.plan(view, state)
+
+    async with stage.autoscaler(LoadingPolicy("broken", None, plan)) as metrics:
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="loaded after all")
+        assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="policy") == 2
+
+
+@pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0])
+async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float) -> None:
+    def spoilt(history: History, learnt: Learnt) -> Demand:
+        demand = expect(history, learnt)
+        demand.forecast.mean[:] = absurd
+        return demand
+
+    await stage.registry.put_models([model("a", preload=Preload.EAGER)])
+    pod = await stage.pod("pod-a")
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, expect=spoilt, min_pods=0) as metrics:
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="floors hold")
+        await until(
+            lambda: metric(
+                metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast"
+            ),
+            timeout_s=LIMIT_S, what="the forecast refused",
+        )  # fmt: skip
+
+
+async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
+    await stage.registry.put_models([model("a")])
+    async with stage.autoscaler(
+        LOADING_POLICIES["predictive"](), min_pods=0, max_pods=5, pod_idle=0.1, pod_stable=0.1
+    ):
+        scaling = Autoscaling(stage.registry)
+
+        async def wants(pods: int) -> bool:
+            wanted = (await scaling.under_way()).wanted
+            return wanted is not None and wanted.pods == pods
+
+        await eventually(lambda: wants(0), timeout_s=LIMIT_S, what="none is wanted")
+        waiting = {model("a").name: WaitingRequests(40, 0, 0.0)}
+        await Arrivals(stage.registry).tell("gateway", 1, [], waiting)
+        await eventually(lambda: wants(1), timeout_s=LIMIT_S, what="one is wanted")
+        history = (await scaling.plans()).history
+        assert history[0].reason == "waiting"
+        assert "40 requests wait" in history[0].words
+
+
+async def test_limits_that_contradict_each_other_are_told(stage: Stage) -> None:
+    await stage.registry.put_models([model("a", min_copies=7)])
+    await stage.pod("pod-a")
+    async with stage.autoscaler(load_everywhere(), min_pods=1, max_pods=2) as metrics:
+        scaling = Autoscaling(stage.registry)
+
+        async def is_told() -> bool:
+            return "default/a" in (await scaling.plans()).last
+
+        await eventually(is_told, timeout_s=LIMIT_S, what="told")
+        last = (await scaling.plans()).last["default/a"]
+        assert last.verb == "refuse"
+        assert "max-pods 2, was 7" in last.words
+        await asyncio.sleep(0)
+        refused = metric(
+            metrics, "pilotlight_autoscaler_actions_total",
+            verb="refuse", reason="limits", outcome="failed",
+        )  # fmt: skip
+        assert refused == 1

@@ -1,0 +1,146 @@
+"""The autoscaler on a whole platform: to zero and back, and models that are warm ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from registry.autoscaling import Autoscaling
+from registry.client import Registry
+from tests import servers
+from tests.gateway.conftest import metric
+from tests.pilotlight.conftest import run_cli
+from tests.pilotlight.test_platform import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from registry.actions import Plans
+    from registry.cluster import ClusterState
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
+
+PERIOD_S = 20
+BURST = 4
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Two pods at most, none while nobody asks; one tiny model."""
+    folder = tmp_path_factory.mktemp("platform")
+    assert run_cli("make-model", "tiny-t5", str(folder / "tiny-t5")).status == 0
+    ran = run_cli(
+        "up", "--detach", "--json", "--port", "0", "--home", str(folder / "home"), "--no-s3",
+        "--pods", "2", "--min-pods", "0", "--pod-idle", "8", "--pod-stable", "3",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    running = Running(folder / "home", ran.document)
+    try:
+        running.apply(folder, "tiny", policy="auto", uri=f"file://{folder / 'tiny-t5'}")
+        yield running
+    finally:
+        assert running.cli("down").status == 0
+
+
+def _read(platform: Running, question: Callable[[Registry], Awaitable[T]]) -> T:
+    async def read() -> T:
+        registry = await Registry.connect(platform.facts["redis_url"])
+        try:
+            return await question(registry)
+        finally:
+            await registry.close()
+
+    return asyncio.run(read())
+
+
+def _cluster(platform: Running) -> ClusterState:
+    return _read(platform, lambda registry: registry.cluster())
+
+
+def _plans(platform: Running) -> Plans:
+    return _read(platform, lambda registry: Autoscaling(registry).plans())
+
+
+def _warm_on(platform: Running) -> list[str]:
+    state = _cluster(platform)
+    [record] = state.models.values()
+    return [pod for pod, each in state.holders(record.spec.key).items() if each.is_warm]
+
+
+def _ask(platform: Running) -> httpx.Response:
+    with platform.client() as client:
+        return client.post("/v1/models/tiny:predict", json={"instances": ["hello"]})
+
+
+def test_to_zero_and_back_with_one_pod_and_one_load(platform: Running) -> None:
+    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    with ThreadPoolExecutor(4) as threads:
+        answered = list(threads.map(lambda _: _ask(platform), range(4)))
+    assert [answer.status_code for answer in answered] == [200] * 4
+    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load told")
+    assert _loads(platform) == 1
+    assert len({answer.headers["x-pilotlight-pod"] for answer in answered}) == 1
+    woken = [each for each in _plans(platform).history if each.reason == "waiting"]
+    assert len(woken) == 1
+    assert woken[0].words.startswith("1 pods")
+
+
+def _loads(platform: Running) -> int:
+    """Loads that all pods have completed, as of their last heartbeats."""
+    return sum(pod.loads_total for pod in _cluster(platform).pods.values())
+
+
+def _answered(platform: Running) -> int:
+    text = httpx.get(f"{platform.url}/metrics", trust_env=False).text
+    return int(metric(text, "pilotlight_gateway_requests_total", code="200"))
+
+
+def test_after_two_periods_no_request_of_the_third_is_cold(
+    platform: Running, tmp_path: Path
+) -> None:
+    trace, record = tmp_path / "trace.csv", tmp_path / "run.parquet"
+    rows = [
+        f"{PERIOD_S * period + 0.4 * place:.1f},tiny"
+        for period in range(3)
+        for place in range(BURST)
+    ]
+    trace.write_text("at_s,model\n" + "\n".join(rows) + "\n")
+    before = _answered(platform)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(
+            platform.cli, "load", "run", "--trace", str(trace), "-o", str(record), "--json"
+        )
+        servers.wait_until(
+            lambda: _answered(platform) == before + 2 * BURST,
+            timeout_s=2 * LIMIT_S,
+            what="two periods answered",
+        )
+        _take_away(platform)
+        servers.wait_until(lambda: _warm_on(platform), timeout_s=LIMIT_S, what="preloaded")
+        assert _answered(platform) == before + 2 * BURST, "warm before the third period began"
+        done = run.result()
+        assert done.status == 0, done.err
+    [document] = platform.get("models")
+    loads = [each for each in _plans(platform).history if each.verb == "load"]
+    assert document["autoscaler"]["words"]
+    assert loads[0].reason == "forecast"
+    assert "P(arrival" in loads[0].words
+    starts = pq.read_table(record, columns=["scheduled_s", "start", "status"]).to_pylist()
+    third = [each for each in starts if each["scheduled_s"] >= 2 * PERIOD_S - 0.01]
+    assert [(each["status"], each["start"]) for each in third] == [(200, "warm")] * BURST
+
+
+def _take_away(platform: Running) -> None:
+    """Unload the model everywhere, as a pod does that needs the memory for another one."""
+    for pod in _cluster(platform).pods.values():
+        url = f"http://{pod.address}/v2/repository/models/default~tiny/unload"
+        assert httpx.post(url, json={}, trust_env=False, timeout=60).status_code == 200

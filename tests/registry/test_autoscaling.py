@@ -1,0 +1,127 @@
+"""Leadership, intents and wanted pods in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.actions import POOL, ActionRecord, Outcome, WantedPods
+from registry.autoscaling import Autoscaling, Intended
+from registry.watch import ClusterWatch
+from tests.registry.actors import SPEC, eventually, until
+from tests.registry.test_watch import running
+
+if TYPE_CHECKING:
+    from registry.client import Registry
+    from tests.registry.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+NAME = str(SPEC.name)
+LOAD = ActionRecord("load", NAME, "forecast", "expected soon", 10.0, pod="a", tier="device")
+SCALE = ActionRecord("scale", POOL, "waiting", "2 requests wait", 10.0)
+
+
+async def _lead(registry: Registry, holder: str, *, ttl_s: float = 30.0) -> int:
+    token = await Autoscaling(registry).lead(holder, ttl_s=ttl_s)
+    assert token is not None
+    return token
+
+
+async def test_one_of_many_leads(registry: Registry) -> None:
+    tokens = await asyncio.gather(
+        *(Autoscaling(registry).lead(f"autoscaler-{index}", ttl_s=30) for index in range(20))
+    )
+    assert sum(token is not None for token in tokens) == 1
+
+
+async def test_who_leads_keeps_its_token(registry: Registry) -> None:
+    assert await _lead(registry, "one") == await _lead(registry, "one")
+
+
+async def test_the_lead_passes_on_when_the_lease_is_over(registry: Registry) -> None:
+    scaling = Autoscaling(registry)
+    first = await _lead(registry, "one", ttl_s=0.2)
+
+    async def leads() -> bool:
+        return await scaling.lead("two", ttl_s=30) is not None
+
+    await eventually(leads)
+    assert await _lead(registry, "two") > first
+    assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.FENCED
+    assert not await scaling.scale(first, WantedPods(3), SCALE)
+    assert (await scaling.under_way()).wanted is None
+
+
+async def test_who_resigns_can_begin_nothing(registry: Registry) -> None:
+    scaling = Autoscaling(registry)
+    token = await _lead(registry, "one")
+    await scaling.resign(token)
+    assert await scaling.intend(token, LOAD, ttl_s=30) is Intended.FENCED
+    assert await _lead(registry, "two") > token
+
+
+async def test_an_action_under_way_does_not_begin_again(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    scaling = Autoscaling(registry)
+    first = await _lead(registry, "one")
+    assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.OK
+    await scaling.resign(first)
+    second = await _lead(registry, "two")
+    assert (await scaling.under_way()).actions == (LOAD,)
+    assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.BUSY
+    done = replace(LOAD, outcome=Outcome.DONE)
+    await scaling.end(done)
+    plans = await scaling.plans()
+    assert plans.now.actions == ()
+    assert plans.last == {NAME: done}
+    assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.OK
+
+
+async def test_what_nobody_ended_expires(registry: Registry) -> None:
+    scaling = Autoscaling(registry)
+    token = await _lead(registry, "one")
+    assert await scaling.intend(token, LOAD, ttl_s=0.2) is Intended.OK
+
+    async def may_begin() -> bool:
+        return await scaling.intend(token, LOAD, ttl_s=0.2) is Intended.OK
+
+    await eventually(may_begin)
+
+
+async def test_memory_of_actions_is_bounded(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    scaling = Autoscaling(registry)
+    token = await _lead(registry, "one")
+    for index in range(150):
+        await scaling.intend(token, replace(LOAD, pod=f"pod-{index}"), ttl_s=30)
+    await scaling.intend(token, replace(LOAD, subject="default/nobody"), ttl_s=30)
+    plans = await scaling.plans()
+    assert len(plans.history) == 100
+    assert list(plans.last) == [NAME]
+    await registry.delete_models([SPEC.name])
+    assert (await scaling.plans()).last == {}
+
+
+async def test_copies_hear_of_wanted_pods(registry: Registry, connect: Connect) -> None:
+    scaling = Autoscaling(registry)
+    token = await _lead(registry, "one")
+    watch = ClusterWatch(await connect())
+    async with running(watch):
+        assert watch.state.wanted is None
+        assert await scaling.scale(token, WantedPods(2, ("pod-1",)), SCALE)
+        await until(lambda: watch.state.wanted == WantedPods(2, ("pod-1",)))
+    later = ClusterWatch(await connect())
+    async with running(later):
+        await until(lambda: later.state.wanted == WantedPods(2, ("pod-1",)))
+
+
+async def test_the_same_wish_again_changes_nothing(registry: Registry) -> None:
+    scaling = Autoscaling(registry)
+    token = await _lead(registry, "one")
+    for _ in range(3):
+        assert await scaling.scale(token, WantedPods(2), SCALE)
+    assert len((await scaling.plans()).history) == 1
