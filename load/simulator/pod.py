@@ -170,7 +170,8 @@ class SimulatedPod:
         now_s, plan = self._kernel.now_s, flight.plan
         assets_s = self._assets_s(plan, now_s + hop_s)
         flight.load_s += assets_s
-        there_s = now_s + hop_s + assets_s + flight.preprocess_s + self._cluster.pod_hop_s / 2
+        way_s = plan.network_s + self._cluster.pod_hop_s / 2
+        there_s = now_s + hop_s + assets_s + flight.preprocess_s + way_s
         self._kernel.at(there_s, flight.predict.take_inference, flight)
 
     def take_inference(self, flight: Flight) -> None:
@@ -246,7 +247,7 @@ class SimulatedPod:
         self._sample(key, "preprocess", flight.preprocess_s)
         self._sample(key, "postprocess", flight.postprocess_s)
         if flight.predict is not self:
-            self._sample(key, "network", self._cluster.pod_hop_s)
+            self._sample(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
         self._gateway.answered(flight)
 
     def _late(self, flight: Flight) -> None:
