@@ -150,8 +150,8 @@ def _simple_table(
     return Table(
         f"6.2, figure 6.1: {SIMPLE_REQUESTS} sequential requests, 8 pods; simulated over "
         f"{len(seeds)} seeds (mean, lowest to highest)",
-        ("model", "policy", "cold starts: Liu", "simulated", "live", "total s: Liu",
-         "simulated (mean)", "live (mean)"),
+        ("model", "policy", "cold starts: Liu", "cold starts: simulated", "cold starts: live",
+         "total s: Liu", "total s: simulated", "total s: live"),
         tuple(rows),
     )  # fmt: skip
 

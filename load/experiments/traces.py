@@ -36,7 +36,7 @@ _BASE_MODELS: Final = "gentd26_load_latency_base_model.csv.gz"
 _HUAWEI: Final = "huawei_cold_starts_per_minute.csv.gz"
 _CODE: Final = "azure_llm_2023_code.csv.gz"
 _CHAT: Final = "azure_llm_2023_conv.csv.gz"
-_QUICK_REQUESTS: Final = 200
+QUICK_REQUESTS: Final = 200
 
 
 def _images(names: Sequence[str], data: Path) -> ClusterPlan:
@@ -120,7 +120,7 @@ def _tasks(case: Case, settings: Settings, seed: int) -> list[TraceTask]:
     assert data is not None, "its files were found there"
     text = case.trace.format(data=data)
     if settings.is_quick:
-        text = f"({text})|limit={_QUICK_REQUESTS}"
+        text = f"({text})|limit={QUICK_REQUESTS}"
     names = list(summarise(open_trace(text, seed=seed)).models)
     cluster = case.cluster(names, data)
     return [TraceTask(case, text, cluster, policy, seed) for policy in RoutingPolicy]

@@ -23,6 +23,7 @@ from gateway.policies.decision import Reason, SendTo
 from gateway.reservations import Reservation, Reservations
 from load.experiments.errors import ExperimentError
 from registry.client import Registry
+from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier
 from registry.pod import PodInfo
 from registry.reservation import LoadMode
@@ -74,7 +75,10 @@ class Loaded:
 def load_registry(url: str, task: LoadTask) -> Loaded:
     """Fill an empty Redis with a pool and measure. Raises ExperimentError."""
     pool = uuid.uuid4().hex[:8]
-    asyncio.run(_fill(url, pool, task))
+    try:
+        asyncio.run(_fill(url, pool, task))
+    except RegistryUnavailable as error:
+        raise ExperimentError(f"cannot fill the registry at {url}: {error}") from error
     context = multiprocessing.get_context("spawn")
     begin = context.Barrier(task.gateways + 1)
     told: Queue[tuple[int, int, float] | str] = context.Queue()
@@ -132,17 +136,18 @@ def _redis_cpu_s(client: redis.Redis) -> float:
 
 
 async def _fill(url: str, pool: str, task: LoadTask) -> None:
-    registry = await Registry.connect(url, pool)
-    specs = [_spec(number) for number in range(task.models)]
-    await registry.put_models(specs)
-    for number in range(task.pods):
-        name = _pod(number)
-        info = PodInfo(name, f"{name}:8080", name, slots=_SLOTS, memory_bytes=10**12)
-        epoch = await registry.register_pod(info, lease_ttl_s=_LEASE_S)
-        mine = specs[number % task.models :: task.pods] or specs[:1]
-        for spec in mine:
-            await registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
-    await registry.close()
+    registry = Registry(url, pool)
+    try:
+        specs = [_spec(number) for number in range(task.models)]
+        await registry.put_models(specs)
+        for number in range(task.pods):
+            name = _pod(number)
+            info = PodInfo(name, f"{name}:8080", name, slots=_SLOTS, memory_bytes=10**12)
+            epoch = await registry.register_pod(info, lease_ttl_s=_LEASE_S)
+            for spec in specs[number % task.models :: task.pods]:
+                await registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
+    finally:
+        await registry.close()
 
 
 def _spec(number: int) -> ModelSpec:
