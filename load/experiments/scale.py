@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 SIZES: Final = ((10, 10), (10, 100), (100, 100), (100, 1_000), (1_000, 1_000), (1_000, 10_000))
 """Pods and models."""
-REQUESTS: Final = 100_000
+REQUESTS: Final = 20_000
+"""Of the smaller sizes; a thousand pods get three times as many, two seconds of their load."""
+_LARGE_PODS: Final = 1_000
+POLICIES: Final = (
+    RoutingPolicy.COLOCATION,
+    RoutingPolicy.COLOCATION_QUEUEING,
+    RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.AUTO,
+)
 GATEWAYS: Final = (1, 2, 4, 8)
 CLIENTS: Final = (1, 64)
 _POOLS: Final = ((100, 1_000), (1_000, 10_000))
@@ -42,24 +50,31 @@ def run(settings: Settings) -> Result:
 
 def _sizes_table(settings: Settings, seed: int) -> Table:
     sizes = SIZES[:1] if settings.is_quick else SIZES
-    requests = 500 if settings.is_quick else REQUESTS
     tasks = [
-        SizeTask(pods, models, requests, policy, seed)
+        SizeTask(pods, models, _requests(settings, pods), policy, seed)
         for pods, models in sizes
-        for policy in RoutingPolicy
+        for policy in POLICIES
     ]
     found = run_side_by_side(play_size, tasks, settings, what="sizes")
     return Table(
-        f"Simulated: {requests:,} requests at half of what the devices can do one by one",
-        ("pods", "models", "policy", "cold-start rate", "p50 s", "p99 s", "in time", "fairness",
+        "Simulated, at half of what the devices can do one by one",
+        ("pods", "models", "requests", "policy", "cold-start rate", "p50 s", "p99 s", "in time",
+         "fairness",
          "decision p50 us", "decision p95 us", "request us"),
         tuple(_size_row(task, each) for task, each in zip(tasks, found, strict=True)),
     )  # fmt: skip
 
 
+def _requests(settings: Settings, pods: int) -> int:
+    if settings.is_quick:
+        return 500
+    return REQUESTS if pods < _LARGE_PODS else 3 * REQUESTS
+
+
 def _size_row(task: SizeTask, found: Sized) -> tuple[Cell, ...]:
     return (
-        task.pods, task.models, task.policy.value, f"{found.cold_starts / task.requests:.2%}",
+        task.pods, task.models, task.requests, task.policy.value,
+        f"{found.cold_starts / task.requests:.2%}",
         found.p50_s, found.p99_s, f"{found.in_time:.2%}", f"{found.fairness:.4f}",
         found.decision_p50_us, found.decision_p95_us, found.request_us,
     )  # fmt: skip

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from load.experiments.experiment import Result
-    from load.experiments.liu.live import LiveWorkloads
+    from load.experiments.live import LivePlatform
     from pilotlight.output import Output
 
 DATA = "PILOTLIGHT_DATA"
@@ -37,7 +37,7 @@ class Wish:
     is_quick: bool
     out: Path
     processes: int
-    live: LiveWorkloads | None
+    live: LivePlatform | None
 
 
 def list_experiments(output: Output) -> None:

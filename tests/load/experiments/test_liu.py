@@ -11,6 +11,7 @@ from load.experiments import liu_simple, liu_wins
 from load.experiments.catalogue import EXPERIMENTS
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
+from load.experiments.liu.amortisation import amortise
 from load.experiments.liu.mixture import MixtureTask, play_mixture
 from load.experiments.liu.scenarios import (
     FIXED_POLICIES,
@@ -19,6 +20,7 @@ from load.experiments.liu.scenarios import (
     WinScenario,
 )
 from load.experiments.liu.simulated import Times, simple_run, times_of, win_run
+from load.experiments.liu.sizes import SIZES, Task
 from load.experiments.liu.thesis import ABSENT, FILE
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ def test_simple_shows_its_tables_without_the_thesis_and_without_a_platform() -> 
 
 
 def test_cold_starts_are_amortised_where_the_thesis_reckons() -> None:
-    size = liu_simple.SIZES[0]
-    found = liu_simple.amortise(liu_simple.Task(size, "", 1, requests=2_200))
+    size = SIZES[0]
+    found = amortise(Task(size, "", 1, requests=2_200))
     assert found.below_at == size.break_even_requests + 1
     assert found.before_s - found.after_s == pytest.approx(21.0)
 
