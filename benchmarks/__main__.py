@@ -186,6 +186,18 @@ def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("gpu", machine, {name: str(value) for name, value in settings.items()}, asdict(measured))
 
 
+def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.fidelity import compare  # pyarrow is an extra
+
+    plan = compare.Plan(
+        seed=arguments.seed, requests=60 if arguments.quick else 300, only=arguments.only
+    )
+    print(f"## A live platform and its simulation ({plan.requests} requests, seed {plan.seed})\n")
+    found = compare.measure(plan)
+    print(compare.summary(found))
+    _save("fidelity", machine, asdict(plan), [asdict(found.times), *map(asdict, found.pairs)])
+
+
 def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks import simulator  # pyarrow is an extra
 
@@ -211,6 +223,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
     "eviction": Benchmark(_eviction, "which rule of eviction loads less (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
+    "fidelity": Benchmark(_fidelity, "latencies of a simulated run against a live one"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
     "gpu": Benchmark(_gpu, "copies to a GPU, serving beside a load, memory after unloads"),
 }

@@ -65,16 +65,10 @@ def decide(
     policy = arrival.policy or spec.policy.routing
     if record.failure is not None and _is_shut(record.failure, spec, cluster, now_s):
         return Decided(_load_failed(record.failure, now_s), policy, spec)
-    request = RequestView(
-        key=spec.key,
-        arrival_s=arrival.arrival_s,
-        draw=arrival.draw,
-        sequence=arrival.sequence,
-        target_ongoing=spec.policy.target_ongoing_requests,
-        ahead=ahead,
-        stalled_s=stalled_s,
-        deadline_s=arrival.deadline_s,
-    )
+    request = RequestView(  # by position: names cost a tenth of a decision
+        spec.key, arrival.arrival_s, arrival.draw, arrival.sequence,
+        spec.policy.target_ongoing_requests, ahead, stalled_s, arrival.deadline_s,
+    )  # fmt: skip
     decision = ROUTING_POLICIES[policy](request, cluster, now_s)
     if arrival.deadline_s is not None:
         decision = _within_deadline(decision, request, arrival.deadline_s, cluster, now_s)

@@ -40,10 +40,11 @@ class WaitingRoom:
 
     def __init__(self) -> None:
         self._tenants: dict[str, dict[str, list[Ticket]]] = {}
-        self._size = 0
+        self.size = 0
+        """How many requests wait."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def depth(self, tenant: str, model: str) -> int:
         """How many requests of the model wait."""
@@ -53,7 +54,7 @@ class WaitingRoom:
         """Let a request wait; one that was taken out too early returns to its old place."""
         queues = self._tenants.setdefault(place.tenant, {})
         insort(queues.setdefault(place.model, []), place)
-        self._size += 1
+        self.size += 1
 
     def remove(self, place: Ticket) -> bool:
         """Take a request out; False if it was not there."""
@@ -62,7 +63,7 @@ class WaitingRoom:
         if place not in queue:
             return False
         queue.remove(place)
-        self._size -= 1
+        self.size -= 1
         if not queue:
             del queues[place.model]
             if not queues:

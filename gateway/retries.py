@@ -18,7 +18,8 @@ class RetryBudget:
 
     def earn(self) -> None:
         """A request came in."""
-        self.tokens = min(self.most, self.tokens + self.earned_per_request)
+        if self.tokens < self.most:
+            self.tokens = min(self.most, self.tokens + self.earned_per_request)
 
     def spend(self) -> bool:
         """Take the right to retry once; False if there is none."""

@@ -54,18 +54,17 @@ class WaitingLine(Generic[W]):
         """Per model that is waited for: when its queue last moved."""
 
     def __len__(self) -> int:
-        return len(self._room)
+        return self._room.size
 
     def decide(self, arrival: Arrival) -> Decided:
         """Decide about a newcomer, which comes after those of its model that wait."""
         model = arrival.model
-        ahead = self._room.depth(model.namespace, model.name) if self._room else 0
+        ahead = self._room.depth(model.namespace, model.name) if self._waiters else 0
         return self._decide(arrival, ahead)
 
     def _decide(self, arrival: Arrival, ahead: int) -> Decided:
-        now_s = self._now_s()
-        moved_s = self._moved_s.get(arrival.model, now_s)
-        state = self._state
+        now_s, state = self._now_s(), self._state
+        moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
         decided = decide(
             arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s
         )

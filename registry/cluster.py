@@ -17,9 +17,10 @@ from registry.codec import decode_pod, decode_profile, decode_record
 from registry.estimates import UNMEASURED, Measurements
 from registry.model import ModelName, ModelRecord, Tier, name_of_key
 from registry.pod import PodInfo, PodPhase
+from registry.ranking import RankedPods
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from registry.profile import Profile
 
@@ -54,8 +55,9 @@ class PodState:
 
     __slots__ = (
         "_is_suspect", "_ongoing", "_ongoing_pending", "_phase", "_slots_pending", "_slots_used",
-        "_used_bytes", "counts_version", "epoch", "free_bytes", "has_free_slot", "inferring",
-        "info", "is_accepting", "loads_total", "name", "slots", "slots_busy", "version",
+        "_used_bytes", "changed", "counts_version", "epoch", "free_bytes", "has_free_slot",
+        "inferring", "info", "is_accepting", "loads_total", "name", "slots", "slots_busy",
+        "version",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -64,6 +66,8 @@ class PodState:
         self.slots = info.slots
         self.epoch = 0
         self.loads_total = 0
+        self.changed: set[PodState] = set()
+        """Where it puts itself when what pods are ranked by changes; the pool's, once in one."""
         self.version = 0
         self.counts_version = 0
         self.slots_busy = 0
@@ -105,6 +109,7 @@ class PodState:
     @slots_used.setter
     def slots_used(self, count: int) -> None:
         self._slots_used = count
+        self.changed.add(self)
         self.slots_busy = busy = count + self._slots_pending
         self.has_free_slot = busy < self.slots and self.is_accepting
 
@@ -116,6 +121,7 @@ class PodState:
     @slots_pending.setter
     def slots_pending(self, count: int) -> None:
         self._slots_pending = count
+        self.changed.add(self)
         self.slots_busy = busy = count + self._slots_used
         self.has_free_slot = busy < self.slots and self.is_accepting
 
@@ -127,6 +133,7 @@ class PodState:
     @ongoing.setter
     def ongoing(self, count: int) -> None:
         self._ongoing = count
+        self.changed.add(self)
         count += self._ongoing_pending
         self.inferring = count if count > 0 else 0
 
@@ -138,6 +145,7 @@ class PodState:
     @ongoing_pending.setter
     def ongoing_pending(self, count: int) -> None:
         self._ongoing_pending = count
+        self.changed.add(self)
         count += self._ongoing
         self.inferring = count if count > 0 else 0
 
@@ -162,6 +170,7 @@ class PodState:
         self._reconsider()
 
     def _reconsider(self) -> None:
+        self.changed.add(self)
         self.is_accepting = self._phase is PodPhase.READY and not self._is_suspect
         self.has_free_slot = self.slots_busy < self.slots and self.is_accepting
 
@@ -173,6 +182,7 @@ class PodState:
     @used_bytes.setter
     def used_bytes(self, used_bytes: Mapping[str, int]) -> None:
         self._used_bytes = used_bytes
+        self.changed.add(self)
         self.free_bytes = self.info.memory_bytes - used_bytes.get(Tier.DEVICE, 0)
 
 
@@ -186,7 +196,7 @@ class ClusterState:
         self.version = 0
         self.models_version = 0
         """Grows whenever any model's record changes, for those who follow only these."""
-        self.pods: dict[str, PodState] = {}
+        self.pods = RankedPods()
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency: dict[str, dict[str, Residency]] = {}
         self.measurements: dict[str, Measurements] = {}
@@ -203,6 +213,14 @@ class ClusterState:
         self._snapshot_version = 0
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration was not heard of yet."""
+
+    def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodState | None:
+        """The least loaded pod with a free slot; equals by `draw` in the order of names."""
+        return self.pods.least_loaded(draw, but)
+
+    def roomiest(self, draw: float, but: Collection[str] = ()) -> PodState | None:
+        """The pod with a free slot and the most free memory, then as `least_loaded`."""
+        return self.pods.roomiest(draw, but)
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""

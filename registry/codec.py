@@ -24,18 +24,20 @@ from registry.profile import Profile, ProfilePoint
 
 def encode_spec(spec: ModelSpec) -> str:
     """A model specification as JSON."""
-    return orjson.dumps(asdict(spec), option=orjson.OPT_SORT_KEYS).decode()
+    document = asdict(spec) | {"name": spec.name._asdict()}
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def decode_spec(text: str) -> ModelSpec:
     """Read what `encode_spec` wrote."""
     stored: dict[str, Any] = orjson.loads(text)
+    name = stored["name"]
     policy = _known(ModelPolicy, stored["policy"])
     policy["routing"] = RoutingPolicy(policy["routing"])
     policy["preload"] = Preload(policy["preload"])
     policy["preload_tier"] = Tier(policy["preload_tier"])
     return ModelSpec(
-        name=ModelName(**_known(ModelName, stored["name"])),
+        name=ModelName(name["namespace"], name["name"]),
         storage_uri=stored["storage_uri"],
         format=stored["format"],
         task=Task(stored["task"]) if stored["task"] else None,

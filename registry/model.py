@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Tier(StrEnum):
@@ -50,9 +51,11 @@ class Preload(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ModelName:
-    """`namespace/name` of an InferenceService; the namespace is the tenant."""
+class ModelName(NamedTuple):
+    """`namespace/name` of an InferenceService; the namespace is the tenant.
+
+    A tuple, since a model is looked up by it several times per request.
+    """
 
     namespace: str
     name: str

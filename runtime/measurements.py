@@ -17,7 +17,10 @@ class Measurements:
 
     def add(self, key: str, measure: str, seconds: float) -> None:
         """Remember one sample of `measure` (a stage, or `load:<tier>`) of a model."""
-        samples = self._samples.setdefault((key, measure), deque(maxlen=MOST_PER_HEARTBEAT))
+        place = (key, measure)
+        samples = self._samples.get(place)
+        if samples is None:
+            samples = self._samples[place] = deque(maxlen=MOST_PER_HEARTBEAT)
         samples.append(seconds)
 
     def take(self) -> tuple[Samples, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    free_pods,
     least_loaded,
+    least_loaded_free,
     warm_pods,
     warming_pods,
     with_free_slot,
@@ -46,19 +46,18 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
         pod = fewest_inferring(joinable)
         join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         add(run_at(pod, request, cluster, now_s), join, "join")
-    free = free_pods(cluster)
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         add(wait_for(busy, request, cluster, now_s), Wait(reason), "queue")
-    if free and (proxy := _proxy(request, cluster, warm, warming, free)):
+    if proxy := _proxy(request, cluster, warm, warming):
         predict, entry = cluster.pods[proxy.predict], cluster.pods[proxy.entry]
         add(proxy_to(predict, entry, request, cluster, now_s), proxy, "proxy")
-    if cold := [pod for pod in free if pod not in warm and pod not in warming]:
-        pod = best_cold(cold, cluster.holders(request.key), request.draw)
+    holding = {pod.name for pod in (*warm, *warming)}
+    if cold := best_cold(cluster, request.key, request.draw, holding):
         reason = Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD
         copies = len(warm) + len(warming)
-        start = SendTo(pod.name, pod.name, LoadMode.LOAD, reason, max_other_copies=copies)
-        add(run_at(pod, request, cluster, now_s), start, "cold start")
+        start = SendTo(cold.name, cold.name, LoadMode.LOAD, reason, max_other_copies=copies)
+        add(run_at(cold, request, cluster, now_s), start, "cold start")
     if not ways:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     return _smallest(ways)
@@ -69,16 +68,22 @@ def _proxy(
     cluster: ClusterView,
     warm: list[PodView],
     warming: list[PodView],
-    free: list[PodView],
 ) -> SendTo | None:
     """Proxying by way of a pod that has the model's tokenizer, if there is one."""
     predict = least_busy_below(request.target_ongoing, warm, warming)
-    entries = [pod for pod in free if pod is not predict]
-    if predict is None or not entries:
+    if predict is None:
         return None
-    holders = cluster.holders(request.key)
-    prepared = [pod for pod in entries if pod.name in holders]
-    entry = least_loaded(prepared or entries, request.draw)
+    prepared = [
+        pod
+        for name in cluster.holders(request.key)
+        if name != predict.name and (pod := cluster.pods.get(name)) and pod.has_free_slot
+    ]
+    if prepared:
+        entry: PodView | None = least_loaded(prepared, request.draw)
+    else:
+        entry = least_loaded_free(cluster, request.draw, (predict.name,))
+    if entry is None:
+        return None
     is_warm = predict in warm
     return SendTo(
         entry.name,
@@ -90,20 +95,17 @@ def _proxy(
 
 
 def _smallest(ways: list[tuple[Forecast, int, SendTo | Wait, str]]) -> SendTo | Wait:
-    forecast, _, decision, _ = min(ways, key=lambda way: (way[0].seconds, way[1]))
-    options = tuple(
-        Option(
-            way=way,
-            entry=choice.entry if isinstance(choice, SendTo) else "",
-            predict=choice.predict if isinstance(choice, SendTo) else "",
-            forecast=expected,
-        )
-        for expected, _, choice, way in ways
+    forecast, _, decision, _ = ways[0]
+    for way in ways:  # the first of equals
+        if way[0].seconds < forecast.seconds:
+            forecast, _, decision, _ = way
+    decision.forecast = forecast
+    decision.options = tuple(
+        [
+            Option(way, choice.entry, choice.predict, expected)
+            if isinstance(choice, SendTo)
+            else Option(way, "", "", expected)
+            for expected, _, choice, way in ways
+        ]
     )
-    if isinstance(decision, Wait):
-        return Wait(decision.reason, forecast, options)
-    return SendTo(
-        decision.entry, decision.predict, decision.mode, decision.reason,
-        max_other_copies=decision.max_other_copies, target_ongoing=decision.target_ongoing,
-        forecast=forecast, options=options,
-    )  # fmt: skip
+    return decision

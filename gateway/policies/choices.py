@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from registry.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from gateway.policies.views import ClusterView, PodView
-    from registry.cluster import Residency
 
-_NEARNESS: Mapping[Tier, int] = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+_NEARNESS: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _FAR = _NEARNESS[Tier.REMOTE]
 _DEVICE = Tier.DEVICE
+_FEW: Final = 32
+"""Pods up to which `benchmarks decision` finds it cheaper to rank all for each request."""
 _name = attrgetter("name")
 
 
@@ -76,29 +77,61 @@ def fewest_inferring(pods: Sequence[PodView]) -> PodView:
     return min(equals, key=_slots_and_name) if len(equals) > 1 else equals[0]
 
 
-def best_cold(pods: Sequence[PodView], holders: Mapping[str, Residency], draw: float) -> PodView:
+def roomiest(pods: Sequence[PodView], draw: float) -> PodView:
+    """The pod whose memory takes the most without an eviction, then as `least_loaded`."""
+    most = max([pod.free_bytes for pod in pods])
+    return least_loaded([pod for pod in pods if pod.free_bytes == most], draw)
+
+
+def least_loaded_free(
+    cluster: ClusterView, draw: float, but: Collection[str] = ()
+) -> PodView | None:
+    """The least loaded pod that can be an entry pod now; None: there is none.
+
+    A large pool is kept ranked by the cluster; to rank a few anew is cheaper than that.
+    """
+    if len(cluster.pods) > _FEW:
+        return cluster.least_loaded(draw, but)
+    free = _free_but(cluster, but)
+    return least_loaded(free, draw) if free else None
+
+
+def best_cold(
+    cluster: ClusterView, key: str, draw: float, but: Collection[str] = ()
+) -> PodView | None:
     """Where a cold start is cheapest: the nearest tier, then memory that needs no eviction.
 
     Emptiest first, since a load that evicts makes the next cold start; then least loaded, then by
-    `draw` in the order of names.
+    `draw` in the order of names. None: no pod has a free slot, but for those named.
     """
-    nearest = _nearest(pods, holders)
-    most = max([pod.free_bytes for pod in nearest])
-    emptiest = [pod for pod in nearest if pod.free_bytes == most]
-    return least_loaded(emptiest, draw)
+    if nearest := _nearest_free(cluster, key, but):
+        return roomiest(nearest, draw)
+    if len(cluster.pods) > _FEW:
+        return cluster.roomiest(draw, but)
+    free = _free_but(cluster, but)
+    return roomiest(free, draw) if free else None
 
 
-def _nearest(pods: Sequence[PodView], holders: Mapping[str, Residency]) -> Sequence[PodView]:
-    """The pods at whose nearest tier the model is; all of them where none holds it."""
-    if not holders:
-        return pods
-    held = [
-        (_NEARNESS[residency.tier], pod)
-        for pod in pods
-        if (residency := holders.get(pod.name)) is not None
-    ]
-    least = min((nearness for nearness, _ in held), default=_FAR)
-    return [pod for nearness, pod in held if nearness == least] if least < _FAR else pods
+def _free_but(cluster: ClusterView, but: Collection[str]) -> list[PodView]:
+    free = free_pods(cluster)
+    return [pod for pod in free if pod.name not in but] if but else free
+
+
+def _nearest_free(cluster: ClusterView, key: str, but: Collection[str]) -> list[PodView]:
+    """Those with a free slot at whose nearest tier the model is; none where nobody is near it."""
+    pods = cluster.pods
+    least = _FAR
+    nearest: list[PodView] = []
+    for name, residency in cluster.holders(key).items():
+        nearness = _NEARNESS[residency.tier]
+        if nearness > least or nearness == _FAR or name in but:
+            continue
+        pod = pods.get(name)
+        if pod is not None and pod.has_free_slot:
+            if nearness < least:
+                least, nearest = nearness, []
+            nearest.append(pod)
+    return nearest
 
 
 def _slots_and_name(pod: PodView) -> tuple[int, str]:

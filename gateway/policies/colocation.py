@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    free_pods,
     warm_pods,
     warming_pods,
     with_free_slot,
@@ -33,9 +32,8 @@ def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Deci
     if joinable := with_free_slot(warming_pods(cluster, request.key)):
         pod = fewest_inferring(joinable)
         return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
-    free = free_pods(cluster)
-    if not free:
+    cold = best_cold(cluster, request.key, request.draw)
+    if cold is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    pod = best_cold(free, cluster.holders(request.key), request.draw)
     reason = Reason.COLD_WARM_BUSY if warm else Reason.COLD
-    return SendTo(pod.name, pod.name, LoadMode.LOAD, reason)
+    return SendTo(cold.name, cold.name, LoadMode.LOAD, reason)

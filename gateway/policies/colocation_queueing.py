@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    free_pods,
     warm_pods,
     warming_pods,
     with_free_slot,
@@ -35,8 +34,7 @@ def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float
             pod = fewest_inferring(joinable)
             return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         return Wait(Reason.QUEUE_WARMING)
-    free = free_pods(cluster)
-    if not free:
+    cold = best_cold(cluster, request.key, request.draw)
+    if cold is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    pod = best_cold(free, cluster.holders(request.key), request.draw)
-    return SendTo(pod.name, pod.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)
+    return SendTo(cold.name, cold.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)

@@ -40,7 +40,7 @@ class Forecast:
     """False where any part is a prior; a deadline is never refused on such a forecast."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Option:
     """One way a policy weighed, for `pilotlight explain`."""
 

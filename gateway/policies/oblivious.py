@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.policies.choices import free_pods, least_loaded
+from gateway.policies.choices import free_pods, least_loaded_free
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
 
@@ -34,8 +34,8 @@ def round_robin(request: RequestView, cluster: ClusterView, now_s: float) -> Dec
 def least_loaded_pod(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """The pod with the smallest share of its slots taken."""
     del now_s
-    pods = free_pods(cluster)
-    return _send(least_loaded(pods, request.draw)) if pods else _wait(cluster)
+    pod = least_loaded_free(cluster, request.draw)
+    return _wait(cluster) if pod is None else _send(pod)
 
 
 def _send(pod: PodView) -> SendTo:

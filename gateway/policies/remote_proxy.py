@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.policies.choices import free_pods, least_loaded, warm_pods, warming_pods
+from gateway.policies.choices import least_loaded_free, warm_pods, warming_pods
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """The least loaded pod as entry; the least busy warm or warming one below target predicts."""
     del now_s
-    free = free_pods(cluster)
-    if not free:
+    entry = least_loaded_free(cluster, request.draw)
+    if entry is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    entry = least_loaded(free, request.draw)
     warm = warm_pods(cluster, request.key)
     warming = warming_pods(cluster, request.key)
     predict = least_busy_below(request.target_ongoing, warm, warming)

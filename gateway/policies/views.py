@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from registry.cluster import Residency
     from registry.estimates import Measurements
@@ -58,6 +58,12 @@ class ClusterView(Protocol):
     @property
     def pods(self) -> Mapping[str, PodView]:
         """All pods by name."""
+
+    def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodView | None:
+        """`choices.least_loaded` of the pods with a free slot, but for those named."""
+
+    def roomiest(self, draw: float, but: Collection[str] = ()) -> PodView | None:
+        """`choices.roomiest` of the pods with a free slot, but for those named."""
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""

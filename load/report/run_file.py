@@ -115,7 +115,7 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
     needed = ("tenant", "model", "scheduled_s", "status")
     if empty := [column for column in needed if table.column(column).null_count]:
         raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which every request has")
-    return table, _about(path, schema.metadata)
+    return table, _about(path, file.metadata.metadata)
 
 
 def _about(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class PodPlan:
     device_bytes_per_s: float = 12e9
     """From host memory to the device, shared by its loads."""
     start_s: float = 0.0
+    """When it comes; infinity: not until somebody starts it."""
     kill_s: float | None = None
     """When its process dies; None: never."""
     drain_s: float | None = None

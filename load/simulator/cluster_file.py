@@ -57,6 +57,10 @@ def _duration(value: Any) -> float:
         raise ValueError(f"must be {allowed}") from None
 
 
+def _start(value: Any) -> float:
+    return inf if value == "never" else _duration(value)
+
+
 Size = Annotated[int, BeforeValidator(_size)]
 Rate = Annotated[float, BeforeValidator(_rate)]
 Duration = Annotated[float, BeforeValidator(_duration)]
@@ -73,7 +77,7 @@ class _Pods(_Section):
     memory: Size = 16 * 10**9
     speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
     device_rate: Rate = 12e9
-    start: Duration = 0.0
+    start: Annotated[float, BeforeValidator(_start)] = 0.0
     kill: Duration | None = None
     drain: Duration | None = None
 

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from gateway.decide import Arrival
     from gateway.policies.decision import Reason
     from load.simulator.cluster import ModelPlan
+    from load.simulator.loading import Held
     from load.simulator.pod import SimulatedPod
     from registry.model import RoutingPolicy
-    from runtime.loading.residents import Resident
 
 
 class Flight:
@@ -32,7 +32,7 @@ class Flight:
     reason: Reason | None
     entry: SimulatedPod
     predict: SimulatedPod
-    resident: Resident
+    resident: Held
     start: str
     token: int
     tries: int

@@ -16,10 +16,12 @@ from gateway.policies.decision import Reject, SendTo, Wait
 from gateway.retries import RetryBudget
 from gateway.waiting import Waiter, WaitingLine, rejected
 from load.simulator.flight import Flight
+from load.simulator.records import NEVER_S
 from registry.client import LEASE_TTL_S
 from registry.reservation import Refusal
 
 if TYPE_CHECKING:
+    from load.simulator.arrivals import Row
     from load.simulator.cluster import ModelPlan
     from load.simulator.kernel import Kernel
     from load.simulator.memory_registry import MemoryRegistry
@@ -62,6 +64,8 @@ class SimulatedGateway:
         """What is known by tenant and name."""
         self.open_total = 0
         """Requests that came and are not answered."""
+        self.wasted_memory_byte_s = 0.0
+        """Device memory of idle models times how long they were idle, of all that ended."""
         self._kernel = kernel
         self._registry = registry
         self._state = registry.state
@@ -79,7 +83,7 @@ class SimulatedGateway:
 
     # Arrival
 
-    def arrive(self, row: tuple[str, str, int, int, float | None]) -> None:
+    def arrive(self, row: Row) -> None:
         """A request comes in: tenant, model, input size, output size, deadline from now."""
         tenant, model, input_size, output_size, deadline_s = row
         now_s = self._kernel.now_s
@@ -107,16 +111,15 @@ class SimulatedGateway:
             self._kernel.after(deadline_s, self._deadline, arrival)
         self._place(flight)
 
-    def _not_found(self, row: tuple[str, str, int, int, float | None]) -> None:
+    def _not_found(self, row: Row) -> None:
         tenant, model, input_size, output_size, deadline_s = row
         self.open_total -= 1
         now_s = self._kernel.now_s
-        self._summary.add(404, None, 0.0)
         self._records.add(
             (
-                f"{self._id_prefix}none", tenant, model, None, now_s, now_s, now_s, now_s, 404,
+                f"{self._id_prefix}none", tenant, model, None, now_s, NEVER_S, now_s, 404,
                 _MODEL_NOT_FOUND, f"model {tenant}/{model} does not exist", None, None, None,
-                0.0, 0.0, 0.0, 0.0, 0.0, 0.0, input_size, output_size, deadline_s,
+                0.0, 0.0, 0.0, 0.0, input_size, output_size, deadline_s,
             )
         )  # fmt: skip
 
@@ -124,7 +127,7 @@ class SimulatedGateway:
 
     def _place(self, flight: Flight) -> None:
         arrival = flight.arrival
-        for _ in range(_DIRECT_TRIES):
+        for _ in range(_DIRECT_TRIES):  # decide and reserve again where the state had changed
             if self._is_changed:  # who waits goes first, so that tenants take turns
                 self._pump()
             decided = self._line.decide(arrival)
@@ -143,13 +146,14 @@ class SimulatedGateway:
         arrival, spec = flight.arrival, decided.spec
         if spec is None:
             return False
+        now_s = self._kernel.now_s
         taken = self._registry.reserve(
             arrival.id,
             decision.entry,
             decision.predict,
             spec.key,
             decision.mode,
-            self._kernel.now_s,
+            now_s,
             max_other_copies=decision.max_other_copies,
             target_ongoing=decision.target_ongoing,
         )
@@ -157,7 +161,7 @@ class SimulatedGateway:
             return False
         flight.policy = decided.policy
         flight.reason = decision.reason
-        flight.placed_s = self._kernel.now_s
+        flight.placed_s = now_s
         flight.token = taken.load_token
         flight.entry = entry = self.pods[decision.entry]
         flight.predict = self.pods[decision.predict]
@@ -205,7 +209,7 @@ class SimulatedGateway:
 
     def kick(self) -> None:
         """Something changed: whoever waits may have a place now."""
-        if self._line and not self._is_changed:
+        if not self._is_changed and self._line:
             self._is_changed = True
             self._kernel.at(self._kernel.now_s, self._pump_if_changed)
 
@@ -320,32 +324,18 @@ class SimulatedGateway:
         flight.is_over = True
         self.open_total -= 1
         now_s, arrival = self._kernel.now_s, flight.arrival
-        arrival_s = arrival.arrival_s
-        is_placed = flight.placed_s >= 0
-        start = None
-        network_s = 0.0
-        queue_s = now_s - arrival_s
-        if is_placed:
-            queue_s = flight.placed_s - arrival_s
-            network_s = now_s - flight.placed_s - (
-                flight.load_s + flight.preprocess_s + flight.infer_s + flight.postprocess_s
-            )  # fmt: skip
-            start = flight.start
-            if start == "warm":
-                start = flight.waited_from or start
-        self._summary.add(status, start, now_s - arrival_s)
-        deadline_s = arrival.deadline_s
-        model = arrival.model
+        entry = predict = start = None
+        if flight.placed_s >= 0:
+            entry, predict, start = flight.entry.name, flight.predict.name, flight.start
+            if start == "warm" and flight.waited_from:
+                start = flight.waited_from
+        arrival_s, deadline_s, model = arrival.arrival_s, arrival.deadline_s, arrival.model
         self._records.add(
             (
-                arrival.id, model.namespace, model.name, flight.policy, arrival_s, arrival_s,
-                now_s, now_s, status, reason or flight.reason, error,
-                flight.entry.name if is_placed else None,
-                flight.predict.name if is_placed else None,
-                start or None, queue_s * 1e3, flight.load_s * 1e3, flight.preprocess_s * 1e3,
-                flight.infer_s * 1e3, flight.postprocess_s * 1e3,
-                network_s * 1e3 if network_s > 0 else 0.0,
-                flight.input_size, flight.output_size,
+                arrival.id, model.namespace, model.name, flight.policy, arrival_s,
+                flight.placed_s, now_s, status, reason or flight.reason, error, entry, predict,
+                start or None, flight.load_s, flight.preprocess_s, flight.infer_s,
+                flight.postprocess_s, flight.input_size, flight.output_size,
                 None if deadline_s is None else deadline_s - arrival_s,
             )
         )  # fmt: skip

@@ -22,25 +22,25 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._events: list[tuple[float, int, Callable[[Any], object], Any]] = []
         self._number = 0
 
     def now(self) -> float:
         """The time, for those who take a clock."""
         return self.now_s
 
-    def at(self, when_s: float, do: Callable[[Any], None], argument: Any = None) -> None:
+    def at(self, when_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
         """Call `do(argument)` at a time, not before now."""
         self._number = number = self._number + 1
         heappush(self._events, (when_s, number, do, argument))
 
-    def after(self, delay_s: float, do: Callable[[Any], None], argument: Any = None) -> None:
+    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
         """Call `do(argument)` in so many seconds."""
         self._number = number = self._number + 1
         heappush(self._events, (self.now_s + delay_s, number, do, argument))
 
     def run_through(
-        self, arrivals: Iterable[tuple[float, Any]], arrive: Callable[[Any], None]
+        self, arrivals: Iterable[tuple[float, Any]], arrive: Callable[[Any], object]
     ) -> None:
         """Let time pass until all of these arrivals have come; events of the same time go first.
 

@@ -31,11 +31,16 @@ PATIENCE_S: Final = 30.0
 
 
 @dataclass(eq=False, slots=True)
-class _Pinnable(Resident):
+class Held(Resident):
+    """A model on a simulated device."""
+
     plan: ModelPlan = field(kw_only=True)
+    idle_since_s: float = field(kw_only=True)
+    """Since when no request uses it; where `users` is 0."""
 
     @property
     def is_pinned(self) -> bool:
+        """Whether its policy keeps it on the device."""
         return self.plan.spec.policy.pin
 
 
@@ -65,7 +70,7 @@ class Loading:
         self._registry = registry
         self._gateway = gateway
         self._costs = ReloadCosts()
-        self.residents: Residents[_Pinnable] = Residents(
+        self.residents: Residents[Held] = Residents(
             pod.plan.memory_bytes, policy=POLICIES[cluster.eviction], reload_s=self._reload_s
         )
         self._link = SharedLink(kernel, pod.plan.device_bytes_per_s)
@@ -163,9 +168,7 @@ class Loading:
         if victims is None:
             return False
         for key in victims:
-            gone = self.residents.by_key.pop(key)
-            self.tell_tier(key)
-            self._pod.node.demote(gone.plan)
+            self._pod.node.demote(self._take_off(key).plan)
         if load.source in plan.load_s:
             self._kernel.after(plan.load_s[load.source], self._loaded, load)
         else:
@@ -186,11 +189,40 @@ class Loading:
             if not flight.is_over:
                 self._gateway.failed(flight, 503, "models in use hold the pod's memory")
 
-    def let_go(self, resident: Resident) -> None:
+    def use(self, resident: Held, users: int = 1) -> None:
+        """Keep a model on the device for requests until each has let it go."""
+        if resident.users == 0:
+            self._end_idle(resident)
+        self.residents.use(resident, users)
+
+    def let_go(self, resident: Held) -> None:
         """A request needs the model no more; whoever waits for room looks again."""
-        self.residents.end_use(resident)  # type: ignore[arg-type]  # it is one of ours
-        if resident.users == 0 and self._without_room:
-            self._without_room = [load for load in self._without_room if not self._try_room(load)]
+        self.residents.end_use(resident)
+        if resident.users == 0:
+            resident.idle_since_s = self._kernel.now_s
+            if self._without_room:
+                self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        self._without_room = [load for load in self._without_room if not self._try_room(load)]
+
+    def _take_off(self, key: str) -> Held:
+        """Free the memory of a model that nobody uses."""
+        gone = self.residents.by_key.pop(key)
+        self._end_idle(gone)
+        self.tell_tier(key)
+        return gone
+
+    def _end_idle(self, resident: Held) -> None:
+        idle_s = self._kernel.now_s - resident.idle_since_s
+        self._gateway.wasted_memory_byte_s += resident.memory_bytes * idle_s
+
+    def end_idle(self) -> None:
+        """Count what models were idle until now: the pod is gone, or the run over."""
+        for resident in self.residents.by_key.values():
+            if resident.users == 0:
+                self._end_idle(resident)
+                resident.idle_since_s = self._kernel.now_s
 
     # The end of a load
 
@@ -201,7 +233,7 @@ class Loading:
         key = plan.spec.key
         del self._under_way[key]
         seconds = now_s - load.begun_s
-        resident = _Pinnable(key, plan.memory_bytes, plan=plan)
+        resident = Held(key, plan.memory_bytes, plan=plan, idle_since_s=now_s)
         self.residents.add(resident)
         if load.source is Tier.REMOTE and load.source in plan.load_s:
             pod.node.put(plan, Tier.DISK)
@@ -213,7 +245,7 @@ class Loading:
         pod.has_news()
         waiting = [flight for flight in load.waiting if not flight.is_over]
         if waiting:
-            self.residents.use(resident, len(waiting))
+            self.use(resident, len(waiting))
         for flight in waiting:
             pod.held(flight, resident, load.source.value)
         self._gateway.kick()
@@ -237,9 +269,27 @@ class Loading:
         self.begin(plan)
         return True
 
+    def demote(self, plan: ModelPlan, tier: Tier) -> bool:
+        """Take a model off the device; with `Tier.HOST` host memory keeps it, where it has room.
+
+        False: it is not there, in use, or pinned.
+        """
+        resident = self.residents.by_key.get(plan.spec.key)
+        if resident is None or resident.users or resident.is_pinned:
+            return False
+        self._take_off(plan.spec.key)
+        if tier is Tier.HOST:
+            self._pod.node.demote(plan)
+        self._pod.has_news()
+        if self._without_room:
+            self._look_for_room()
+        self._gateway.kick()
+        return True
+
     def put_at_start(self, plan: ModelPlan) -> None:
         """Have the model on the device from the start of the run."""
-        self.residents.add(_Pinnable(plan.spec.key, plan.memory_bytes, plan=plan))
+        now_s = self._kernel.now_s
+        self.residents.add(Held(plan.spec.key, plan.memory_bytes, plan=plan, idle_since_s=now_s))
         self.tell_tier(plan.spec.key)
         self._pod.has_news()
 

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 _WARM: Final = Granted("warm", 0)
 
 
-@dataclass(slots=True)
-class _Held:
-    """The reservations at one pod by identity, with their expiry, and when to look for expired."""
+@dataclass(eq=False, slots=True)
+class _Member:
+    """A pod, its lease, its reservations by identity with their expiry."""
 
+    state: PodState
+    lease_end_s: float
     slots: dict[str, float] = field(default_factory=dict)
     ongoing: dict[str, float] = field(default_factory=dict)
     earliest_s: float = inf
@@ -51,8 +53,7 @@ class MemoryRegistry:
 
     def __init__(self) -> None:
         self.state = ClusterState()
-        self._leases: dict[str, float] = {}
-        self._held: dict[str, _Held] = {}
+        self._members: dict[str, _Member] = {}
         self._claims: dict[str, dict[str, _Claim]] = {}
         self._next_fence = 0
         self._next_lease_end_s = inf
@@ -67,8 +68,8 @@ class MemoryRegistry:
         pod = PodState(info)
         pod.epoch = self._next_fence
         self.state.pods[info.name] = pod
-        self._held[info.name] = _Held()
-        self._set_lease(info.name, now_s + lease_ttl_s)
+        self._members[info.name] = member = _Member(pod, inf)
+        self._set_lease(member, now_s + lease_ttl_s)
         return pod.epoch
 
     def beat(
@@ -83,8 +84,9 @@ class MemoryRegistry:
         lease_ttl_s: float = inf,
     ) -> None:
         """Extend the lease and take in what was measured. Raises LeaseLost."""
-        found = self._current(pod, epoch, now_s)
-        self._set_lease(pod, now_s + lease_ttl_s)
+        member = self._current(pod, epoch, now_s)
+        self._set_lease(member, now_s + lease_ttl_s)
+        found = member.state
         found.used_bytes = used_bytes
         found.loads_total = loads_total
         found.is_suspect = False
@@ -96,7 +98,7 @@ class MemoryRegistry:
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Say whether the pod takes requests. Raises LeaseLost."""
-        self._current(pod, epoch, now_s).phase = phase
+        self._current(pod, epoch, now_s).state.phase = phase
 
     def leave(self, pod: str, epoch: int) -> None:
         """The pod goes at once; nothing happens where its name has a newer process."""
@@ -106,31 +108,33 @@ class MemoryRegistry:
 
     def lose_lease_at(self, pod: str, when_s: float) -> None:
         """The pod beats no more: its lease ends then."""
-        if pod in self._leases:
-            self._set_lease(pod, when_s)
+        if pod in self._members:
+            self._set_lease(self._members[pod], when_s)
 
     def sweep(self, now_s: float) -> None:
         """Clear away what has expired: leases, claims that were not started, reservations."""
         self._reap_pods(now_s)
         self._reap_claims(now_s)
-        for name in self._held:
-            self._purge(name, now_s)
+        for member in self._members.values():
+            self._purge(member, now_s)
 
-    def _set_lease(self, pod: str, until_s: float) -> None:
-        self._leases[pod] = until_s
+    def _set_lease(self, member: _Member, until_s: float) -> None:
+        member.lease_end_s = until_s
         self._next_lease_end_s = min(self._next_lease_end_s, until_s)
 
     def _reap_pods(self, now_s: float) -> None:
         if now_s < self._next_lease_end_s:
             return
-        for name in [name for name, until_s in self._leases.items() if until_s <= now_s]:
+        members = self._members
+        for name in [name for name, each in members.items() if each.lease_end_s <= now_s]:
             self._wipe(name)
-        self._next_lease_end_s = min(self._leases.values(), default=inf)
+        ends = (each.lease_end_s for each in members.values())
+        self._next_lease_end_s = min(ends, default=inf)
 
     def _wipe(self, pod: str, *, is_back: bool = False) -> None:
-        if self._leases.pop(pod, None) is None:
+        if self._members.pop(pod, None) is None:
             return
-        del self.state.pods[pod], self._held[pod]
+        del self.state.pods[pod]
         for key in [key for key, holders in self.state.residency.items() if pod in holders]:
             was_warm = self.state.residency[key].pop(pod).is_warm
             if not self.state.residency[key]:
@@ -139,15 +143,21 @@ class MemoryRegistry:
             if was_warm and not is_back:  # one that is back says at once what it still holds
                 self._cooled(key)
 
-    def _current(self, pod: str, epoch: int, now_s: float) -> PodState:
-        found = self.state.pods.get(pod)
-        if found is None or found.epoch != epoch or self._leases[pod] <= now_s:
+    def _current(self, pod: str, epoch: int, now_s: float) -> _Member:
+        member = self._members.get(pod)
+        if member is None or member.state.epoch != epoch or member.lease_end_s <= now_s:
             raise LeaseLost("the pod's lease is over or belongs to a newer process")
-        return found
+        return member
 
-    def _is_serving(self, pod: str, now_s: float) -> bool:
-        """Alive and taking requests: what policies may count on."""
-        return self._leases.get(pod, 0.0) > now_s and self.state.pods[pod].phase is PodPhase.READY
+    def _serving(self, pod: str, now_s: float) -> _Member | None:
+        """The pod if it is alive and takes requests, with what expired there taken out."""
+        member = self._members.get(pod)
+        if member is None or member.lease_end_s <= now_s:
+            return None
+        if now_s >= member.earliest_s:
+            self._purge(member, now_s)
+        state = member.state
+        return member if state.is_accepting or state.phase is PodPhase.READY else None
 
     # Residency
 
@@ -293,7 +303,9 @@ class MemoryRegistry:
         holders = self.state.holders(key).items()
         warm = [name for name, each in holders if each.is_warm]
         claimed = [name for name in self._claims.get(key, ()) if self._claim_of(key, name, now_s)]
-        return sum(name != pod and self._is_serving(name, now_s) for name in (*warm, *claimed))
+        return sum(
+            name != pod and self._serving(name, now_s) is not None for name in (*warm, *claimed)
+        )
 
     # Reservations
 
@@ -303,31 +315,26 @@ class MemoryRegistry:
         claim_ttl_s: float = CLAIM_TTL_S,
     ) -> Granted | Refusal:  # fmt: skip
         """A slot at the entry pod and a place in the predict pod's inference stage, or neither."""
-        if not self._is_serving(entry, now_s):
+        entering = self._serving(entry, now_s)
+        if entering is None:
             return Refusal.GONE
-        pods = self.state.pods
-        entry_held = self._purge(entry, now_s)
-        entry_pod = pods[entry]
-        if len(entry_held.slots) >= entry_pod.slots:
+        if len(entering.slots) >= entering.state.slots:
             return Refusal.FULL
-        if predict == entry:
-            predict_held = entry_held
-        elif self._is_serving(predict, now_s):
-            predict_held = self._purge(predict, now_s)
-        else:
+        predicting = entering if predict == entry else self._serving(predict, now_s)
+        if predicting is None:
             return Refusal.GONE
-        if target_ongoing > 0 and len(predict_held.ongoing) >= target_ongoing:
+        if target_ongoing > 0 and len(predicting.ongoing) >= target_ongoing:
             return Refusal.BUSY
         granted = self._granted(predict, key, mode, max_other_copies, now_s, claim_ttl_s)
         if isinstance(granted, Granted):
             expiry_s = now_s + ttl_s
-            entry_held.slots[id_] = expiry_s
-            predict_held.ongoing[id_] = expiry_s
+            entering.slots[id_] = expiry_s
+            predicting.ongoing[id_] = expiry_s
             if expiry_s < inf:
-                entry_held.earliest_s = min(entry_held.earliest_s, expiry_s)
-                predict_held.earliest_s = min(predict_held.earliest_s, expiry_s)
-            entry_pod.slots_used = len(entry_held.slots)
-            pods[predict].ongoing = len(predict_held.ongoing)
+                entering.earliest_s = min(entering.earliest_s, expiry_s)
+                predicting.earliest_s = min(predicting.earliest_s, expiry_s)
+            entering.state.slots_used = len(entering.slots)
+            predicting.state.ongoing = len(predicting.ongoing)
         return granted
 
     def _granted(
@@ -352,35 +359,36 @@ class MemoryRegistry:
 
     def release(self, id_: str, entry: str, predict: str) -> None:
         """Give back what `reserve` took; it may come twice, or for a pod that is gone."""
-        held = self._held.get(entry)
-        if held is not None and held.slots.pop(id_, None) is not None:
-            self.state.pods[entry].slots_used = len(held.slots)
-        self.end_inference(id_, predict)
+        member = self._members.get(entry)
+        if member is not None and member.slots.pop(id_, None) is not None:
+            member.state.slots_used = len(member.slots)
+        if predict != entry:
+            member = self._members.get(predict)
+        if member is not None and id_ in member.ongoing:
+            self.end_inference(id_, predict)
 
     def end_inference(self, id_: str, predict: str) -> None:
         """Free the place in the inference stage; the slot stays taken."""
-        held = self._held.get(predict)
-        if held is not None and held.ongoing.pop(id_, None) is not None:
-            self.state.pods[predict].ongoing = len(held.ongoing)
+        member = self._members.get(predict)
+        if member is not None and member.ongoing.pop(id_, None) is not None:
+            member.state.ongoing = len(member.ongoing)
 
     def renew(self, id_: str, entry: str, predict: str, until_s: float) -> None:
         """Keep a reservation from expiring; one that was given back stays given back."""
-        for name, places in ((entry, "slots"), (predict, "ongoing")):
-            if name in self._held:
-                expiries: dict[str, float] = getattr(self._held[name], places)
-                if id_ in expiries:
-                    expiries[id_] = until_s
+        if (member := self._members.get(entry)) is not None and id_ in member.slots:
+            member.slots[id_] = until_s
+        if (member := self._members.get(predict)) is not None and id_ in member.ongoing:
+            member.ongoing[id_] = until_s
 
-    def _purge(self, pod: str, now_s: float) -> _Held:
-        held = self._held[pod]
-        if now_s >= held.earliest_s:
-            for places in (held.slots, held.ongoing):
-                for id_ in [id_ for id_, expiry_s in places.items() if expiry_s <= now_s]:
-                    del places[id_]
-            held.earliest_s = min([*held.slots.values(), *held.ongoing.values()], default=inf)
-            state = self.state.pods[pod]
-            state.slots_used, state.ongoing = len(held.slots), len(held.ongoing)
-        return held
+    def _purge(self, member: _Member, now_s: float) -> None:
+        if now_s < member.earliest_s:
+            return
+        for places in (member.slots, member.ongoing):
+            for id_ in [id_ for id_, expiry_s in places.items() if expiry_s <= now_s]:
+                del places[id_]
+        ends = [*member.slots.values(), *member.ongoing.values()]
+        member.earliest_s = min(ends, default=inf)
+        member.state.slots_used, member.state.ongoing = len(member.slots), len(member.ongoing)
 
     # Models
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from load.simulator.flight import Flight
     from load.simulator.gateway import SimulatedGateway
     from load.simulator.kernel import Kernel
+    from load.simulator.loading import Held
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.node import SimulatedNode
-    from runtime.loading.residents import Resident
 
 
 class SimulatedPod:
@@ -85,12 +85,16 @@ class SimulatedPod:
         """The process dies: its requests are lost, its lease ends by itself."""
         if not self.is_alive:
             return
-        self.is_alive = False
+        self._end()
         now_s = self._kernel.now_s
         until_s = now_s + self._gateway.LEASE_TTL_S
         self._registry.lose_lease_at(self.name, until_s)
         self._kernel.at(until_s, self._lease_is_over)
         self._gateway.pod_died(self)
+
+    def _end(self) -> None:
+        self.loading.end_idle()
+        self.is_alive = False
 
     def _lease_is_over(self, _: None) -> None:
         self._registry.sweep(self._kernel.now_s)
@@ -110,7 +114,7 @@ class SimulatedPod:
         if state.slots_used or state.ongoing:
             self._kernel.after(self._cluster.heartbeat_s, self._leave_when_idle)
             return
-        self.is_alive = False
+        self._end()
         self._registry.leave(self.name, self.epoch)
         self._gateway.kick()
 
@@ -162,7 +166,7 @@ class SimulatedPod:
             self._kernel.after(hop_s, self._hold, flight)
             return
         flight.start = "warm"
-        self.loading.residents.use(resident)
+        self.loading.use(resident)
         flight.resident = resident
         self._kernel.after(hop_s + flight.preprocess_s, self.device.infer, flight)
 
@@ -207,10 +211,10 @@ class SimulatedPod:
         if resident is None:
             self.loading.wait_for(flight)
         else:
-            self.loading.residents.use(resident)
+            self.loading.use(resident)
             self.held(flight, resident, "warm")
 
-    def held(self, flight: Flight, resident: Resident, start: str) -> None:
+    def held(self, flight: Flight, resident: Held, start: str) -> None:
         """The model is on the device, kept there for this request."""
         flight.resident = resident
         flight.start = start
@@ -225,8 +229,11 @@ class SimulatedPod:
             return
         self.loading.let_go(flight.resident)
         key = flight.plan.spec.key
-        self._sample(key, "infer", compute_s)
-        self._sample(key, "share", share_s)
+        add = self.measurements.add
+        add(key, "infer", compute_s)
+        add(key, "share", share_s)
+        if not self._is_beat_planned:
+            self.has_news()
         if flight.is_over:
             return
         kernel, entry = self._kernel, flight.entry
@@ -244,10 +251,13 @@ class SimulatedPod:
         if flight.is_over or not self.is_alive:
             return
         key = flight.plan.spec.key
-        self._sample(key, "preprocess", flight.preprocess_s)
-        self._sample(key, "postprocess", flight.postprocess_s)
+        add = self.measurements.add
+        add(key, "preprocess", flight.preprocess_s)
+        add(key, "postprocess", flight.postprocess_s)
         if flight.predict is not self:
-            self._sample(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
+            add(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
+        if not self._is_beat_planned:
+            self.has_news()
         self._gateway.answered(flight)
 
     def _late(self, flight: Flight) -> None:

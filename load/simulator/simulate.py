@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from load.schema import TRACE_SCHEMA
-from load.simulator.errors import WrongTrace
+from load.simulator.arrivals import rows
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
 from load.simulator.memory_registry import MemoryRegistry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster import ClusterPlan, PodPlan
     from registry.cluster import ClusterState
     from registry.model import ModelName, RoutingPolicy
 
@@ -35,6 +35,18 @@ class Actions(Protocol):
 
     def preload(self, model: ModelName, pod: str) -> bool:
         """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
+
+    def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
+        """Take a model off a pod's device, to host memory or, with any other tier, out of memory.
+
+        False: it is not there, in use, pinned, or there is no such pod.
+        """
+
+    def start_pod(self, pod: str) -> bool:
+        """Start a pod of the cluster as a new process; False: it lives, or no such pod."""
+
+    def end_pod(self, pod: str) -> bool:
+        """Let a pod answer what it has, then leave; False: it does not live."""
 
 
 class Autoscaler(Protocol):
@@ -71,31 +83,63 @@ class Simulation:
             self.kernel, self.registry, self._records, self.summary, policy=policy, seed=seed
         )
         self._autoscaler = autoscaler
-        self._build(cluster, random.Random(f"{seed}:world"))
+        self._cluster = cluster
+        self._rng = random.Random(f"{seed}:world")
+        self._build()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         kernel, gateway = self.kernel, self._gateway
         if self._autoscaler is not None:
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
-            if not batch.schema.equals(TRACE_SCHEMA):
-                raise WrongTrace(
-                    f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
-                )
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
-                kernel.run_through(_rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
-                yield self._records.take()
+                kernel.run_through(rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
+                yield self._take()
         while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
             if self._records:
-                yield self._records.take()
-        yield self._records.take()
+                yield self._take()
+        for pod in gateway.pods.values():
+            if pod.is_alive:
+                pod.loading.end_idle()
+        self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s
+        yield self._take()
+
+    def _take(self) -> pa.RecordBatch:
+        records = self._records.take()
+        self.summary.add(records)
+        return records
 
     def preload(self, model: ModelName, pod: str) -> bool:
         """Begin to bring a model to a pod's device; False: it is there, on its way, or no pod."""
-        found, at = self._gateway.models.get((model.namespace, model.name)), self._gateway.pods
-        if found is None or pod not in at or not at[pod].is_alive:
+        found, at = self._gateway.models.get(model), self._alive(pod)
+        return found is not None and at is not None and at.loading.preload(found[1])
+
+    def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
+        """Take a model off a pod's device, to host memory or, with any other tier, out of memory.
+
+        False: it is not there, in use, pinned, or there is no such pod.
+        """
+        found, at = self._gateway.models.get(model), self._alive(pod)
+        return found is not None and at is not None and at.loading.demote(found[1], tier)
+
+    def start_pod(self, pod: str) -> bool:
+        """Start a pod of the cluster as a new process; False: it lives, or no such pod."""
+        before = self._gateway.pods.get(pod)
+        if before is None or before.is_alive:
             return False
-        return at[pod].loading.preload(found[1])
+        self._pod(before.plan, before.node).start()
+        return True
+
+    def end_pod(self, pod: str) -> bool:
+        """Let a pod answer what it has, then leave; False: it does not live."""
+        found = self._alive(pod)
+        if found is not None:
+            found.drain()
+        return found is not None
+
+    def _alive(self, name: str) -> SimulatedPod | None:
+        pod = self._gateway.pods.get(name)
+        return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
         autoscaler.tick(self.registry.state, self.kernel.now_s, self)
@@ -103,25 +147,17 @@ class Simulation:
 
     # The world at its start
 
-    def _build(self, cluster: ClusterPlan, rng: random.Random) -> None:
-        kernel, gateway = self.kernel, self._gateway
+    def _build(self) -> None:
+        cluster, kernel, gateway = self._cluster, self.kernel, self._gateway
         self.registry.put_models([plan.spec for plan in cluster.models], 0.0)
         by_key = {plan.spec.key: plan for plan in cluster.models}
         for plan in cluster.models:
             name = plan.spec.name
-            gateway.models[name.namespace, name.name] = (name, plan)
+            gateway.models[name] = (name, plan)
         for node_plan in cluster.nodes:
-            pods: list[SimulatedPod] = []
-            node = SimulatedNode(kernel, node_plan, _tell(pods))
+            node = SimulatedNode(kernel, node_plan, self._moved)
             for pod_plan in node_plan.pods:
-                pod = SimulatedPod(
-                    pod_plan, node,
-                    cluster=cluster, kernel=kernel, registry=self.registry, gateway=gateway,
-                    rng=random.Random(rng.random()),
-                )  # fmt: skip
-                pods.append(pod)
-                gateway.pods[pod.name] = pod
-                self._plan_life(pod)
+                self._plan_life(self._pod(pod_plan, node))
         for plan in by_key.values():
             for name_of_pod, tier in plan.at.items():
                 pod = gateway.pods[name_of_pod]
@@ -129,16 +165,35 @@ class Simulation:
                     pod.loading.put_at_start(plan)
                 pod.node.put(plan, Tier.HOST if tier is Tier.HOST else Tier.DISK)
 
+    def _pod(self, plan: PodPlan, node: SimulatedNode) -> SimulatedPod:
+        """A pod in the place of any that had its name."""
+        pod = SimulatedPod(
+            plan, node,
+            cluster=self._cluster, kernel=self.kernel, registry=self.registry,
+            gateway=self._gateway, rng=random.Random(self._rng.random()),
+        )  # fmt: skip
+        self._gateway.pods[pod.name] = pod
+        return pod
+
+    def _moved(self, node: SimulatedNode, key: str) -> None:
+        """A model came to a machine or went: its pods say so."""
+        for plan in node.plan.pods:
+            if (pod := self._gateway.pods.get(plan.name)) is not None:
+                pod.loading.tell_tier(key)
+
     def _plan_life(self, pod: SimulatedPod) -> None:
         plan, kernel = pod.plan, self.kernel
-        if plan.start_s > 0:
-            kernel.at(plan.start_s, pod.start)
-        else:
+        if plan.start_s == 0:
             pod.start()
+        elif plan.start_s < inf:
+            kernel.at(plan.start_s, self.start_pod, plan.name)
         if plan.kill_s is not None:
-            kernel.at(plan.kill_s, pod.kill)
+            kernel.at(plan.kill_s, self._kill, pod.name)
         if plan.drain_s is not None:
-            kernel.at(plan.drain_s, pod.drain)
+            kernel.at(plan.drain_s, self.end_pod, pod.name)
+
+    def _kill(self, pod: str) -> None:
+        self._gateway.pods[pod].kill()
 
 
 def simulate(
@@ -151,26 +206,3 @@ def simulate(
 ) -> Simulation:
     """The run of a trace under a policy: its record batches when iterated, and its summary."""
     return Simulation(cluster, trace, policy, seed, autoscaler=autoscaler)
-
-
-def _tell(pods: list[SimulatedPod]) -> _Moved:
-    return _Moved(pods)
-
-
-class _Moved:
-    """Tells a machine's pods of a model that came or went there."""
-
-    def __init__(self, pods: list[SimulatedPod]) -> None:
-        self._pods = pods
-
-    def __call__(self, node: SimulatedNode, key: str) -> None:
-        for pod in self._pods:
-            pod.loading.tell_tier(key)
-
-
-def _rows(
-    batch: pa.RecordBatch,
-) -> Iterator[tuple[float, tuple[str, str, int, int, float | None]]]:
-    columns = [batch.column(name).to_pylist() for name in TRACE_SCHEMA.names]
-    at_s, *rest = columns
-    return zip(at_s, zip(*rest, strict=True), strict=True)

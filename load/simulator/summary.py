@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import exp, log
+from math import exp
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pyarrow as pa
 
     from registry.model import Tier
 
@@ -28,17 +32,26 @@ class Summary:
         self.total_s = 0.0
         """Sum of the latencies."""
         self.longest_s = 0.0
+        self.wasted_memory_byte_s = 0.0
+        """Device memory of models that no request used, times the time that it was so."""
         self._buckets: Counter[int] = Counter()
 
-    def add(self, status: int, start: str | None, latency_s: float) -> None:
-        """A request was answered."""
-        self.statuses[status] += 1
-        if start:
-            self.starts[start] += 1
-        if status == 200:
-            self.total_s += latency_s
-            self.longest_s = max(self.longest_s, latency_s)
-            self._buckets[int(log(max(latency_s, _LEAST_S) / _LEAST_S) / _STEP)] += 1
+    def add(self, records: pa.RecordBatch) -> None:
+        """Requests were answered: rows of `RECORD_SCHEMA`."""
+        status = records.column("status").to_numpy()
+        for each, count in zip(*np.unique(status, return_counts=True), strict=True):
+            self.statuses[int(each)] += int(count)
+        for start in records.column("start").value_counts().to_pylist():
+            if start["values"] is not None:
+                self.starts[start["values"]] += start["counts"]
+        finished_s, came_s = (records.column(each) for each in ("finished_s", "scheduled_s"))
+        latency_s = (finished_s.to_numpy() - came_s.to_numpy())[status == 200]
+        if len(latency_s):
+            self.total_s += float(latency_s.sum())
+            self.longest_s = max(self.longest_s, float(latency_s.max()))
+            buckets = (np.log(np.maximum(latency_s, _LEAST_S) / _LEAST_S) / _STEP).astype(int)
+            for bucket, count in zip(*np.unique(buckets, return_counts=True), strict=True):
+                self._buckets[int(bucket)] += int(count)
 
     def loaded(self, source: Tier, seconds: float) -> None:
         """A model was brought to a device."""
@@ -74,6 +87,7 @@ class Summary:
             "cold_starts": self.starts.total() - self.starts["warm"],
             "loads": dict(sorted(self.loads.items())),
             "load_s": self.load_s,
+            "wasted_memory_byte_s": self.wasted_memory_byte_s,
             "mean_s": self.mean_s,
             **{f"p{round(share * 100)}_s": self.quantile_s(share) for share in (0.5, 0.95, 0.99)},
             "longest_s": self.longest_s,

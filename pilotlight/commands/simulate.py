@@ -64,7 +64,19 @@ def run_simulations(plan: Plan, output: Output) -> None:
         return
     key = [sweep.key.upper()] if sweep else []
     output.table(
-        ("POLICY", *key, "REQUESTS", "ANSWERED", "COLD", "LOADS", "MEAN", "P50", "P95", "P99"),
+        (
+            "POLICY",
+            *key,
+            "REQUESTS",
+            "ANSWERED",
+            "COLD",
+            "LOADS",
+            "IDLE GB s",
+            "MEAN",
+            "P50",
+            "P95",
+            "P99",
+        ),
         [_line(row, with_value=sweep is not None) for row in rows],
         title="simulated",
     )
@@ -91,7 +103,8 @@ def _run(
         if plan.out is not None:
             plan.out.mkdir(parents=True, exist_ok=True)
             suffix = "" if value is None else f"-{value}"
-            write = stack.enter_context(parquet_writer(plan.out / f"{name}{suffix}.parquet"))
+            path = plan.out / f"{name}{suffix}.parquet"
+            write = stack.enter_context(parquet_writer(path, run.summary.document))
         for batch in run:
             if write is not None:
                 write(batch)
@@ -106,7 +119,7 @@ def _line(row: dict[str, Any], *, with_value: bool) -> tuple[str, ...]:
     loads = sum(row["loads"].values())
     return (
         row["policy"], *value, str(row["requests"]), str(answered), str(row["cold_starts"]),
-        str(loads), *times,
+        str(loads), f"{row['wasted_memory_byte_s'] / 1e9:.1f}", *times,
     )  # fmt: skip
 
 

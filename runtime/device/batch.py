@@ -81,8 +81,8 @@ def form_batch(waiting: Sequence[Waiting], now_s: float, limits: BatchLimits) ->
             continue
         members.append(each)
         rows, tokens, width = new_rows, new_tokens, new_width
-    is_full = rows >= limits.most_rows
-    return Batch(tuple(members), now_s if is_full else _ready_s(members, now_s, limits))
+    is_ready = rows >= limits.most_rows or limits.most_wait_s == 0
+    return Batch(tuple(members), now_s if is_ready else _ready_s(members, now_s, limits))
 
 
 def _ready_s(members: Sequence[Waiting], now_s: float, limits: BatchLimits) -> float:

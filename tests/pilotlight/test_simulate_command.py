@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from load.report.run_file import read_run
 from load.schema import RECORD_SCHEMA
 from pilotlight.commands.simulate import Plan, run_simulations
 from pilotlight.errors import InvalidInput
@@ -43,6 +44,10 @@ def test_runs_every_policy_with_every_value(
     table = pq.read_table(tmp_path / "runs" / "auto-4.parquet")
     assert table.num_rows == 6
     assert table.schema.names == RECORD_SCHEMA.names
+    about = read_run(tmp_path / "runs" / "auto-4.parquet", "run").about
+    [row] = [run for run in found["runs"] if (run["policy"], run["value"]) == ("auto", 4)]
+    assert about["kind"] == "simulated"
+    assert about["wasted_memory_byte_s"] == row["wasted_memory_byte_s"] > 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,9 @@ from load.simulator.errors import WrongTrace
 from load.simulator.simulate import Simulation, simulate
 from registry.model import ModelName, RoutingPolicy
 from tests.load.simulator.traces import Row, trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COLOCATION, QUEUEING = RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING
 MODEL: dict[str, Any] = {
@@ -165,6 +170,24 @@ def test_records_have_the_schema_and_come_in_pieces() -> None:
     assert all(batch.schema.equals(RECORD_SCHEMA) for batch in batches)
     assert sum(batch.num_rows for batch in batches) == len(rows)
     assert max(batch.num_rows for batch in batches) < 20_000
+
+
+def test_memory_is_flat_in_the_length_of_the_trace() -> None:
+    plan = cluster({"count": 4, "pods": [{"slots": 4}]}, {"infer": {1: "2ms"}, "count": 8})
+    at_once = 1_000
+
+    def arrivals() -> Iterator[pa.RecordBatch]:
+        for first in range(0, 24 * at_once, at_once):
+            rows = [(0.01 * (first + n), f"m-{n % 8}") for n in range(at_once)]
+            yield from trace(rows, deadline_s=2.0)
+
+    gc.collect()
+    blocks = []
+    for batch in simulate(plan, arrivals(), RoutingPolicy.AUTO):
+        del batch
+        gc.collect()
+        blocks.append(sys.getallocatedblocks())
+    assert blocks[23] < 1.01 * blocks[3]  # a request that left one object would add 20,000
 
 
 def test_a_trace_that_goes_back_or_has_other_columns_is_refused() -> None:

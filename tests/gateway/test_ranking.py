@@ -1,0 +1,50 @@
+"""Pods that are kept ranked are those that ranking all of them anew would find."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policies.choices import free_pods, least_loaded, roomiest
+from registry.cluster import ClusterState, PodState
+from registry.pod import PodInfo, PodPhase
+
+NAMES = [f"p{number}" for number in range(6)]
+draws = st.floats(0, 1, exclude_max=True)
+changes = st.tuples(
+    st.sampled_from(NAMES),
+    st.one_of(
+        st.tuples(st.just("slots_used"), st.integers(0, 3)),
+        st.tuples(st.just("slots_pending"), st.integers(-1, 2)),
+        st.tuples(st.just("ongoing"), st.integers(0, 2)),
+        st.tuples(st.just("ongoing_pending"), st.integers(-1, 1)),
+        st.tuples(st.just("phase"), st.sampled_from(list(PodPhase))),
+        st.tuples(st.just("is_suspect"), st.booleans()),
+        st.tuples(st.just("used_bytes"), st.sampled_from([{}, {"device": 50}, {"device": 100}])),
+        st.just(("goes", None)),
+        st.tuples(st.just("comes"), st.integers(1, 3)),
+    ),
+)
+
+
+@given(st.lists(st.tuples(changes, draws, st.sets(st.sampled_from(NAMES))), max_size=40))
+def test_the_first_is_whom_a_scan_finds_after_every_change(
+    steps: list[tuple[tuple[str, tuple[str, object]], float, set[str]]],
+) -> None:
+    state = ClusterState()
+    for name in NAMES:
+        state.pods[name] = pod(name, slots=2)
+    for (name, (what, value)), draw, but in steps:
+        if what == "comes":
+            state.pods[name] = pod(name, slots=int(str(value)))
+        elif name in state.pods and what == "goes":
+            del state.pods[name]
+        elif name in state.pods:
+            setattr(state.pods[name], what, value)
+        free = [each for each in free_pods(state) if each.name not in but]
+        expected = (least_loaded(free, draw), roomiest(free, draw)) if free else (None, None)
+        assert (state.least_loaded(draw, but), state.roomiest(draw, but)) == expected
+
+
+def pod(name: str, *, slots: int) -> PodState:
+    return PodState(PodInfo(name, f"{name}:1", "n", slots=slots, memory_bytes=200))
