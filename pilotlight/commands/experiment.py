@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from load.errors import LoadError
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, MissingExtra, PilotlightError
 from pilotlight.output import progress_bar
 
 try:
@@ -16,9 +16,7 @@ try:
     from load.experiments.experiment import Settings
     from load.experiments.rendering import as_document, as_markdown, as_text
 except ModuleNotFoundError as error:
-    raise PilotlightError(
-        f"{error.name} is not installed; it comes with `pip install 'pilotlight[load]'`"
-    ) from error
+    raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
     from load.experiments.experiment import Result
