@@ -144,8 +144,10 @@ async def _fill(url: str, pool: str, task: LoadTask) -> None:
             name = _pod(number)
             info = PodInfo(name, f"{name}:8080", name, slots=_SLOTS, memory_bytes=10**12)
             epoch = await registry.register_pod(info, lease_ttl_s=_LEASE_S)
-            for spec in specs[number % task.models :: task.pods]:
-                await registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
+            mine = specs[number % task.models :: task.pods]
+            await asyncio.gather(
+                *(registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6) for spec in mine)
+            )
     finally:
         await registry.close()
 
