@@ -20,6 +20,15 @@ class InvalidInput(PilotlightError):
         self.problems = list(problems)
 
 
+class MissingExtra(PilotlightError):
+    """A package is not installed that comes with one of our extras."""
+
+    def __init__(self, missing: ModuleNotFoundError, extra: str) -> None:
+        super().__init__(
+            f"{missing.name} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
+        )
+
+
 class AlreadyRunning(PilotlightError):
     """A platform holds this home folder."""
 

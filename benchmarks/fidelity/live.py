@@ -28,7 +28,7 @@ from registry.model import ModelName, ModelPolicy, ModelSpec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from pilotlight.demo.calls import Answer
+    from load.experiments.liu.runs import Answer
 
 PODS: Final = 3
 SLOTS: Final = 2

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments import liu_simple, prewarming
+from load.experiments import liu_grid, liu_simple, liu_wins, prewarming, scale, traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from load.experiments.experiment import Experiment
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {
-    each.EXPERIMENT.name: each.EXPERIMENT for each in (liu_simple, prewarming)
-}
+_ALL: Final = (
+    liu_simple.EXPERIMENT,
+    liu_wins.EXPERIMENT,
+    liu_grid.EXPERIMENT,
+    traces.EXPERIMENT,
+    prewarming.EXPERIMENT,
+    scale.EXPERIMENT,
+)
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from load.experiments.liu.live import LiveWorkloads
+    from load.experiments.live import LivePlatform
 
 Cell: TypeAlias = str | int | float | None
 """A value of a table; None is one that there is not."""
@@ -38,7 +38,7 @@ class Settings:
     """Folder for plots; None: none are drawn."""
     processes: int = 1
     """How many simulations may run side by side."""
-    live: LiveWorkloads | None = None
+    live: LivePlatform | None = None
     """Who runs the parts that need a real platform; None: simulated parts only."""
     progress: Progress = _silent
 

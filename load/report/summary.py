@@ -10,6 +10,8 @@ from load.generator.settings import LATE_S
 from load.report.loading import loading_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from load.report.run import Floats, Names, Run
 
 PERCENTILES: Final = (50, 90, 95, 99)
@@ -75,11 +77,16 @@ def good_shares(run: Run) -> dict[str, float]:
 
 
 def fairness(run: Run) -> float | None:
-    """Jain's index of the tenants' shares served in time: 1 is even, 1/n one tenant takes all.
+    """Jain's index of the tenants' shares served in time; see `jain`."""
+    return jain(list(good_shares(run).values()))
 
-    Jain, Chiu, Hawe 1984: (sum x)^2 / (n sum x^2). None for one tenant, or where nobody is served.
+
+def jain(values: Sequence[float]) -> float | None:
+    """How even shares are: 1 is even, 1/n one takes all. None for one, or where all are 0.
+
+    Jain, Chiu, Hawe 1984: (sum x)^2 / (n sum x^2).
     """
-    shares = np.array(list(good_shares(run).values()))
+    shares = np.array(values)
     if len(shares) < 2 or not shares.any():
         return None
     return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))

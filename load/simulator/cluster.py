@@ -69,6 +69,9 @@ class ModelPlan:
     """What a load costs beside moving bytes."""
     load_s: Mapping[Tier, float] = field(default_factory=dict)
     """Whole time of a load by the tier it starts from, in place of sizes and rates."""
+    network_s: float = 0.0
+    """Beside the cluster's hop, on the way to another predict pod; as `network` of the header
+    `x-pilotlight-simulate`."""
     at: Mapping[str, Tier] = field(default_factory=dict)
     """Where it is at the start, by pod."""
     is_batched: bool = True

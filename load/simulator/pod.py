@@ -174,7 +174,8 @@ class SimulatedPod:
         now_s, plan = self._kernel.now_s, flight.plan
         assets_s = self._assets_s(plan, now_s + hop_s)
         flight.load_s += assets_s
-        there_s = now_s + hop_s + assets_s + flight.preprocess_s + self._cluster.pod_hop_s / 2
+        way_s = plan.network_s + self._cluster.pod_hop_s / 2
+        there_s = now_s + hop_s + assets_s + flight.preprocess_s + way_s
         self._kernel.at(there_s, flight.predict.take_inference, flight)
 
     def take_inference(self, flight: Flight) -> None:
@@ -254,7 +255,7 @@ class SimulatedPod:
         add(key, "preprocess", flight.preprocess_s)
         add(key, "postprocess", flight.postprocess_s)
         if flight.predict is not self:
-            add(key, "network", self._cluster.pod_hop_s)
+            add(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
         if not self._is_beat_planned:
             self.has_news()
         self._gateway.answered(flight)

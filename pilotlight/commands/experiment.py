@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from load.errors import LoadError
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, MissingExtra, PilotlightError
 from pilotlight.output import progress_bar
 
 try:
@@ -16,13 +16,11 @@ try:
     from load.experiments.experiment import Settings
     from load.experiments.rendering import as_document, as_markdown, as_text
 except ModuleNotFoundError as error:
-    raise PilotlightError(
-        f"{error.name} is not installed; it comes with `pip install 'pilotlight[load]'`"
-    ) from error
+    raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
     from load.experiments.experiment import Result
-    from load.experiments.liu.live import LiveWorkloads
+    from load.experiments.live import LivePlatform
     from pilotlight.output import Output
 
 DATA = "PILOTLIGHT_DATA"
@@ -37,7 +35,7 @@ class Wish:
     is_quick: bool
     out: Path
     processes: int
-    live: LiveWorkloads | None
+    live: LivePlatform | None
 
 
 def list_experiments(output: Output) -> None:

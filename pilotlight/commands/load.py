@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.commands.load_progress import load_progress
-from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, RequestFailed
+from pilotlight.errors import (
+    Interrupted,
+    InvalidInput,
+    MissingExtra,
+    RequestFailed,
+)
 from registry.durations import parse_duration_s
 from registry.model import RoutingPolicy
 
@@ -21,9 +26,7 @@ try:
     from load.report.run_file import read_run
     from load.report.summary import summarise
 except ModuleNotFoundError as error:
-    raise PilotlightError(
-        f"{error.name} is not installed; it comes with `pip install 'pilotlight[load]'`"
-    ) from error
+    raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, MissingExtra, PilotlightError
 from pilotlight.output import progress_bar
 
 try:
@@ -12,9 +12,7 @@ try:
     from load.report.errors import BadRuns, ReportError
     from load.report.run_file import read_runs
 except ModuleNotFoundError as error:
-    raise PilotlightError(
-        f"{error.name} is not installed; it comes with `pip install 'pilotlight[load]'`"
-    ) from error
+    raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

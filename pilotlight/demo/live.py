@@ -1,6 +1,6 @@
 """Liu's workloads on a platform of its own, for the experiments that compare live and simulated.
 
-It is `load.experiments.liu.live.LiveWorkloads`; each call starts eight pods and stops them.
+It is `load.experiments.live.LivePlatform`; each call starts eight pods and stops them.
 """
 
 from __future__ import annotations

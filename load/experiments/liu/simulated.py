@@ -34,6 +34,10 @@ PODS: Final = 8
 FAST_NETWORK_S: Final = 0.002
 """Between two pods and back, a few bytes."""
 TENANT: Final = "default"
+PATIENCE_S: Final = 86_400.0
+"""Nobody gives up, however long the line: all policies answer the same requests."""
+MODEL_BYTES: Final = 10**9
+"""Any size: loads take what `Times` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +47,39 @@ class Times:
     load_s: float
     infer_s: float
     postprocess_s: float = 0.0
-    network_s: float = FAST_NETWORK_S
+    network_s: float = 0.0
+    """To another pod, beside what a few bytes take there and back."""
 
 
-def model_of(name: str, times: Times, *, memory_bytes: int = 10**9) -> ModelPlan:
+def model_of(name: str, times: Times, routing: RoutingPolicy = RoutingPolicy.AUTO) -> ModelPlan:
     """A model that takes these times; every request is inferred alone, as in the thesis."""
     return ModelPlan(
         spec=ModelSpec(
             ModelName(TENANT, name),
             f"s3://simulated/{name}",
-            policy=ModelPolicy(max_batch_size=1),
+            policy=ModelPolicy(
+                routing=routing, max_batch_size=1, queue_depth=10_000, queue_timeout_s=PATIENCE_S
+            ),
         ),
-        size_bytes=memory_bytes,
-        memory_bytes=memory_bytes,
+        size_bytes=MODEL_BYTES,
+        memory_bytes=MODEL_BYTES,
         infer=(ProfilePoint(1, times.infer_s),),
         preprocess_s=0.0,
         postprocess_s=times.postprocess_s,
         assets_s=0.0,
         load_s=dict.fromkeys((Tier.HOST, Tier.DISK, Tier.REMOTE), times.load_s),
+        network_s=times.network_s,
     )
 
 
-def cluster_of(
-    models: Sequence[ModelPlan], *, network_s: float, memory_bytes: int = 10**10
-) -> ClusterPlan:
+def cluster_of(models: Sequence[ModelPlan], *, models_per_pod: int = 10) -> ClusterPlan:
     """Eight machines with a pod each that serves one request at a time."""
+    memory_bytes = models_per_pod * MODEL_BYTES
     nodes = tuple(
         NodePlan(f"pod-{number}", (PodPlan(f"pod-{number}", memory_bytes=memory_bytes),))
         for number in range(PODS)
     )
-    return ClusterPlan(nodes, tuple(models), gateway_hop_s=0.0, pod_hop_s=network_s)
+    return ClusterPlan(nodes, tuple(models), gateway_hop_s=0.0, pod_hop_s=FAST_NETWORK_S)
 
 
 def tell_times(run: Simulation, known: Mapping[str, Times]) -> None:
@@ -91,7 +98,7 @@ def tell_times(run: Simulation, known: Mapping[str, Times]) -> None:
 def _measures(times: Times) -> dict[str, float]:
     return {
         "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
-        "postprocess": times.postprocess_s, "network": times.network_s,
+        "postprocess": times.postprocess_s, "network": FAST_NETWORK_S + times.network_s,
         "load:remote": times.load_s,
     }  # fmt: skip
 
@@ -133,7 +140,7 @@ def latencies_s(run: Simulation) -> NDArray[np.float64]:
 def sequential(name: str, times: Times, policy: str, seed: int, *, requests: int) -> Simulation:
     """One request after the other, the model cold everywhere: spaced so that none overlap."""
     spacing_s = 2 * (times.load_s + times.infer_s)
-    plan = cluster_of([model_of(name, times)], network_s=times.network_s)
+    plan = cluster_of([model_of(name, times)])
     trace = trace_of([spacing_s * number for number in range(requests)], [name] * requests)
     return simulate(plan, trace, RoutingPolicy(policy), seed)
 
@@ -162,7 +169,7 @@ def win_run(
     if scenario.is_prewarmed:
         pause_s = 10 * (times.load_s + times.infer_s + times.postprocess_s + times.network_s)
         at_s = [0.0, pause_s, pause_s]
-    plan = cluster_of([model_of(name, times)], network_s=times.network_s)
+    plan = cluster_of([model_of(name, times)])
     run = simulate(plan, trace_of(at_s, [name] * len(at_s)), RoutingPolicy(policy), seed)
     tell_times(run, {name: times})
     *warming, first, second = answers_of(run)

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.experiments import liu_simple
+from load.experiments import liu_simple, liu_wins
 from load.experiments.catalogue import EXPERIMENTS
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
-from load.experiments.liu.simulated import Times, simple_run
+from load.experiments.liu.amortisation import amortise
+from load.experiments.liu.mixture import MixtureTask, play_mixture
+from load.experiments.liu.scenarios import (
+    FIXED_POLICIES,
+    THESIS_SLEEP_S,
+    WIN_SCENARIOS,
+    WinScenario,
+)
+from load.experiments.liu.simulated import Times, simple_run, times_of, win_run
+from load.experiments.liu.sizes import SIZES, Task
 from load.experiments.liu.thesis import ABSENT, FILE
 
 if TYPE_CHECKING:
@@ -47,8 +56,8 @@ def test_simple_shows_its_tables_without_the_thesis_and_without_a_platform() -> 
 
 
 def test_cold_starts_are_amortised_where_the_thesis_reckons() -> None:
-    size = liu_simple.SIZES[0]
-    found = liu_simple.amortise(liu_simple.Task(size, "", 1, requests=2_200))
+    size = SIZES[0]
+    found = amortise(Task(size, "", 1, requests=2_200))
     assert found.below_at == size.break_even_requests + 1
     assert found.before_s - found.after_s == pytest.approx(21.0)
 
@@ -65,3 +74,30 @@ def test_a_file_of_figures_without_values_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("id,claim\n1,x\n")
     with pytest.raises(ExperimentError, match="must have the columns id and value"):
         liu_simple.run(Settings(is_quick=True, data=tmp_path))
+
+
+@pytest.mark.parametrize("scenario", WIN_SCENARIOS, ids=lambda each: each.section)
+def test_each_workload_is_won_as_in_the_thesis_and_auto_is_with_the_winner(
+    scenario: WinScenario,
+) -> None:
+    times = times_of(scenario, Times(3.0, 1.0))
+    seconds = {
+        policy: win_run(scenario, times, policy, 1, sleep_s=THESIS_SLEEP_S).concurrent_s
+        for policy in (*FIXED_POLICIES, "auto")
+    }
+    fixed = {policy: seconds[policy] for policy in FIXED_POLICIES}
+    assert min(fixed, key=fixed.__getitem__) == scenario.winner
+    assert seconds["auto"] <= fixed[scenario.winner] + 0.01
+
+
+def test_a_mixture_is_the_same_for_the_same_seed() -> None:
+    task = MixtureTask("auto", 0.2, seed=3, pairs=20, base=Times(3.0, 1.0))
+    assert play_mixture(task) == play_mixture(task)
+
+
+def test_wins_tell_the_policies_beside_each_other_on_the_mixture() -> None:
+    result = liu_wins.run(QUICK)
+    assert set(column(result, 1, "policy")) == {*FIXED_POLICIES, "auto", liu_wins.OWN}
+    fastest = column(result, 0, "fastest of the fixed, simulated")
+    won = [row[1] for row, mark in zip(result.tables[0].rows, fastest, strict=True) if mark]
+    assert won == [scenario.winner for scenario in WIN_SCENARIOS]

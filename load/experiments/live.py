@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from load.experiments.liu.scenarios import DemoScale
 
 
-class LiveWorkloads(Protocol):
+class LivePlatform(Protocol):
     """Runs workloads on real processes, on this machine."""
 
     def simple(

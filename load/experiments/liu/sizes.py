@@ -1,0 +1,63 @@
+"""The three T5 of Liu 2025, section 6.2, at the thesis's pace, and where its figures are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from load.experiments.liu.runs import mean_s
+from load.experiments.liu.scenarios import SIMPLE_REQUESTS
+from load.experiments.liu.simulated import Times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BEFORE: Final = "random"
+"""SigmaOS's default scheduler: any machine, whatever it holds."""
+AFTER: Final = "colocation"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One T5 at the thesis's pace, and where the thesis's figures of it are."""
+
+    model: str
+    times: Times
+    break_even_requests: int
+    """Section 6.3: 7 further cold starts over the threshold."""
+    cold_before: int
+    """Number of the figure in `sigmaos_results.csv`, here and below; 0: there is none."""
+    total_before: int = 0
+    total_after: int = 0
+    many_before: int = 0
+    many_after: int = 0
+    gain: int = 0
+
+
+SIZES: Final = (
+    Size("t5-small", Times(3.0, 1.0), 2_100, cold_before=29, total_before=22, total_after=23,
+         many_before=39, many_after=38),
+    Size("t5-base", Times(6.0, 3.7), 4_200, cold_before=30),
+    Size("t5-large", Times(17.0, 12.2), 11_900, cold_before=31, gain=24),
+)  # fmt: skip
+"""Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s; of the others, which
+the text does not give, in proportion to the weights (242, 892, 2951 MB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process is given."""
+
+    size: Size
+    policy: str
+    seed: int
+    requests: int = SIMPLE_REQUESTS
+
+
+def spread(counts: Sequence[int]) -> str | None:
+    """Mean, lowest and highest; one number where all are the same."""
+    if not counts:
+        return None
+    if min(counts) == max(counts):
+        return str(counts[0])
+    return f"{mean_s(counts):.1f} ({min(counts)} to {max(counts)})"

@@ -1,0 +1,109 @@
+"""The clusters on which the real traces are played, with times from the literature and the data.
+
+No trace comes with the machines that served it: these are chosen so that models compete for
+memory and devices are busy for a fifth to a half of the time. Loads take bytes over links where the
+literature gives sizes, and measured times where the data has them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from typing import TYPE_CHECKING, Final
+
+from load.experiments.errors import ExperimentError
+from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.profile import ProfilePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+GB: Final = 10**9
+CHECKPOINT_BYTES: Final = 5 * GB
+"""A Stable Diffusion checkpoint with its parts."""
+LLAMA_7B_BYTES: Final = 135 * GB // 10
+LLAMA_TOKEN_S: Final = 10.018 / 512
+"""Llama 7B by vLLM on an A100, 512 tokens in a batch of eight (Blinowski et al. 2024, its data)."""
+PREFILL_S: Final = 0.1
+PATIENCE_S: Final = 600.0
+
+
+def image_cluster(
+    names: Sequence[str], *, infer_s: float, load_s: float, disk_s: float
+) -> ClusterPlan:
+    """Four machines with one device each, room for three checkpoints there and twenty on disk."""
+    nodes = [
+        NodePlan(
+            f"gpu-{number}",
+            (PodPlan(f"gpu-{number}", memory_bytes=3 * CHECKPOINT_BYTES),),
+            disk_bytes=20.0 * CHECKPOINT_BYTES,
+        )
+        for number in range(4)
+    ]
+    models = [
+        ModelPlan(
+            _spec(name, ModelPolicy(max_batch_size=1, queue_timeout_s=PATIENCE_S)),
+            size_bytes=CHECKPOINT_BYTES,
+            memory_bytes=CHECKPOINT_BYTES,
+            infer=(ProfilePoint(1, infer_s),),
+            load_s={Tier.HOST: disk_s, Tier.DISK: disk_s, Tier.REMOTE: load_s},
+        )
+        for name in names
+    ]
+    return ClusterPlan(tuple(nodes), tuple(models))
+
+
+def function_cluster(names: Sequence[str]) -> ClusterPlan:
+    """Eight machines with four slots each and room for two of five models: T5-small's bytes."""
+    nodes = [
+        NodePlan(
+            f"node-{number}",
+            (PodPlan(f"node-{number}", slots=4, memory_bytes=500 * 10**6),),
+            object_storage_bytes_per_s=1e8,
+        )
+        for number in range(8)
+    ]
+    points = (ProfilePoint(1, 0.15), ProfilePoint(8, 0.335))
+    models = [ModelPlan(_spec(name), 242 * 10**6, 242 * 10**6, points) for name in names]
+    return ClusterPlan(tuple(nodes), tuple(models))
+
+
+def language_cluster(names: Sequence[str]) -> ClusterPlan:
+    """Sixteen devices of eight slots with room for one Llama 7B each."""
+    nodes = [
+        NodePlan(f"gpu-{number:02d}", (PodPlan(f"gpu-{number:02d}", slots=8,
+                                              memory_bytes=16 * GB),))
+        for number in range(16)
+    ]  # fmt: skip
+    models = [
+        ModelPlan(
+            _spec(name, ModelPolicy(max_batch_size=8, target_ongoing_requests=8)),
+            size_bytes=LLAMA_7B_BYTES,
+            memory_bytes=LLAMA_7B_BYTES,
+            infer=(ProfilePoint(1, PREFILL_S), ProfilePoint(8, PREFILL_S)),
+            infer_per_token_s=LLAMA_TOKEN_S,
+            counts_tokens=True,
+        )
+        for name in names
+    ]
+    return ClusterPlan(tuple(nodes), tuple(models))
+
+
+def _spec(name: str, policy: ModelPolicy | None = None) -> ModelSpec:
+    return ModelSpec(
+        ModelName.parse(name), f"s3://simulated/{name}", policy=policy or ModelPolicy()
+    )
+
+
+def column_quantile(path: Path, column: str, share: float) -> float:
+    """A quantile of one column of a compressed CSV; empty cells do not count."""
+    try:
+        with gzip.open(path, "rt", newline="", encoding="utf-8") as lines:
+            values = sorted(float(row[column]) for row in csv.DictReader(lines) if row[column])
+    except (KeyError, ValueError, OSError, EOFError) as error:
+        raise ExperimentError(f"{path}: must have numbers in column {column}: {error}") from error
+    if not values:
+        raise ExperimentError(f"{path}: column {column} holds no number")
+    return values[min(len(values) - 1, int(share * len(values)))]

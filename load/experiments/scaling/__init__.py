@@ -1,0 +1,1 @@
+"""How far it scales: clusters of many sizes in the simulator, and a real Redis under load."""

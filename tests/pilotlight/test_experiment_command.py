@@ -1,0 +1,68 @@
+"""`pilotlight experiment`: listed, run by name, told as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from load.experiments.catalogue import EXPERIMENTS
+from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
+from pilotlight.demo.live import LiveDemo
+from pilotlight.errors import InvalidInput
+from pilotlight.home import Home
+from pilotlight.output import Output
+
+
+def wish(tmp_path: Path, name: str = "liu-wins") -> Wish:
+    return Wish(name, (1,), is_quick=True, out=tmp_path, processes=1, live=None)
+
+
+def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    list_experiments(Output(as_json=True))
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
+
+
+def test_every_experiment_has_a_page() -> None:
+    pages = Path(__file__).parents[2] / "docs/experiments"
+    assert [name for name in EXPERIMENTS if not (pages / f"{name}.md").is_file()] == []
+
+
+def test_json_holds_every_row_by_its_columns(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_experiment(wish(tmp_path), Output(as_json=True))
+    found = json.loads(capsys.readouterr().out)
+    rows = found["tables"][0]["rows"]
+    assert {row["workload"] for row in rows} == {"6.4.1", "6.4.2", "6.4.3"}
+    assert all(isinstance(row["simulated s"], float) for row in rows)
+
+
+def test_tables_are_printed_and_kept_as_markdown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_experiment(wish(tmp_path), Output())
+    assert "colocation-queueing" in capsys.readouterr().out
+    kept = (tmp_path / "liu-wins" / "result.md").read_text()
+    assert "| workload | policy |" in kept
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"NAME must be one of liu-simple, .*, was 'liu'"):
+        run_experiment(wish(tmp_path, "liu"), Output())
+
+
+@pytest.mark.slow
+def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    if (made := Home.default().objects).is_dir():  # the sample models take 15 s to make
+        home.objects.symlink_to(made)
+    live = LiveDemo(home, Output(as_json=True))
+    asked = Wish("liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live)
+    run_experiment(asked, Output(as_json=True))
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
+    assert live_ones["colocation"]["cold starts: live"] == "1"
+    assert live_ones["random"]["total s: live"] > live_ones["colocation"]["total s: live"]
