@@ -2,14 +2,21 @@
 
 Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is one that is warm or
 warming with fewer ongoing requests than the target. If there is none, the entry pod loads the model
-itself, unless another gateway has meanwhile begun a load that this decision did not see.
+itself, unless another gateway has meanwhile begun a load that this decision did not see. Then it is
+one that lacks the model and is below the target itself, since others would be refused.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.policies.choices import least_loaded_free, warm_pods, warming_pods
+from gateway.policies.choices import (
+    free_pods,
+    least_loaded,
+    least_loaded_free,
+    warm_pods,
+    warming_pods,
+)
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
 
@@ -27,18 +34,43 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
     warming = warming_pods(cluster, request.key)
     predict = least_busy_below(request.target_ongoing, warm, warming)
     if predict is None:
-        copies = len(warm) + len(warming)
-        reason = Reason.COLD_WARM_BUSY if copies else Reason.COLD
-        return SendTo(
-            entry.name, entry.name, LoadMode.LOAD, reason,
-            max_other_copies=copies, target_ongoing=request.target_ongoing,
-        )  # fmt: skip
+        return _one_copy_more(request, cluster, warm, warming)
     is_remote = predict.name != entry.name
     if predict in warm:
         mode, reason = LoadMode.WARM, Reason.WARM_REMOTE if is_remote else Reason.WARM
     else:
         mode, reason = LoadMode.JOIN, Reason.WARMING_REMOTE if is_remote else Reason.WARMING
     return SendTo(entry.name, predict.name, mode, reason, target_ongoing=request.target_ongoing)
+
+
+def _one_copy_more(
+    request: RequestView, cluster: ClusterView, warm: list[PodView], warming: list[PodView]
+) -> Decision:
+    holding = {pod.name for pod in (*warm, *warming)}
+    loading = _lacking_below(request, cluster, holding)
+    if loading is None:
+        if warm:
+            return Wait(Reason.QUEUE_WARM_BUSY)
+        return Wait(Reason.QUEUE_WARMING if warming else Reason.QUEUE_NO_SLOT)
+    return SendTo(
+        loading.name, loading.name, LoadMode.LOAD,
+        Reason.COLD_WARM_BUSY if holding else Reason.COLD,
+        max_other_copies=len(holding), target_ongoing=request.target_ongoing,
+    )  # fmt: skip
+
+
+def _lacking_below(request: RequestView, cluster: ClusterView, holding: set[str]) -> PodView | None:
+    """The least loaded free pod that lacks the model and is below the target, if there is one."""
+    target_ongoing = request.target_ongoing
+    first = least_loaded_free(cluster, request.draw, holding)
+    if first is None or first.inferring < target_ongoing:
+        return first
+    below = [
+        pod
+        for pod in free_pods(cluster)
+        if pod.inferring < target_ongoing and pod.name not in holding
+    ]
+    return least_loaded(below, request.draw) if below else None
 
 
 def least_busy_below(

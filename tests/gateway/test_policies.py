@@ -168,6 +168,26 @@ def test_colocation_queueing(pods: list[PodSketch], expected: Decision) -> None:
             id="the-entry-pod-loads-when-all-are-at-target",
         ),
         pytest.param(
+            [PodSketch(A, "warm", slots=8, ongoing=3), PodSketch(B, slots=2, busy=1)],
+            SendTo(B, B, LOAD, Reason.COLD_WARM_BUSY, max_other_copies=1, target_ongoing=3),
+            id="a-pod-that-lacks-the-model-loads-though-the-warm-one-is-less-loaded",
+        ),
+        pytest.param(
+            [PodSketch(A, "warm", slots=8, ongoing=3), PodSketch(B, slots=8, ongoing=3)],
+            Wait(Reason.QUEUE_WARM_BUSY),
+            id="waits-when-all-pods-are-at-target",
+        ),
+        pytest.param(
+            [PodSketch(A, "loading:disk", slots=8, ongoing=3)],
+            Wait(Reason.QUEUE_WARMING),
+            id="waits-for-a-load-that-as-many-join-as-may",
+        ),
+        pytest.param(
+            [PodSketch(A, slots=8, ongoing=3), PodSketch(B, slots=2, busy=1)],
+            SendTo(B, B, LOAD, Reason.COLD, max_other_copies=0, target_ongoing=3),
+            id="a-pod-at-target-with-other-models-loads-nothing",
+        ),
+        pytest.param(
             [PodSketch(A), PodSketch(B, slots=2, busy=1)],
             SendTo(A, A, LOAD, Reason.COLD, max_other_copies=0, target_ongoing=3),
             id="the-least-loaded-entry-pod-loads-when-nothing-is-warm",

@@ -80,8 +80,9 @@ def test_sends_only_to_accepting_pods_within_their_bounds(
         assert predict.is_accepting
         assert entry.slots_busy < entry.slots
         if predict is not entry:
-            assert predict.inferring < 3
             assert decision.target_ongoing == 3
+        if decision.target_ongoing:  # the registry refuses it at a pod that has as many
+            assert predict.inferring < decision.target_ongoing
 
 
 @given(policies, clusters(), times, draws)
