@@ -23,6 +23,8 @@ class Reason(StrEnum):
     QUEUE_WARM_BUSY = "queue-warm-busy"
     QUEUE_WARMING = "queue-warming"
     QUEUE_NO_SLOT = "queue-no-slot"
+    QUEUE_TARGET = "queue-target"
+    """A slot is free, but only at pods with as many inferences under way as the target."""
     NO_PODS = "no-pods"
     DEADLINE = "deadline"
     QUEUE_FULL = "queue-full"

@@ -51,7 +51,7 @@ def _one_copy_more(
     if loading is None:
         if warm:
             return Wait(Reason.QUEUE_WARM_BUSY)
-        return Wait(Reason.QUEUE_WARMING if warming else Reason.QUEUE_NO_SLOT)
+        return Wait(Reason.QUEUE_WARMING if warming else Reason.QUEUE_TARGET)
     return SendTo(
         loading.name, loading.name, LoadMode.LOAD,
         Reason.COLD_WARM_BUSY if holding else Reason.COLD,

@@ -183,6 +183,11 @@ def test_colocation_queueing(pods: list[PodSketch], expected: Decision) -> None:
             id="waits-for-a-load-that-as-many-join-as-may",
         ),
         pytest.param(
+            [PodSketch(A, slots=8, ongoing=3)],
+            Wait(Reason.QUEUE_TARGET),
+            id="waits-when-nothing-is-warm-and-all-pods-are-at-target",
+        ),
+        pytest.param(
             [PodSketch(A, slots=8, ongoing=3), PodSketch(B, slots=2, busy=1)],
             SendTo(B, B, LOAD, Reason.COLD, max_other_copies=0, target_ongoing=3),
             id="a-pod-at-target-with-other-models-loads-nothing",

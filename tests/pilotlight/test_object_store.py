@@ -57,7 +57,7 @@ def client(root: Path) -> Iterator[S3Client]:
     finally:
         s3.close()
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)  # rclone gives its open connections 10 s
 
 
 def _answers(s3: S3Client) -> bool:
