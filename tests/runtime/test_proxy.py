@@ -112,4 +112,5 @@ def test_simulated_work_shows_in_its_stage(
     timings = dict(
         part.strip().split(";dur=") for part in answer.headers["server-timing"].split(",")
     )
-    assert 200 <= float(timings[stage]) < 60_000
+    # The event loop's timers count whole milliseconds and may fire a part of one early.
+    assert 199 <= float(timings[stage]) < 60_000
