@@ -197,7 +197,7 @@ class SimulatedGateway:
         self._line.enter(waiter, decided)
         flight.policy = decided.policy
         self._in_flight[arrival.id] = flight
-        self._kernel.after(self._line.patience_s(arrival, spec), self._ran_out, waiter)
+        self._kernel.after(self._line.patience_s(waiter, spec), self._ran_out, waiter)
         self.kick()
         self._look_again()
 
