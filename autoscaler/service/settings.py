@@ -37,8 +37,8 @@ class AutoscalerSettings:
     )
     max_pods: int | None = option(None, _or_none(whole(1, 10_000)), "most pods")
     kubernetes: bool = option(
-        False, truth, "scale the pool's Deployment within the bounds of its InferenceService, in the"
-        " cluster of this pod or of the kubeconfig",
+        False, truth, "scale the pool's Deployment, in this pod's cluster or the kubeconfig's, "
+        "within the bounds of its InferenceService",
     )  # fmt: skip
     namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
     drain: float = option(

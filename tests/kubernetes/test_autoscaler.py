@@ -26,8 +26,8 @@ pytestmark = pytest.mark.kubernetes
 PATIENT = "280s"
 """Queue timeout of models whose requests wait for a pod to start on a busy machine."""
 LEFT_ALONE = "pilotlight_autoscaler_pods_left_alone"
-LONG = "many words " * 200
-"""Text that keeps a pod busy for longer than a request takes on its way."""
+WORK = ("many words " * 200,) * 128
+"""Instances of a request that keep a pod busy for longer than it takes on its way."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +59,7 @@ def test_demand_brings_a_pod_and_its_end_takes_one_away(
     tenant.declare("busy", queue_timeout=PATIENT)
     tenant.wait_ready("busy")
     pool.allow(1, 2)
-    with load(gateway, tenant, "busy", clients=8, instance=LONG) as running:
+    with load(gateway, tenant, "busy", clients=8, instances=WORK) as running:
         pool.wait_ready(2)
         running.wait_for_more(8)
     pool.wait_ready(1)
