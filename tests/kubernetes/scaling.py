@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler.kubernetes.inference_services import POOL
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.servers import wait_until
 
@@ -40,6 +41,13 @@ class Pool:
         """Set the bounds of the number of its pods."""
         patch = f'{{"spec": {{"predictor": {{"minReplicas": {least}, "maxReplicas": {most}}}}}}}'
         self.kubectl(*IN_NAMESPACE, "patch", "isvc", "pool", "--type=merge", "-p", patch)
+
+    def delete_models(self) -> None:
+        """Have no model whose requests are expected."""
+        for item in self.kubectl.get("isvc", "-A")["items"]:
+            metadata = item["metadata"]
+            if POOL in metadata.get("annotations", {}):
+                self.kubectl("-n", metadata["namespace"], "delete", "isvc", metadata["name"])
 
     def wanted(self) -> int:
         """Pods that its Deployment is to have."""

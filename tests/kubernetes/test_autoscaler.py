@@ -71,6 +71,7 @@ def test_demand_brings_a_pod_and_its_end_takes_one_away(
 def test_an_idle_pool_goes_and_requests_wake_one_pod_and_one_load(
     pool: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
+    pool.delete_models()
     tenant.declare("sleeper", queue_timeout=PATIENT, deadline=PATIENT)
     tenant.wait_ready("sleeper")
     pool.allow(0, 4)
