@@ -23,8 +23,9 @@ PAUSE_S = 0.05
 class Load:
     """A few clients that call one model again and again."""
 
-    def __init__(self, gateway: Gateway, tenant: Tenant, model: str) -> None:
+    def __init__(self, gateway: Gateway, tenant: Tenant, model: str, pause_s: float) -> None:
         self._gateway, self._tenant, self._model = gateway, tenant, model
+        self._pause_s = pause_s
         self._is_over = threading.Event()
         self._answers: list[httpx.Response] = []
         self.broken: list[str] = []
@@ -37,7 +38,7 @@ class Load:
                 self._answers.append(self._gateway.predict(self._tenant, self._model))
             except httpx.TransportError as error:
                 self.broken.append(repr(error))
-            time.sleep(PAUSE_S)
+            time.sleep(self._pause_s)
 
     def stop(self) -> None:
         """Let the clients finish what they are at."""
@@ -55,16 +56,23 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(gateway: Gateway, tenant: Tenant, model: str) -> Iterator[Load]:
+def load(
+    gateway: Gateway,
+    tenant: Tenant,
+    model: str,
+    *,
+    clients: int = CLIENTS,
+    pause_s: float = PAUSE_S,
+) -> Iterator[Load]:
     """Load that has begun to be answered, and ends with the block."""
-    started = Load(gateway, tenant, model)
-    clients = [threading.Thread(target=started.run) for _ in range(CLIENTS)]
-    for client in clients:
+    started = Load(gateway, tenant, model, pause_s)
+    running = [threading.Thread(target=started.run) for _ in range(clients)]
+    for client in running:
         client.start()
     try:
-        started.wait_for_more(CLIENTS)
+        started.wait_for_more(clients)
         yield started
     finally:
         started.stop()
-        for client in clients:
+        for client in running:
             client.join()

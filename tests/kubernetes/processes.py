@@ -56,9 +56,9 @@ class Program:
         return "\n".join([f"--- {self.log}", *lines[-LAST_LINES:]])
 
 
-def kill_pod(name: str) -> None:
-    """Kill all processes of a pod of this machine's node, as a crash would."""
-    wanted = f"HOSTNAME={name}".encode()
+def kill_pod(name: str, variable: str = "HOSTNAME") -> None:
+    """Kill a pod's processes, as a crash would: those in whose environment it is named so."""
+    wanted = f"{variable}={name}".encode()
     killed = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
