@@ -20,7 +20,7 @@ UNANSWERED: Final = {
     Unanswered.FULL: "the pool's containerConcurrency is reached at the pod",
 }
 """What the client is told where the request cannot be tried elsewhere."""
-_LOOK_TIMEOUT_S: Final = 1.0
+_LOOK_TIMEOUT_S: Final = 5.0
 
 
 async def unanswered(
@@ -44,7 +44,10 @@ async def _read(connection: PodConnection, answer: PodAnswer) -> Unanswered | No
 
 
 async def _has_died(pool: PodPool, address: str) -> bool:
-    """Whether nobody listens any more behind the queue-proxy, or where it was."""
+    """Whether nobody serves any more behind the queue-proxy, or where it was.
+
+    A process that is being killed may still accept what it then breaks off.
+    """
     try:
         connection = await pool.connect(address)
     except PodUnreachable:
@@ -58,4 +61,4 @@ async def _has_died(pool: PodPool, address: str) -> bool:
         return False
     finally:
         connection.close()
-    return why is Unanswered.NOT_REACHED
+    return why in (Unanswered.NOT_REACHED, Unanswered.BROKEN_OFF)

@@ -1,12 +1,13 @@
 """Knative Serving with the objects that its authors ship, its programs as pods of the cluster.
 
 Kinds and settings are there from the start, since KServe's manager looks for them once; the
-programs start when a test asks for them. Changed is only what an administrator sets. No ingress
-controller is there: Configurations, Revisions and their pods become ready, Routes do not.
+programs start when a test asks for them. Changed is only what an administrator sets. In place of an
+ingress controller is `ingresses.py`.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from tests.kubernetes.control_plane import ControlPlane
     from tests.kubernetes.kubectl import Kubectl
 
 NAMESPACE = "knative-serving"
@@ -28,6 +30,7 @@ START_TIMEOUT_S = 300.0
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-deployment": {"registries-skipping-tag-resolving": "index.docker.io"},
+    "config-network": {"ingress-class": "tests.ingress.networking.knative.dev"},
     "config-features": {"kubernetes.podspec-fieldref": "enabled"},
 }
 """What an administrator sets: our images have no registry, and pods tell their own address."""
@@ -43,8 +46,11 @@ def install_kinds(admin: Kubectl) -> None:
     admin.apply(sorted(others, key=lambda item: item["kind"] != "Namespace"))
 
 
-def start_knative(admin: Kubectl) -> None:
+def start_knative(plane: ControlPlane) -> None:
     """Start Knative's programs and wait until they and their webhooks answer."""
+    admin = plane.admin
+    module = [sys.executable, "-m", "tests.kubernetes.ingresses"]
+    plane.run("ingresses", [*module, "--kubeconfig", str(admin.kubeconfig)])
     objects = list(_shipped())
     admin.apply(item for item in objects if item["kind"] == PROGRAM)
     admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all", timeout_s=START_TIMEOUT_S)

@@ -12,13 +12,12 @@ from tests.kubernetes.knative import start_knative
 from tests.kubernetes.load import load
 from tests.kubernetes.models import CALL_TIMEOUT_S
 from tests.kubernetes.object_store import GENERATIVE_URI
-from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE
+from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod
 from tests.kubernetes.serverless import (
     LEAST,
     MOST,
     POOL,
-    PREDICTOR,
     QUEUE_PROXY_PORT,
     START_TIMEOUT_S,
     Serverless,
@@ -39,6 +38,8 @@ pytestmark = pytest.mark.kubernetes
 MODEL = "behind-a-queue"
 WRITER = "writer-behind-a-queue"
 ENOUGH = 20
+ONE_SECOND = {"x-pilotlight-simulate": "preprocess=1.0"}
+"""So that pods are busy however slow the machine is."""
 KINDS = "ksvc,configuration,revision,route,podautoscaler,sks"
 
 
@@ -49,28 +50,33 @@ def serverless(
     """A pool in Knative mode with its least number of pods, beside pool `default`."""
     assert gateway.url
     assert node.plane is not None
-    start_knative(installed)
+    start_knative(node.plane)
     return start_serverless(installed, tmp_path_factory.mktemp("serverless"))
 
 
 @pytest.fixture(scope="module")
 def warm(serverless: Serverless, tenant: Tenant) -> Tenant:
     """A tenant with a model that is warm on the pool."""
-    tenant.declare(MODEL, pool=POOL)
+    tenant.declare(MODEL, pool=POOL, policy="least-loaded")
     tenant.wait_ready(MODEL)
     answer = serverless.gateway.predict(tenant, MODEL)
     assert (answer.status_code, answer.headers["x-pilotlight-start"]) == (200, "remote")
     return tenant
 
 
-def test_kserve_hands_its_bounds_to_knative(installed: Kubectl, serverless: Serverless) -> None:
+def test_the_pool_becomes_ready(installed: Kubectl, serverless: Serverless) -> None:
+    assert serverless.revision
+    installed.wait("condition=Ready", *IN_NAMESPACE, f"isvc/{POOL}", timeout_s=START_TIMEOUT_S)
+    logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))
+
+
+def test_kserve_hands_its_bounds_to_knative(serverless: Serverless) -> None:
     template = serverless.get("ksvc")["spec"]["template"]
     annotations = template["metadata"]["annotations"]
     assert annotations["autoscaling.knative.dev/min-scale"] == str(LEAST)
     assert annotations["autoscaling.knative.dev/max-scale"] == str(MOST)
     assert template["metadata"]["labels"]["pilotlight.io/pool"] == POOL
     assert serverless.wanted == LEAST
-    logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))
 
 
 def test_pods_are_entered_at_the_port_of_their_queue_proxy(serverless: Serverless) -> None:
@@ -131,12 +137,14 @@ def test_a_runtime_that_dies_behind_its_queue_proxy_costs_no_request(
 def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
     serverless: Serverless, warm: Tenant
 ) -> None:
-    with load(serverless.gateway, warm, MODEL, clients=2 * MOST, pause_s=0.0) as running:
+    sends = load(serverless.gateway, warm, MODEL, clients=2 * MOST, headers=ONE_SECOND)
+    with sends as running:
         wait_until(
-            lambda: serverless.wanted == MOST,
+            lambda: running.refused or serverless.wanted == MOST,
             timeout_s=START_TIMEOUT_S,
             what=f"Knative wants {MOST} pods",
         )
+        assert running.refused == []
         serverless.wait_for_pods(MOST)
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
@@ -168,5 +176,4 @@ def test_another_bound_is_another_revision_and_costs_no_request(
         )
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
-    assert f"{PREDICTOR}-" in serverless.revision
-    logger.info("\n%s", installed("get", "-n", NAMESPACE, f"isvc,{KINDS},pods"))
+    logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))
