@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.kubernetes.places import source_tree
+from tests.kubernetes.places import builds, program, source_tree
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 NAMESPACE = "knative-serving"
 IN_KNATIVE = ("-n", NAMESPACE)
+MANIFESTS = ("knative-networking", "knative-caching")
+"""Modules that are only unpacked."""
 KIND = "CustomResourceDefinition"
 PROGRAM = "Deployment"
 START_TIMEOUT_S = 300.0
@@ -34,6 +36,17 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-features": {"kubernetes.podspec-fieldref": "enabled"},
 }
 """What an administrator sets: our images have no registry, and pods tell their own address."""
+
+
+def is_built() -> bool:
+    """Whether Knative's programs and manifests are in the cache."""
+    try:
+        for name in builds():
+            if name.startswith("knative-") and name not in MANIFESTS:
+                program(name)
+    except FileNotFoundError:
+        return False
+    return all(source_tree(name).exists() for name in MANIFESTS)
 
 
 def install_kinds(admin: Kubectl) -> None:
@@ -86,5 +99,5 @@ def _files() -> Iterable[Path]:
     """All manifests; the modules of two more hold what Knative's own has as links to them."""
     core = source_tree("knative-controller") / "config" / "core"
     yield from sorted(core.rglob("*.yaml"))
-    for module in ("knative-networking", "knative-caching"):
+    for module in MANIFESTS:
         yield from sorted((source_tree(module) / "config").glob("*.yaml"))

@@ -12,7 +12,7 @@ import httpx
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.kubernetes.models import Gateway, Tenant
 
@@ -68,17 +68,18 @@ def load(
     model: str,
     *,
     clients: int = CLIENTS,
+    instances: Sequence[object] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[Load]:
     """Load that has begun to be answered, and ends with the block."""
-    started = Load(lambda: gateway.predict(tenant, model, headers=headers))
-    running = [threading.Thread(target=started.run) for _ in range(clients)]
-    for client in running:
-        client.start()
+    started = Load(lambda: gateway.predict(tenant, model, *instances, headers=headers))
+    threads = [threading.Thread(target=started.run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
         started.wait_for_more(clients)
         yield started
     finally:
         started.stop()
-        for client in running:
-            client.join()
+        for thread in threads:
+            thread.join()

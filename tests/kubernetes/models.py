@@ -93,14 +93,14 @@ class Gateway:
         self,
         tenant: Tenant,
         name: str,
-        instance: object = "hello",
+        *instances: object,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         """Call a model over V1."""
         path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
         return httpx.post(
             self.url + path,
-            json={"instances": [instance]},
+            json={"instances": instances or ["hello"]},
             headers=headers,
             timeout=CALL_TIMEOUT_S,
             trust_env=False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.kubernetes.knative import start_knative
+from tests.kubernetes.knative import is_built, start_knative
 from tests.kubernetes.load import load
 from tests.kubernetes.models import CALL_TIMEOUT_S
 from tests.kubernetes.object_store import GENERATIVE_URI
@@ -50,6 +50,8 @@ def serverless(
     """A pool in Knative mode with its least number of pods, beside pool `default`."""
     assert gateway.url
     assert node.plane is not None
+    if not is_built():
+        pytest.skip("needs Knative's programs: scripts/kubernetes/build")
     start_knative(node.plane)
     return start_serverless(installed, tmp_path_factory.mktemp("serverless"))
 
