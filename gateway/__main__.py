@@ -105,8 +105,8 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(pool.keep_tidy()),
             group.create_task(arrivals.run()),
         ]
-        if front.keys is not None:
-            tasks.append(group.create_task(front.keys.follow()))
+        if front.access is not None:
+            tasks.append(group.create_task(front.access.follow()))
         try:
             yield front
         finally:

@@ -93,6 +93,8 @@ class RankedPods(dict[str, "PodState"]):
     def __init__(self) -> None:
         super().__init__()
         self.changed: set[PodState] = set()
+        self.accepting_version = 0
+        """Grows when pods come, go, or begin or cease to take requests."""
         self._by_load = Ranking(self, load_rank)
         self._by_room = Ranking(self, room_rank)
 
@@ -101,6 +103,8 @@ class RankedPods(dict[str, "PodState"]):
             self._forget(before)
         super().__setitem__(name, pod)
         pod.changed = self.changed
+        pod.pool = self
+        self.accepting_version += 1
         self.changed.add(pod)
 
     def __delitem__(self, name: str) -> None:
@@ -110,6 +114,8 @@ class RankedPods(dict[str, "PodState"]):
     def _forget(self, pod: PodState) -> None:
         self.changed.add(pod)
         pod.changed = set()
+        pod.pool = None
+        self.accepting_version += 1
 
     def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodState | None:
         """The pod with a free slot that is least loaded."""

@@ -13,8 +13,6 @@ from gateway.policies.choices import (
     fewest_inferring,
     least_loaded,
     least_loaded_free,
-    warm_pods,
-    warming_pods,
     with_free_slot,
 )
 from gateway.policies.decision import Decision, Option, Reason, SendTo, Wait
@@ -23,14 +21,16 @@ from gateway.policies.remote_proxy import least_busy_below
 from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.policies.decision import Forecast
     from gateway.policies.views import ClusterView, PodView, RequestView
 
 
 def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """Weigh every way to serve the request now; take the one that is forecast to end first."""
-    warm = warm_pods(cluster, request.key)
-    warming = warming_pods(cluster, request.key)
+    warm = cluster.warm(request.key)
+    warming = cluster.warming(request.key)
     ways: list[tuple[Forecast, int, SendTo | Wait, str]] = []
 
     def add(forecast: Forecast, decision: SendTo | Wait, way: str) -> None:
@@ -66,8 +66,8 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
 def _proxy(
     request: RequestView,
     cluster: ClusterView,
-    warm: list[PodView],
-    warming: list[PodView],
+    warm: Sequence[PodView],
+    warming: Sequence[PodView],
 ) -> SendTo | None:
     """Proxying by way of a pod that has the model's tokenizer, if there is one."""
     predict = least_busy_below(request.target_ongoing, warm, warming)

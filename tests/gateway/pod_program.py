@@ -38,6 +38,8 @@ class Request:
     headers: dict[str, str]
     body: bytes = b""
     wishes: dict[str, str] = field(default_factory=dict)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first order to release after its arrival, however far it has come by then."""
 
     def wish(self, name: str, pod: str) -> str:
         """What the request wants of this pod; `at=POD` restricts all of it to that pod."""
@@ -128,6 +130,7 @@ class Pod:
     # Requests
 
     async def infer(self, request: Request, answer: Answer) -> None:
+        request.release = self._release
         if request.headers.get("x-pilotlight-stage") == "infer":
             start = await self._infer_here(request)
             await self._reply(request, answer, start, self.name)
@@ -174,13 +177,13 @@ class Pod:
             if remote
             else (await self._infer_here(request), self.name)
         )
-        await self._take_time(request.wish("around", self.name))
+        await self._take_time(request, request.wish("around", self.name))
         return start, predict
 
-    async def _take_time(self, wish: str) -> None:
+    async def _take_time(self, request: Request, wish: str) -> None:
         """So many seconds, or with `hold` until the order to release."""
         if wish == "hold":
-            await self._release.wait()
+            await request.release.wait()
         else:
             await asyncio.sleep(float(wish or 0))
 
@@ -188,7 +191,7 @@ class Pod:
         start = await self._bring(request)
         try:
             async with self._device:
-                await self._take_time(request.wish("delay", self.name))
+                await self._take_time(request, request.wish("delay", self.name))
         finally:
             if reservation := request.headers.get("x-pilotlight-reservation"):
                 with contextlib.suppress(RegistryUnavailable):
@@ -224,12 +227,12 @@ class Pod:
         self._loading[key] = asyncio.get_running_loop().create_future()
         try:
             token = int(request.headers.get("x-pilotlight-load-token", "0"))
-            await self._load(key, token, request.wish("load", self.name))
+            await self._load(key, token, request)
         finally:
             self._loading.pop(key).set_result(None)
         return "remote"
 
-    async def _load(self, key: str, token: int, wish: str) -> None:
+    async def _load(self, key: str, token: int, request: Request) -> None:
         with contextlib.suppress(RegistryUnavailable):
             if not token:
                 claimed = await self._registry.claim_load(
@@ -238,7 +241,8 @@ class Pod:
                 token = claimed or 0
             if token:
                 await self._registry.start_load(self.name, self._epoch, key, token, Tier.REMOTE)
-        await self._take_time(wish or str(self._options.load_s))
+        wish = request.wish("load", self.name)
+        await self._take_time(request, wish or str(self._options.load_s))
         self.counts["loads"] += 1
         self._warm.add(key)
         with contextlib.suppress(RegistryUnavailable, ClaimLost, LeaseLost):
@@ -259,8 +263,7 @@ class Pod:
         if request.wish("answer", self.name) == "headers":
             body = json.dumps({"path": request.path, "headers": request.headers}).encode()
         if pieces := request.wish("pieces", self.name):
-            gap_s = float(request.wish("gap", self.name) or 0)
-            await answer.stream(status, headers, _pieces(int(pieces), gap_s))
+            await answer.stream(status, headers, self._pieces(int(pieces), request))
         elif request.wish("answer", self.name) == "until-close":
             await answer.until_close(status, headers, body)
         elif request.wish("close", self.name) == "middle":
@@ -272,18 +275,17 @@ class Pod:
             if request.wish("close", self.name) == "after":
                 raise Hangup
 
+    async def _pieces(self, count: int, request: Request) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield PIECE
+            await self._take_time(request, request.wish("gap", self.name))
+
 
 def _key(request: Request) -> str:
     parts = request.path.split("/")
     segment = parts[2] if parts[1] == "serving" else parts[3].partition(":")[0]
     name = ModelName.from_path_segment(segment)
     return f"{name}@{request.headers.get('x-pilotlight-generation', '')}"
-
-
-async def _pieces(count: int, gap_s: float) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield PIECE
-        await asyncio.sleep(gap_s)
 
 
 def _lines(headers: dict[str, str]) -> bytes:
@@ -446,7 +448,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--load-s", type=float, default=0.1)
-    parser.add_argument("--lease-s", type=float, default=1.0)
+    parser.add_argument("--lease-s", type=float, default=15.0)
     parser.add_argument("--beat-s", type=float, default=0.2)
     asyncio.run(run(parser.parse_args()))
 

@@ -12,7 +12,7 @@ import httpx
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.kubernetes.models import Gateway, Tenant
 
@@ -23,8 +23,11 @@ PAUSE_S = 0.05
 class Load:
     """A few clients that call one model again and again."""
 
-    def __init__(self, gateway: Gateway, tenant: Tenant, model: str) -> None:
+    def __init__(
+        self, gateway: Gateway, tenant: Tenant, model: str, instances: Sequence[object]
+    ) -> None:
         self._gateway, self._tenant, self._model = gateway, tenant, model
+        self._instances = instances
         self._is_over = threading.Event()
         self._answers: list[httpx.Response] = []
         self.broken: list[str] = []
@@ -34,7 +37,8 @@ class Load:
         """Call until told to stop."""
         while not self._is_over.is_set():
             try:
-                self._answers.append(self._gateway.predict(self._tenant, self._model))
+                answer = self._gateway.predict(self._tenant, self._model, *self._instances)
+                self._answers.append(answer)
             except httpx.TransportError as error:
                 self.broken.append(repr(error))
             time.sleep(PAUSE_S)
@@ -55,16 +59,23 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(gateway: Gateway, tenant: Tenant, model: str) -> Iterator[Load]:
+def load(
+    gateway: Gateway,
+    tenant: Tenant,
+    model: str,
+    *,
+    clients: int = CLIENTS,
+    instances: Sequence[object] = (),
+) -> Iterator[Load]:
     """Load that has begun to be answered, and ends with the block."""
-    started = Load(gateway, tenant, model)
-    clients = [threading.Thread(target=started.run) for _ in range(CLIENTS)]
-    for client in clients:
-        client.start()
+    started = Load(gateway, tenant, model, instances)
+    threads = [threading.Thread(target=started.run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
-        started.wait_for_more(CLIENTS)
+        started.wait_for_more(clients)
         yield started
     finally:
         started.stop()
-        for client in clients:
-            client.join()
+        for thread in threads:
+            thread.join()

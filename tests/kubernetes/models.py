@@ -83,12 +83,12 @@ class Gateway:
 
     url: str
 
-    def predict(self, tenant: Tenant, name: str, instance: object = "hello") -> httpx.Response:
+    def predict(self, tenant: Tenant, name: str, *instances: object) -> httpx.Response:
         """Call a model over V1."""
         path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
         return httpx.post(
             self.url + path,
-            json={"instances": [instance]},
+            json={"instances": instances or ["hello"]},
             timeout=CALL_TIMEOUT_S,
             trust_env=False,
         )

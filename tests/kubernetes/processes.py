@@ -58,11 +58,16 @@ class Program:
 
 def kill_pod(name: str) -> None:
     """Kill all processes of a pod of this machine's node, as a crash would."""
+    signal_pod(name, signal.SIGKILL)
+
+
+def signal_pod(name: str, number: signal.Signals) -> None:
+    """Send a signal to all processes of a pod of this machine's node."""
     wanted = f"HOSTNAME={name}".encode()
-    killed = 0
+    reached = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-                killed += 1
-    assert killed, f"pod {name} has no process here"
+                os.kill(int(folder.name), number)
+                reached += 1
+    assert reached, f"pod {name} has no process here"
