@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kubernetes.kubectl import LONGEST_S
 from tests.kubernetes.load import load
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod, signal_pod
-from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, LONGEST_S, Autoscalers, Pool, rival
+from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, Autoscalers, Pool, rival
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
     with rival(installed, least=2):
         wait_until(
             lambda: 1.0 in autoscalers.metrics(LEFT_ALONE, owner="rival").values(),
-            timeout_s=LONGEST_S, what="the autoscaler leaves the pool alone",
+            what="the autoscaler leaves the pool alone",
         )  # fmt: skip
         pool.wait_wanted(2)  # more than the pool allows: it is the other's now
         set_by_us = _calls(installed, "PATCH", "deployments", "scale")
         looks = _calls(installed, "LIST", "horizontalpodautoscalers")
         wait_until(
             lambda: _calls(installed, "LIST", "horizontalpodautoscalers") >= looks + 3,
-            timeout_s=LONGEST_S, what="the autoscaler has looked again",
+            what="the autoscaler has looked again",
         )  # fmt: skip
         assert _calls(installed, "PATCH", "deployments", "scale") == set_by_us
         assert pool.wanted() == 2
