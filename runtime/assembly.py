@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.pod import PodInfo
+from registry.pod import PodInfo, address_of
 from registry.watch import ClusterWatch
 from runtime.agent import Agent, Inventory
 from runtime.declared import DeclaredModels
@@ -79,7 +79,9 @@ class Ground:
         settings = self.settings
         return PodInfo(
             name=settings.name,
-            address=f"{settings.advertise or settings.host}:{settings.advertise_port or self.port}",
+            address=address_of(
+                settings.advertise or settings.host, settings.advertise_port or self.port
+            ),
             node=settings.node_name,
             device=str(self.memory.device),
             slots=settings.slots,
