@@ -85,9 +85,7 @@ def test_requests_are_shared_and_answers_say_by_whom(floor: Floor) -> None:
     }
     assert seen == expected
     assert set(seen.values()) == {stable.name.name, canary.name.name}
-    answered = floor.metric(
-        "pilotlight_gateway_requests_total", model=str(canary.name), code="200"
-    )
+    answered = floor.metric("pilotlight_gateway_requests_total", model=str(canary.name), code="200")
     assert answered == list(seen.values()).count(canary.name.name)
 
 
