@@ -38,7 +38,7 @@ _JSON_PATCH = "application/json-patch+json"
 
 
 CHECK_S = 20.0
-"""How often certificate and `caBundle` are looked at: another replica renews, `apply` takes away."""
+"""How often certificate and `caBundle` are looked at: replicas renew, an `apply` takes away."""
 
 
 @dataclass(frozen=True, slots=True)
