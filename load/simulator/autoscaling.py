@@ -1,6 +1,7 @@
 """An autoscaler in a run: counts arrivals, plans with the live autoscaler's own policies, and acts.
 
-What it sees beside the registry's copy are its own counts, and the sizes that models have. Pods are
+What it sees beside the registry's copy are its own counts, who waits, how copies are used, and the
+sizes that models have. Pods are
 as the cluster file says: actions that set their number or drain one are left out.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.planning.expecting import Learnt, expect, learn
+from autoscaler.planning.pool import Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from registry.model import Tier, name_of_key
 
@@ -97,6 +99,11 @@ class PlannedAutoscaler:
         seen = Seen(
             arrived=self._arrived,
             last_arrival_s=self._last_s,
+            waiting={
+                name: Waiting(each.requests, each.starved, each.oldest_s)
+                for name, each in actions.waiting().items()
+            },
+            uses=actions.uses(),
             size_bytes=self._sizes,
             budget_bytes=self._budgets,
         )
