@@ -4,8 +4,9 @@ Source: Blinowski et al. 2024, section 4.2.3, with its refinements, each on top 
 1 the quantum begins anew with each inference; 2 models with most starved requests first, of those
 alike the one with fewest copies; 3 quanta in proportion to what a load costs, longer after one that
 was used and shorter after one that was not; 4 earliest deadline first. The circle is of models with
-waiting requests, wherever they are loaded: a turn that nobody asks for is passed. Which request goes first on a machine is
-the gateway's queue, by deadline. The thesis gives neither the quanta nor how they are adjusted.
+waiting requests, wherever they are loaded: a turn that nobody asks for is passed. Which request
+goes first on a machine is the gateway's queue, by deadline. The thesis gives neither the quanta nor
+how they are adjusted.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ class Queueing:
     """How the gateway of a run queues. The defaults are the live gateway's."""
 
     serves_late: bool = False
-    """Deadlines are wishes: a late request is answered all the same, as in Blinowski et al. 2024."""
+    """Deadlines are wishes: who is late is answered all the same, as in Blinowski et al. 2024."""
     by_deadline: bool = True
     """The earliest deadline first; else by arrival."""
     plans_first: bool = False
-    """The autoscaler is asked whenever something changed while requests wait, before they are
-    placed, so that it sees machines that have just become idle; else by the clock."""
+    """The autoscaler is also asked when something changed while requests wait, before they are
+    placed, so that it sees machines that have just become idle; else by the clock alone."""
     may_load: bool = True
     """Requests begin loads; else only the autoscaler does, and they wait."""

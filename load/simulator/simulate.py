@@ -63,7 +63,7 @@ class Actions(Protocol):
 class Autoscaler(Protocol):
     """Who hears of arrivals, and is asked every `every_s` of virtual time what to do.
 
-    With `Queueing.plans_first`: at most so often.
+    With `Queueing.plans_first` also whenever something changed, but no more often than that.
     """
 
     every_s: float
@@ -114,8 +114,7 @@ class Simulation:
             gateway.on_arrival = self._autoscaler.arrived
             if self._plans_first:
                 gateway.before_placing = partial(self._tick_if_due, self._autoscaler)
-            else:
-                kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
+            kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
                 kernel.run_through(rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
@@ -191,7 +190,7 @@ class Simulation:
         return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
-        autoscaler.tick(self.registry.state, self.kernel.now_s, self)
+        self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
 
     def _tick_if_due(self, autoscaler: Autoscaler) -> None:

@@ -12,7 +12,7 @@ from registry.profile import ProfilePoint
 
 MODELS_PER_MACHINE: Final = 2
 """Blinowski et al. 2024, section 6.1; in bytes, so that every model takes one place."""
-_PLACE_BYTES: Final = 10**9
+_PLACE_BYTES: Final = 10**6
 _PATIENCE_S: Final = 3600.0
 """Nobody is turned away: late requests are served late."""
 
@@ -22,7 +22,10 @@ def cluster(machines: int, seed: int) -> ClusterPlan:
     due_s = deadlines_s(seed)
     return ClusterPlan(
         nodes=tuple(
-            NodePlan(f"machine-{at}", (PodPlan(f"machine-{at}", memory_bytes=MODELS_PER_MACHINE * _PLACE_BYTES),))
+            NodePlan(
+                f"machine-{at}",
+                (PodPlan(f"machine-{at}", memory_bytes=MODELS_PER_MACHINE * _PLACE_BYTES),),
+            )
             for at in range(machines)
         ),
         models=tuple(

@@ -3,7 +3,7 @@
 Facts of tiger-simulator (github.com/technical-tigers/tiger-simulator at 5870cfdd, MIT, (c) 2024
 Blinowski, Mrozicki, Potrzebowski, Wasowski): latencies on c5.18xlarge, sizes, and the rule that a
 load takes size x 8 / 4096 Mbit/s wherever it starts. Its VGG16 and VGG-16 are two names with
-different latencies; Stable diffusion v2 of the thesis's list has neither a latency there nor a size.
+different latencies; Stable diffusion v2 of the thesis's list has neither latency nor size there.
 """
 
 from __future__ import annotations

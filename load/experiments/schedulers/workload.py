@@ -1,7 +1,7 @@
-"""The workload: 30 minutes of counts per minute, steady with spikes, each arrival uniform in its bin.
+"""The workload: 30 minutes of counts per minute, with spikes, each arrival uniform in its bin.
 
-After Blinowski et al. 2024, section 5.4, and their simulator: forty functions per model. Theirs come
-from the Azure Functions trace of 2019, which is not to be had here; ours are drawn, and kept
+After Blinowski et al. 2024, section 5.4, and their simulator: forty functions per model. Theirs
+come from the Azure Functions trace of 2019, which is not to be had here; ours are drawn, and kept
 to what the thesis says: around 1,700 requests per minute where it is steady (6.3), and spikes.
 """
 
@@ -46,8 +46,8 @@ class Workload:
     """Standard deviation of the logarithm of functions' rates: the busiest quarter then has 99 %
     of the calls, as in Shahrad et al. 2020 (Blinowski et al., section 2.3)."""
     most_busy: float = 0.75
-    """Functions are drawn again while a model alone would keep a machine busy for more of the steady
-    time: Baseline, which loads a model once, is said to serve well there (section 6.3)."""
+    """Functions are drawn again while a model alone would keep a machine busy for more of the
+    steady time: Baseline, which loads a model once, is said to serve well there (section 6.3)."""
     work: tuple[float, float] = (1.8, 2.4)
     """And while all together would not keep so many machines busy: seeds differ in what is asked
     for, not in how much."""
