@@ -270,6 +270,11 @@ class SimulatedGateway:
         self._leave(waiter)
         self._reject(waiter.flight, rejected(decision))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._line)
+
     def waiting(self) -> dict[ModelName, WaitingRequests]:
         """Who waits, by model."""
         return self._line.by_model()

@@ -14,7 +14,7 @@ class Queueing:
     by_deadline: bool = True
     """The earliest deadline first; else by arrival."""
     plans_first: bool = False
-    """The autoscaler is also asked when something changed while requests wait, before they are
-    placed, so that it sees machines that have just become idle; else by the clock alone."""
+    """While requests wait the autoscaler is asked when something changed, before they are placed,
+    so that it sees machines that have just become idle; else by the clock."""
     may_load: bool = True
     """Requests begin loads; else only the autoscaler does, and they wait."""

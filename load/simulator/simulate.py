@@ -63,7 +63,7 @@ class Actions(Protocol):
 class Autoscaler(Protocol):
     """Who hears of arrivals, and is asked every `every_s` of virtual time what to do.
 
-    With `Queueing.plans_first` also whenever something changed, but no more often than that.
+    With `Queueing.plans_first` at most so often while requests wait, when something changed.
     """
 
     every_s: float
@@ -190,7 +190,8 @@ class Simulation:
         return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
-        self._tick_if_due(autoscaler)
+        if not (self._plans_first and self._gateway.is_waiting):  # else it is asked at changes
+            self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
 
     def _tick_if_due(self, autoscaler: Autoscaler) -> None:

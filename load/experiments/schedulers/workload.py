@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from load.experiments.errors import ExperimentError
 from load.experiments.schedulers.models import PROFILES
 from load.traces.batches import Names, arrivals, even_batches
 from load.traces.deadlines import model_deadline_s
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 BIN_S: Final = 60.0
 _FUNCTIONS: Final = 40
 _SLACK_S: Final = (0.5, 1.0)
+_MOST_DRAWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,17 @@ class Workload:
     def _rates(self, rng: np.random.Generator) -> NDArray[np.float64]:
         """(models, functions): calls per minute where it is steady."""
         infer_s = np.array([each.infer_s for each in PROFILES])
-        while True:
+        for _ in range(_MOST_DRAWS):
             rates = rng.lognormal(0.0, self.spread, (len(PROFILES), _FUNCTIONS))
             rates *= self.rate_per_min / rates.sum()
             busy = rates.sum(axis=1) * infer_s / BIN_S
             if busy.max() <= self.most_busy and self.work[0] <= busy.sum() <= self.work[1]:
                 return rates
+        raise ExperimentError(
+            f"no draw of functions keeps {self.work[0]:g} to {self.work[1]:g} machines busy, and "
+            f"none of them more than {self.most_busy:g} of the time with one model, at "
+            f"{self.rate_per_min:g} requests per minute; widen work or change the rate"
+        )
 
     def trace(self, seed: int) -> Iterator[pa.RecordBatch]:
         """The arrivals, each with its model's deadline."""
