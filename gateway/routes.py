@@ -6,7 +6,7 @@ OpenAI's paths may name none: then the body does, and `openai` looks there.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -43,6 +43,8 @@ class Target:
     """Which of OpenAI's calls it is; None: none of them."""
     is_named: bool = True
     """Whether path or Host named the model; where they did not, the body does."""
+    without_host: Target | None = None
+    """What the path alone asks for, where the Host named the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,16 @@ class Place:
     namespace: str = "default"
     name: str | None = None
     """The model the prefix or the Host names; None: the path alone does."""
+    is_by_host: bool = False
 
 
 class Targets:
     """Finds the targets of inference requests, and remembers them until the models change."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, *, is_guarded: bool = False) -> None:
         self._state = state
+        self._is_guarded = is_guarded
+        """A Host then counts only where the path agrees: a refusal would tell that it is known."""
         self._found: dict[tuple[bytes, bytes], Target | None] = {}
         self._models_version = -1
 
@@ -82,11 +87,18 @@ class Targets:
         return sum(len(path) + len(host) for path, host in self._found)
 
     def _read(self, path: bytes, host: bytes) -> Target | None:
+        text = path.decode("latin-1")
+        place = Place(text)
         try:
-            place = place_of(path.decode("latin-1"), host.decode("latin-1"), self._state.models)
-            return target_of(place) if is_inference(place.path) else None
+            place = place_of(text, host.decode("latin-1"), self._state.models)
+            if not is_inference(place.path):
+                return None
+            target = target_of(place)
         except GatewayError:
-            return None
+            return self._read(path, b"") if self._is_guarded and place.is_by_host else None
+        if place.is_by_host:
+            return replace(target, without_host=self._read(path, b""))
+        return target
 
 
 def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
@@ -96,7 +108,9 @@ def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
         namespace, name = _plain(match[1]), _plain(match[2])
         return Place(match[3] or "/", namespace, name)
     named = model_of_host(host, known)
-    return Place(path, named.namespace, named.name) if named else Place(path)
+    if named is None:
+        return Place(path)
+    return Place(path, named.namespace, named.name, is_by_host=True)
 
 
 def is_inference(path: str) -> bool:

@@ -33,6 +33,8 @@ class Waiter:
     """The tier of a load that it waited for; None if it did not."""
     last: Reason = field(default=Reason.QUEUE_NO_SLOT)
     """Why it was last told to wait."""
+    since_s: float = 0.0
+    """When it entered the line."""
 
 
 W = TypeVar("W", bound=Waiter)
@@ -130,8 +132,9 @@ class WaitingLine(Generic[W]):
         """Let an admitted request wait, for the reason that was decided."""
         if isinstance(decided.decision, Wait):
             self._waits(waiter, decided, decided.decision.reason)
+        waiter.since_s = self._now_s()
         self._waiters[waiter.ticket] = waiter
-        self._moved_s.setdefault(waiter.arrival.model, self._now_s())
+        self._moved_s.setdefault(waiter.arrival.model, waiter.since_s)
         self._room.add(waiter.ticket)
 
     def return_to_place(self, waiter: W) -> None:
@@ -146,17 +149,19 @@ class WaitingLine(Generic[W]):
         if not self._room.depth(place.tenant, place.model):
             self._moved_s.pop(waiter.arrival.model, None)
 
-    def patience_s(self, arrival: Arrival, spec: ModelSpec) -> float:
-        """How long a request may wait from now on."""
-        patience_s = spec.policy.queue_timeout_s
-        if arrival.deadline_s is not None:
-            patience_s = min(patience_s, arrival.deadline_s - self._now_s())
-        return max(0.0, patience_s)
+    def patience_s(self, waiter: W, spec: ModelSpec) -> float:
+        """How long one that has just entered may wait."""
+        deadline_s = waiter.arrival.deadline_s
+        left_s = inf if deadline_s is None else deadline_s - waiter.since_s
+        return max(0.0, min(spec.policy.queue_timeout_s, left_s))
 
     def ran_out(self, waiter: W, spec: ModelSpec) -> Rejected:
-        """What a request is told that has waited as long as it may."""
+        """What a request is told that has waited as long as it may: which limit was the nearer.
+
+        The clock is not asked: it may have been set back meanwhile, and timers fire early.
+        """
         deadline_s = waiter.arrival.deadline_s
-        if deadline_s is not None and self._now_s() >= deadline_s - 0.001:
+        if deadline_s is not None and deadline_s - waiter.since_s <= spec.policy.queue_timeout_s:
             return Rejected(
                 Reason.DEADLINE,
                 f"the deadline passed in the queue ({waiter.last}) before a pod could take it",

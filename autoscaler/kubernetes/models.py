@@ -192,7 +192,9 @@ class Models:
         if self._told.get(service.uid) == (reason, message):
             return
         self._told[service.uid] = (reason, message)
-        await self._api.tell(service, reason=reason, message=message, is_warning=is_warning)
+        await self._api.tell(
+            service.name, service.uid, reason=reason, message=message, is_warning=is_warning
+        )
 
 
 def _holders(link: PoolLink, name: ModelName) -> set[str]:

@@ -185,7 +185,7 @@ class SimulatedGateway:
         self._in_flight[arrival.id] = flight
         if not entry.is_alive:
             self._suspect(entry)
-            self._again(flight)
+            self._kernel.after(0.0, self._again, flight)  # once it is out of the line
             return True
         entry.take(flight)
         return True
@@ -208,7 +208,7 @@ class SimulatedGateway:
         self._line.enter(waiter, decided)
         flight.policy = decided.policy
         self._in_flight[arrival.id] = flight
-        self._kernel.after(self._line.patience_s(arrival, spec), self._ran_out, waiter)
+        self._kernel.after(self._line.patience_s(waiter, spec), self._ran_out, waiter)
         self.kick()
         self._look_again()
 
@@ -326,6 +326,8 @@ class SimulatedGateway:
         self._kernel.after(_SUSPECT_S, forgive)
 
     def _again(self, flight: Flight) -> None:
+        if flight.is_over:
+            return
         self._give_back(flight)
         if flight.tries >= _MOST_TRIES or not self._budget.spend():
             self._finish(flight, 503, "the pod did not take the request; no retry is left")

@@ -18,6 +18,7 @@ from load.simulator.pod import SimulatedPod
 from load.simulator.records import Records
 from load.simulator.summary import Summary
 from registry.model import Tier
+from registry.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -199,6 +200,21 @@ class Simulation:
         if now_s >= self._ticked_s + autoscaler.every_s:
             self._ticked_s = now_s
             autoscaler.tick(self.registry.state, now_s, self)
+
+    def know(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
+        """Have the registry know models' times, by key and measure, as after some time in service.
+
+        For a run that has not begun, with a pod that lives.
+        """
+        pod = next(iter(self.registry.state.pods.values()))
+        samples = [
+            Samples(key, measure, (seconds,))
+            for key, measures in times_s.items()
+            for measure, seconds in measures.items()
+        ]
+        self.registry.beat(
+            pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
+        )
 
     # The world at its start
 

@@ -370,7 +370,7 @@ def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
         "connection: close\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(b"{}")
@@ -392,7 +392,7 @@ def test_an_old_client_gets_no_chunks(standing: Floor, spec: ModelSpec) -> None:
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.0\r\ncontent-length: 2\r\n"
         "x-test: pieces=3\r\n\r\n{}"
     )
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode())
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     head_lines, _, body = received.partition(b"\r\n\r\n")
@@ -404,7 +404,7 @@ def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSp
     path = f"/v1/models/{spec.name.name}:predict"
     one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
     data = f"{one}\r\n1{one}connection: close\r\n\r\n2".encode()
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(data)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     assert received.count(b"HTTP/1.1 200 ") == 2
@@ -445,7 +445,7 @@ def test_metrics_count_what_happened(standing: Floor, spec: ModelSpec) -> None:
     assert metric(text, "pilotlight_gateway_request_seconds_count") >= 1
     assert metric(text, "pilotlight_gateway_waiting_requests") == 0
     assert metric(text, "pilotlight_gateway_reservations") == 0
-    assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 5
+    assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 60
     assert "nobody" not in text
 
 
@@ -476,7 +476,7 @@ def test_auto_records_predicted_against_actual(floor: Floor) -> None:
         after = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
         return after > before
 
-    wait_until(is_recorded, timeout_s=5)
+    wait_until(is_recorded, what="recorded")
 
 
 def test_the_openapi_page_has_the_inference_paths(floor: Floor) -> None:
@@ -516,5 +516,5 @@ def test_a_deleted_model_is_404(floor: Floor) -> None:
 
 
 def test_the_client_library_can_be_plain(standing: Floor, spec: ModelSpec) -> None:
-    answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False)
+    answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False, timeout=60)
     assert answer.json() == {"instances": [1]}

@@ -95,3 +95,12 @@ class Kubectl:
             if time.monotonic() >= give_up_s:
                 raise TimeoutError(f"{what} of {' '.join(arguments)}: {answer.errors}")
             time.sleep(RETRY_S)
+
+
+def kustomize(folder: Path) -> list[dict[str, Any]]:
+    """The objects that a kustomization makes."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))

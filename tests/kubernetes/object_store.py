@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 PORT = 9000
 MODEL_URI = "s3://models/tiny-bert"
+GENERATIVE_URI = "s3://models/tiny-gpt2"
 CONTENT = {
     "tiny-bert": "tiny-bert",
+    "tiny-gpt2": "tiny-gpt2",
     "all-minilm-l6-v2": "tiny-bert",
     "t5-small": "tiny-t5",
     "vit-base": "tiny-vit",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.kubernetes.control_plane import ControlPlane, control_plane
+from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
 from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
@@ -40,6 +41,8 @@ def own_cluster(folder: Path) -> Iterator[Cluster]:
         _start_services(plane)
         _start_node(plane)
         store = start_object_store(plane)
+        if is_built():
+            install_kinds(plane.admin)  # KServe's manager looks for them when it starts
         install_kserve(plane)
         plane.admin.wait("condition=Ready", f"node/{NODE}")
         yield Cluster(plane.admin, folder, plane, store)

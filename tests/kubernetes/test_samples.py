@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from PIL import Image
 
-from tests.kubernetes.kubectl import APPLY
+from tests.kubernetes.kubectl import APPLY, kustomize
 from tests.kubernetes.places import REPOSITORY
 
 if TYPE_CHECKING:
@@ -33,15 +31,8 @@ def _picture() -> dict[str, Any]:
 
 @pytest.mark.parametrize("overlay", ["minimal", "production"])
 def test_the_api_server_takes_all_objects_of_an_overlay(installed: Kubectl, overlay: str) -> None:
-    text = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    objects = [
-        item for item in yaml.safe_load_all(text) if not item["apiVersion"].startswith(NOT_HERE)
-    ]
+    made = kustomize(MANIFESTS / "overlays" / overlay)
+    objects = [item for item in made if not item["apiVersion"].startswith(NOT_HERE)]
     installed.apply(objects, "--dry-run=server", "--force-conflicts")
 
 

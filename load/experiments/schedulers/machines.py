@@ -17,6 +17,18 @@ _PATIENCE_S: Final = 3600.0
 """Nobody is turned away: late requests are served late."""
 
 
+def profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
+    """What schedulers know of the models from the start, by key and measure."""
+    return {
+        each.spec.key: {
+            "infer": each.infer_s(1),
+            "share": each.infer_s(1),
+            **{f"load:{tier}": seconds for tier, seconds in each.load_s.items()},
+        }
+        for each in plan.models
+    }
+
+
 def cluster(machines: int, seed: int) -> ClusterPlan:
     """So many machines, and the nine models with their deadlines of a seed."""
     due_s = deadlines_s(seed)

