@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.kubectl import Answer, Kubectl
 
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 300.0
 
 
 def model_object(
