@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
@@ -27,7 +27,7 @@ def find(cluster: Cluster, name: str) -> ModelRecord | None:
 
 def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:
     folder = str(models / "tiny-bert")
-    pod = cluster.pod(model_name="alone", model_dir=folder)
+    pod = cluster.pod(model_name="alone", model_dir=folder, ready_within_s=PATIENCE_S)
     assert get(f"{pod.url}/v1/models/alone").json() == {"name": "alone", "ready": True}
     assert predict(pod.url, "alone", "a cat").status_code == 200
     cluster.withdraw("alone")  # as if its registry had lost all
@@ -47,7 +47,12 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
     url = f"http://127.0.0.1:{port}"
     with ThreadPoolExecutor(1) as starter:
         starting = starter.submit(
-            cluster.pod, port=port, grpc_port=0, model_name="late", model_dir=str(place)
+            cluster.pod,
+            port=port,
+            grpc_port=0,
+            model_name="late",
+            model_dir=str(place),
+            ready_within_s=2 * PATIENCE_S,
         )
 
         def has_failed() -> bool:
@@ -55,7 +60,11 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
             return record is not None and record.failure is not None
 
         wait_until(has_failed, timeout_s=PATIENCE_S, what="the failed load is told")
-        assert get(f"{url}/v2/health/live").json() == {"live": True}
+        wait_until(
+            lambda: get(f"{url}/v2/health/live").json() == {"live": True},
+            timeout_s=PATIENCE_S,
+            what="the pod is live",
+        )
         assert get(f"{url}/v2/health/ready").status_code == 503
         servers.copy_model(models / "tiny-bert", place)
         assert starting.result().is_ready()
