@@ -128,7 +128,7 @@ class Dispatcher:
         self._line.enter(waiter, decided)
         self._changed.set()
         try:
-            async with asyncio.timeout(self._line.patience_s(arrival, spec)):
+            async with asyncio.timeout(self._line.patience_s(waiter, spec)):
                 return await self._await_turn(waiter)
         except TimeoutError:
             raise self._line.ran_out(waiter, spec) from None

@@ -33,6 +33,8 @@ class Waiter:
     """The tier of a load that it waited for; None if it did not."""
     last: Reason = field(default=Reason.QUEUE_NO_SLOT)
     """Why it was last told to wait."""
+    since_s: float = 0.0
+    """When it entered the line."""
 
 
 W = TypeVar("W", bound=Waiter)
@@ -50,7 +52,13 @@ class WaitingLine(Generic[W]):
         state: ClusterState,
         now_s: Callable[[], float],
         on_decided: Callable[[Arrival, Decided], None] | None = None,
+        *,
+        by_deadline: bool = True,
+        may_load: bool = True,
     ) -> None:
+        """Without `by_deadline` a model's queue is by arrival; for `may_load` see `decide`."""
+        self._by_deadline = by_deadline
+        self._may_load = may_load
         self._state = state
         self._now_s = now_s
         self._on_decided = on_decided
@@ -72,8 +80,9 @@ class WaitingLine(Generic[W]):
         now_s, state = self._now_s(), self._state
         moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
         decided = decide(
-            arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s
-        )
+            arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s,
+            may_load=self._may_load,
+        )  # fmt: skip
         if self._on_decided is not None:
             self._on_decided(arrival, decided)
         return decided
@@ -116,15 +125,16 @@ class WaitingLine(Generic[W]):
             model=arrival.model.name,
             sequence=arrival.sequence,
             priority=spec.policy.priority,
-            deadline_s=arrival.deadline_s,
+            deadline_s=_due_s(arrival) if self._by_deadline else None,
         )
 
     def enter(self, waiter: W, decided: Decided) -> None:
         """Let an admitted request wait, for the reason that was decided."""
         if isinstance(decided.decision, Wait):
             self._waits(waiter, decided, decided.decision.reason)
+        waiter.since_s = self._now_s()
         self._waiters[waiter.ticket] = waiter
-        self._moved_s.setdefault(waiter.arrival.model, self._now_s())
+        self._moved_s.setdefault(waiter.arrival.model, waiter.since_s)
         self._room.add(waiter.ticket)
 
     def return_to_place(self, waiter: W) -> None:
@@ -139,17 +149,19 @@ class WaitingLine(Generic[W]):
         if not self._room.depth(place.tenant, place.model):
             self._moved_s.pop(waiter.arrival.model, None)
 
-    def patience_s(self, arrival: Arrival, spec: ModelSpec) -> float:
-        """How long a request may wait from now on."""
-        patience_s = spec.policy.queue_timeout_s
-        if arrival.deadline_s is not None:
-            patience_s = min(patience_s, arrival.deadline_s - self._now_s())
-        return max(0.0, patience_s)
+    def patience_s(self, waiter: W, spec: ModelSpec) -> float:
+        """How long one that has just entered may wait."""
+        deadline_s = waiter.arrival.deadline_s
+        left_s = inf if deadline_s is None else deadline_s - waiter.since_s
+        return max(0.0, min(spec.policy.queue_timeout_s, left_s))
 
     def ran_out(self, waiter: W, spec: ModelSpec) -> Rejected:
-        """What a request is told that has waited as long as it may."""
+        """What a request is told that has waited as long as it may: which limit was the nearer.
+
+        The clock is not asked: it may have been set back meanwhile, and timers fire early.
+        """
         deadline_s = waiter.arrival.deadline_s
-        if deadline_s is not None and self._now_s() >= deadline_s - 0.001:
+        if deadline_s is not None and deadline_s - waiter.since_s <= spec.policy.queue_timeout_s:
             return Rejected(
                 Reason.DEADLINE,
                 f"the deadline passed in the queue ({waiter.last}) before a pod could take it",
@@ -217,10 +229,15 @@ class WaitingLine(Generic[W]):
         return "remote"
 
 
+def _due_s(arrival: Arrival) -> float | None:
+    return arrival.due_s if arrival.deadline_s is None else arrival.deadline_s
+
+
 def _is_starved(arrival: Arrival, now_s: float) -> bool:
-    if arrival.deadline_s is None:
+    due_s = _due_s(arrival)
+    if due_s is None:
         return False
-    return now_s - arrival.arrival_s > STARVED_SHARE * (arrival.deadline_s - arrival.arrival_s)
+    return now_s - arrival.arrival_s > STARVED_SHARE * (due_s - arrival.arrival_s)
 
 
 def rejected(decision: Reject) -> Rejected:

@@ -385,6 +385,9 @@ def scale_pool(
     pool: Annotated[str, typer.Argument(help="The pool's name, as in its label.")],
     *,
     pods: Annotated[int, typer.Option(min=0, help="How many pods.")],
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Where its InferenceService is, if known.")
+    ] = "",
     redis_url: RedisOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -392,7 +395,7 @@ def scale_pool(
     from pilotlight.commands.scale import scale  # its libraries are an extra
 
     target = Target.of(None, redis_url=redis_url, pool=pool)
-    asyncio.run(scale(target, Output(json_), pool, pods))
+    asyncio.run(scale(target, Output(json_), pool, pods=pods, namespace=namespace))
 
 
 @app.command("make-model")

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 SYNC_S: Final = 1.0
 _RECONNECT_S: Final = 0.2
+_UNDER_WAY_S: Final = 0.05
+"""A push that has not come so long after its version was heard of is lost."""
 
 
 class ClusterWatch:
@@ -152,7 +154,7 @@ class ClusterWatch:
                 return True
             is_quiet = before == self._pushed_version
             if is_quiet and version > self._pushed_version:
-                await asyncio.sleep(0.05)  # the push may still be under way
+                await asyncio.sleep(_UNDER_WAY_S)
                 return version > self._pushed_version
             self._confirmed_at_s = time.monotonic()
             return False

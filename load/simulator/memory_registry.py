@@ -374,8 +374,10 @@ class MemoryRegistry:
         """Keep a reservation from expiring; one that was given back stays given back."""
         if (member := self._members.get(entry)) is not None and id_ in member.slots:
             member.slots[id_] = until_s
+            member.earliest_s = min(member.earliest_s, until_s)
         if (member := self._members.get(predict)) is not None and id_ in member.ongoing:
             member.ongoing[id_] = until_s
+            member.earliest_s = min(member.earliest_s, until_s)
 
     def _purge(self, member: _Member, now_s: float) -> None:
         if now_s < member.earliest_s:

@@ -79,13 +79,13 @@ class Desk:
 
     async def redis_counts(self, pod: str, slots: int) -> None:
         """Return when Redis counts so many slots in use."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await self.slots_used(pod) != slots:
                 pass
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # nobody tells when it becomes true
             await asyncio.sleep(0.001)
 

@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
 PIECE = b"x" * 65536
+NOT_REACHED = (502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n")
+BROKEN_OFF = (502, b"read tcp 127.0.0.1:40000->127.0.0.1:8080: read: connection reset by peer\n")
+QUEUE_PROXY = {
+    "gone": {"POST": NOT_REACHED, "GET": NOT_REACHED},
+    "crash": {"POST": BROKEN_OFF, "GET": NOT_REACHED},
+    "broken": {"POST": BROKEN_OFF, "GET": (200, b'{"live": true}')},
+    "full": {"POST": (503, b"pending request queue full\n"), "GET": (200, b'{"live": true}')},
+}
+"""What Knative's queue-proxy, asked in place of the pod, says of a container in this state."""
 
 
 @dataclass
@@ -38,6 +47,8 @@ class Request:
     headers: dict[str, str]
     body: bytes = b""
     wishes: dict[str, str] = field(default_factory=dict)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first order to release after its arrival, however far it has come by then."""
 
     def wish(self, name: str, pod: str) -> str:
         """What the request wants of this pod; `at=POD` restricts all of it to that pod."""
@@ -67,6 +78,7 @@ class Pod:
         self._is_draining = False
         self._refusals: dict[str, int] = {}
         self._release = asyncio.Event()
+        self._state = ""
         self._order: list[str] = []
         self.counts = {
             "busy": 0, "most_busy": 0, "asked": 0, "executed": 0, "loads": 0, "left": 0,
@@ -108,7 +120,7 @@ class Pod:
             await self._registry.deregister_pod(self.name, self._epoch)
 
     async def control(self, request: Request) -> dict[str, object]:
-        """What tests order: warm, drain, release, samples; always answers with the counters."""
+        """What tests order, such as warm, drain or release; always answers with the counters."""
         text = request.body.decode()
         match request.path:
             case "/control/warm":
@@ -120,6 +132,8 @@ class Pod:
             case "/control/release":
                 self._release.set()
                 self._release = asyncio.Event()
+            case "/control/queue-proxy":
+                self._state = text
             case "/control/samples":
                 for item in json.loads(text):
                     self._samples.append(Samples(item[0], item[1], tuple(item[2])))
@@ -128,11 +142,16 @@ class Pod:
     # Requests
 
     async def infer(self, request: Request, answer: Answer) -> None:
+        request.release = self._release
         if request.headers.get("x-pilotlight-stage") == "infer":
             start = await self._infer_here(request)
             await self._reply(request, answer, start, self.name)
             return
         self.counts["asked"] += 1
+        if self._state:
+            status, said = QUEUE_PROXY[self._state][request.method]
+            await answer.whole(status, {"content-type": "text/plain; charset=utf-8"}, said)
+            return
         refusal = self._refusal(request)
         if refusal:
             self.counts["refused"] += 1
@@ -174,13 +193,13 @@ class Pod:
             if remote
             else (await self._infer_here(request), self.name)
         )
-        await self._take_time(request.wish("around", self.name))
+        await self._take_time(request, request.wish("around", self.name))
         return start, predict
 
-    async def _take_time(self, wish: str) -> None:
+    async def _take_time(self, request: Request, wish: str) -> None:
         """So many seconds, or with `hold` until the order to release."""
         if wish == "hold":
-            await self._release.wait()
+            await request.release.wait()
         else:
             await asyncio.sleep(float(wish or 0))
 
@@ -188,7 +207,7 @@ class Pod:
         start = await self._bring(request)
         try:
             async with self._device:
-                await self._take_time(request.wish("delay", self.name))
+                await self._take_time(request, request.wish("delay", self.name))
         finally:
             if reservation := request.headers.get("x-pilotlight-reservation"):
                 with contextlib.suppress(RegistryUnavailable):
@@ -224,12 +243,12 @@ class Pod:
         self._loading[key] = asyncio.get_running_loop().create_future()
         try:
             token = int(request.headers.get("x-pilotlight-load-token", "0"))
-            await self._load(key, token, request.wish("load", self.name))
+            await self._load(key, token, request)
         finally:
             self._loading.pop(key).set_result(None)
         return "remote"
 
-    async def _load(self, key: str, token: int, wish: str) -> None:
+    async def _load(self, key: str, token: int, request: Request) -> None:
         with contextlib.suppress(RegistryUnavailable):
             if not token:
                 claimed = await self._registry.claim_load(
@@ -238,7 +257,8 @@ class Pod:
                 token = claimed or 0
             if token:
                 await self._registry.start_load(self.name, self._epoch, key, token, Tier.REMOTE)
-        await self._take_time(wish or str(self._options.load_s))
+        wish = request.wish("load", self.name)
+        await self._take_time(request, wish or str(self._options.load_s))
         self.counts["loads"] += 1
         self._warm.add(key)
         with contextlib.suppress(RegistryUnavailable, ClaimLost, LeaseLost):
@@ -259,8 +279,7 @@ class Pod:
         if request.wish("answer", self.name) == "headers":
             body = json.dumps({"path": request.path, "headers": request.headers}).encode()
         if pieces := request.wish("pieces", self.name):
-            gap_s = float(request.wish("gap", self.name) or 0)
-            await answer.stream(status, headers, _pieces(int(pieces), gap_s))
+            await answer.stream(status, headers, self._pieces(int(pieces), request))
         elif request.wish("answer", self.name) == "until-close":
             await answer.until_close(status, headers, body)
         elif request.wish("close", self.name) == "middle":
@@ -272,18 +291,17 @@ class Pod:
             if request.wish("close", self.name) == "after":
                 raise Hangup
 
+    async def _pieces(self, count: int, request: Request) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield PIECE
+            await self._take_time(request, request.wish("gap", self.name))
+
 
 def _key(request: Request) -> str:
     parts = request.path.split("/")
     segment = parts[2] if parts[1] == "serving" else parts[3].partition(":")[0]
     name = ModelName.from_path_segment(segment)
     return f"{name}@{request.headers.get('x-pilotlight-generation', '')}"
-
-
-async def _pieces(count: int, gap_s: float) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield PIECE
-        await asyncio.sleep(gap_s)
 
 
 def _lines(headers: dict[str, str]) -> bytes:
@@ -446,7 +464,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--load-s", type=float, default=0.1)
-    parser.add_argument("--lease-s", type=float, default=1.0)
+    parser.add_argument("--lease-s", type=float, default=15.0)
     parser.add_argument("--beat-s", type=float, default=0.2)
     asyncio.run(run(parser.parse_args()))
 

@@ -58,7 +58,7 @@ def test_a_request_that_leaves_just_when_its_turn_comes_takes_nothing(with_desk:
         desk.dispatcher.kick()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        third = await asyncio.wait_for(desk.ask(spec), 5)
+        third = await asyncio.wait_for(desk.ask(spec), 60)
         assert not desk.running.done()
         assert third.reservation.entry.name == "pod-a"
         assert desk.reservations.held_total == 1
@@ -79,7 +79,7 @@ def test_a_request_that_leaves_at_any_step_leaks_no_slot(with_desk: WithDesk, st
         result = (await asyncio.gather(leaver, return_exceptions=True))[0]
         if isinstance(result, Placement):
             desk.reservations.give_back(result.reservation)
-        await asyncio.wait_for(desk.ask(spec), 5)
+        await asyncio.wait_for(desk.ask(spec), 60)
         assert desk.reservations.held_total == 1
         assert await desk.slots_used("pod-a") == 1
 

@@ -33,7 +33,7 @@ def raw_request(
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: {wishes}\r\n"
         f"content-length: {size}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"x" * size)
         yield connection
 
@@ -237,7 +237,7 @@ def test_an_early_answer_does_not_wait_for_a_body_that_pauses(floor: Floor) -> N
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: early=413\r\n"
         f"content-length: {3 * MIB}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"x" * (MIB + 1))
         assert read_answer(connection).startswith(b"HTTP/1.1 413")
     floor.wait_idle(pods)
@@ -245,7 +245,7 @@ def test_an_early_answer_does_not_wait_for_a_body_that_pauses(floor: Floor) -> N
 
 def test_a_pod_that_nobody_can_reach_is_passed_by(floor: Floor) -> None:
     spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec, lease_s=20)
+    pods = floor.pods("pod-a", warm=spec)
     floor.pods("pod-b")
     pods.kill()
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_a_pod_that_nobody_can_reach_is_passed_by(floor: Floor) -> None:
 
 def test_a_killed_pod_costs_no_answer_and_no_slot(floor: Floor) -> None:
     spec = floor.declare(routing=RoutingPolicy.LEAST_LOADED)
-    dying = floor.pods("pod-a", slots=4, warm=spec)
+    dying = floor.pods("pod-a", slots=4, warm=spec, lease_s=1)
     living = floor.pods("pod-b", slots=4, warm=spec)
     stop = threading.Event()
     answers: list[httpx.Response] = []
@@ -284,14 +284,14 @@ def test_a_killed_pod_costs_no_answer_and_no_slot(floor: Floor) -> None:
     assert set(statuses) <= {200, 502, 503}
     assert all(answer.json()["error"] for answer in answers if answer.status_code != 200)
     assert statuses[200] > 0.9 * len(answers)
-    wait_until(lambda: floor.slots_used("pod-a") == -1, timeout_s=3, what="pod-a gone")
+    wait_until(lambda: floor.slots_used("pod-a") == -1, what="pod-a gone")
     floor.wait_idle(living)
     assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
 
 
 def test_a_pod_that_dies_with_a_load_claimed_does_not_keep_it(floor: Floor) -> None:
     spec = floor.declare(routing=QUEUEING)
-    dying = floor.pods("pod-a")
+    dying = floor.pods("pod-a", lease_s=3)
     first = floor.in_background(spec, x_test="load=hold,at=pod-a")
     wait_counts(dying, "pod-a", busy=1)
     living = floor.pods("pod-b")
@@ -307,7 +307,6 @@ def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
     """Return when the pod has counted at least so much."""
     wait_until(
         lambda: all(pods.counts(pod)[name] >= least for name, least in counts.items()),
-        timeout_s=10,
         what=f"{pod} over {counts}",
     )
 

@@ -12,9 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.client import ClaimScope
 from registry.model import LoadFailure, ModelSpec, RoutingPolicy
-from registry.pod import PodInfo
 from tests import servers
 from tests.gateway.conftest import Floor, exchange_bytes, metric, read_answer
 from tests.servers import wait_until
@@ -22,7 +20,6 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from registry.client import Registry
 
 MIB = 1 << 20
 
@@ -333,17 +330,7 @@ def test_an_unknown_model_is_404(floor: Floor, path: str) -> None:
 def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
     spec = floor.declare()
     floor.pods("pod-a")
-    failure = LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507)
-
-    async def fail(registry: Registry) -> None:
-        epoch = await registry.register_pod(PodInfo("pod-b", "127.0.0.1:1", "pod-b"))
-        token = await registry.claim_load("pod-b", epoch, spec.key, ClaimScope.POD)
-        assert token is not None
-        await registry.fail_load("pod-b", epoch, spec.key, token, failure)
-        await registry.deregister_pod("pod-b", epoch)
-
-    floor.do(fail)
-    floor.wait_caught_up()
+    floor.fail_load(LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507))
     answer = floor.predict(spec)
     assert answer.status_code == 507
     assert "does not fit" in answer.json()["error"]
@@ -370,7 +357,7 @@ def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
         "connection: close\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(b"{}")
@@ -392,7 +379,7 @@ def test_an_old_client_gets_no_chunks(standing: Floor, spec: ModelSpec) -> None:
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.0\r\ncontent-length: 2\r\n"
         "x-test: pieces=3\r\n\r\n{}"
     )
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode())
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     head_lines, _, body = received.partition(b"\r\n\r\n")
@@ -404,7 +391,7 @@ def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSp
     path = f"/v1/models/{spec.name.name}:predict"
     one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
     data = f"{one}\r\n1{one}connection: close\r\n\r\n2".encode()
-    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", standing.gateway.port), timeout=60) as connection:
         connection.sendall(data)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     assert received.count(b"HTTP/1.1 200 ") == 2
@@ -445,7 +432,7 @@ def test_metrics_count_what_happened(standing: Floor, spec: ModelSpec) -> None:
     assert metric(text, "pilotlight_gateway_request_seconds_count") >= 1
     assert metric(text, "pilotlight_gateway_waiting_requests") == 0
     assert metric(text, "pilotlight_gateway_reservations") == 0
-    assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 5
+    assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 60
     assert "nobody" not in text
 
 
@@ -476,7 +463,7 @@ def test_auto_records_predicted_against_actual(floor: Floor) -> None:
         after = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
         return after > before
 
-    wait_until(is_recorded, timeout_s=5)
+    wait_until(is_recorded, what="recorded")
 
 
 def test_the_openapi_page_has_the_inference_paths(floor: Floor) -> None:
@@ -516,5 +503,5 @@ def test_a_deleted_model_is_404(floor: Floor) -> None:
 
 
 def test_the_client_library_can_be_plain(standing: Floor, spec: ModelSpec) -> None:
-    answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False)
+    answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False, timeout=60)
     assert answer.json() == {"instances": [1]}

@@ -62,7 +62,7 @@ def test_a_deadline_in_the_queue_is_504(floor: Floor, by: str) -> None:
 def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(floor: Floor) -> None:
     spec = floor.declare()
     pods = floor.pods("pod-a", warm=spec)
-    refused = floor.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="150")
+    refused = floor.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="2000")
     assert refused.status_code == 504
     assert "deadline passed" in refused.json()["error"]
     wait_counts(pods, "pod-a", left=1, busy=0)
@@ -80,7 +80,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(floor: Floor) -> None:
         refused = floor.predict(spec, x_pilotlight_deadline_ms="1000")
         return refused.status_code == 504 and "15000 ms" in refused.json()["error"]
 
-    wait_until(asked, timeout_s=5)
+    wait_until(asked, what="the measurement counts")
     before = pods.counts("pod-a")["asked"]
     assert asked()
     assert pods.counts("pod-a")["asked"] == before
@@ -123,6 +123,7 @@ def test_50_first_requests_load_once_and_tell_the_tier(floor: Floor) -> None:
     pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d")
     asked = [floor.in_background(spec, x_test="load=hold") for _ in range(50)]
     floor.wait_waiting(49)
+    wait_until(lambda: pods.total("busy") == 1, what="the one that loads is at its pod")
     for name in pods.ports:
         pods.control(name, "release")
     answers = [answer.result() for answer in asked]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import settings
 
 from load.schema import TRACE_SCHEMA
 from load.traces.batches import Names, arrivals, times
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.schema import Trace
-
-
-relaxed = settings(deadline=None)
-"""For property tests: a busy machine is no failure."""
 
 
 def rows(trace: Trace) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ _ids = itertools.count(1)
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[object]], *, timeout_s: float = 10.0, what: str = "condition"
+    condition: Callable[[], Awaitable[object]], *, timeout_s: float = 60.0, what: str = "condition"
 ) -> None:
     """Return once the condition holds."""
     give_up_s = time.monotonic() + timeout_s
@@ -37,7 +37,7 @@ async def eventually(
 
 
 async def until(
-    condition: Callable[[], object], *, timeout_s: float = 10.0, what: str = "condition"
+    condition: Callable[[], object], *, timeout_s: float = 60.0, what: str = "condition"
 ) -> None:
     """Return once the condition holds."""
 
@@ -94,8 +94,10 @@ class Pod:
     async def leave(self) -> None:
         await self.registry.deregister_pod(self.name, self.epoch)
 
-    async def lease_over(self) -> None:
-        """Return once the lease has run out, whether or not somebody swept it."""
+    async def lapse(self) -> None:
+        """Beat no more; return once the lease has run out, whether or not somebody swept it."""
+        self.lease_ttl_s = 0.05
+        await self.beat()
         await eventually(self._is_gone, what=f"lease of {self.name} over")
 
     async def _is_gone(self) -> bool:

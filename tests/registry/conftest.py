@@ -47,6 +47,25 @@ def server(
         yield started
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is busy, not away, however long it takes; tests of its being away override this."""
+    for name in (
+        "registry.transactions.REPLY_TIMEOUT_S",
+        "registry.transactions.SNAPSHOT_TIMEOUT_S",
+        "registry.watch.REPLY_TIMEOUT_S",
+        "registry.resp.CONNECT_TIMEOUT_S",
+        "registry.resp.FIND_TIMEOUT_S",
+    ):
+        monkeypatch.setattr(name, 60.0)
+
+
+@pytest.fixture
+def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What copies have comes by pushes and replies, not by the look once a second."""
+    monkeypatch.setattr("registry.watch.SYNC_S", 3600.0)
+
+
 @pytest.fixture
 def pool() -> str:
     """A pool of the test's own."""

@@ -323,7 +323,7 @@ async def living(
         await world.settle()
         await world.check()
         for watch in watches:
-            await eventually(partial(agrees, watch, clients[0]), timeout_s=3, what="copies agree")
+            await eventually(partial(agrees, watch, clients[0]), what="copies agree")
         for outcome in ("granted", "cold", "finish"):
             assert world.done[outcome], f"no {outcome} among {world.done}"
 

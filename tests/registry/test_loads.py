@@ -102,10 +102,10 @@ async def test_a_claim_is_over_before_anybody_swept_it(registry: Registry) -> No
 
 async def test_a_started_load_outlives_the_time_of_its_claim(registry: Registry) -> None:
     first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
-    token = await first.claim(ttl_s=0.15)
+    token = await first.claim(ttl_s=1.0)
     assert token is not None
     await first.start(token)
-    await second.claim("default/timer@1", ttl_s=0.3)
+    await second.claim("default/timer@1", ttl_s=1.0)
 
     async def timer_is_over() -> bool:
         return await place(registry, "b", "default/timer@1") is None

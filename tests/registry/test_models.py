@@ -135,9 +135,9 @@ async def test_a_generation_held_only_by_a_pod_that_is_gone_leaves_no_previous(
     registry: Registry,
 ) -> None:
     await registry.put_models([SPEC])
-    pod = await Pod.join(registry, "a", lease_ttl_s=0.2)
+    pod = await Pod.join(registry, "a")
     await pod.load(SPEC.key)
-    await pod.lease_over()
+    await pod.lapse()
     await registry.put_models([NEXT])
     assert await record(registry) == ModelRecord(NEXT)
 

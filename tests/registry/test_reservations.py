@@ -124,8 +124,9 @@ async def test_many_gateways_that_saw_the_same_state_load_once(connect: Connect)
 async def test_reservations_of_a_dead_gateway_expire(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     await pod.load()
-    assert isinstance(await reserve(registry, "a", ttl_s=0.1), Granted)
+    assert isinstance(await reserve(registry, "a", id_="x"), Granted)
     assert await reserve(registry, "a") is Refusal.FULL
+    registry.renew("x", entry="a", predict="a", ttl_s=0.05)
 
     async def is_free_again() -> bool:
         return isinstance(await reserve(registry, "a"), Granted)
@@ -164,9 +165,9 @@ async def test_the_end_of_inference_frees_the_place_but_not_the_slot(registry: R
 async def test_renewal_keeps_a_reservation(registry: Registry) -> None:
     pod = await Pod.join(registry, "a", slots=2)
     await pod.load()
-    await reserve(registry, "a", id_="kept", ttl_s=0.3)
-    await reserve(registry, "a", id_="dropped", ttl_s=0.3)
+    await reserve(registry, "a", id_="kept", ttl_s=1.0)
     registry.renew("kept", entry="a", predict="a", ttl_s=60)
+    await reserve(registry, "a", id_="dropped", ttl_s=1.0)
 
     async def one_is_left() -> bool:
         return await counts(registry, "a") == (1, 1)

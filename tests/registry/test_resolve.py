@@ -15,6 +15,7 @@ from registry.resp import Address, resolve
 from registry.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import KEY, Pod, eventually, reserve, until
+from tests.registry.test_outages import SOON_S
 from tests.registry.test_watch import agrees, running
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def test_nobody_to_ask_is_unavailable_soon(form: str) -> None:
     began_s = time.monotonic()
     with pytest.raises(RegistryUnavailable):
         await Registry.connect(form.format(f"127.0.0.1:{servers.free_port()}"))
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < SOON_S
 
 
 async def round_trip(url: str) -> None:
@@ -113,7 +114,7 @@ def sentinel_of(
     settings.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 2000\n"
+        "sentinel down-after-milliseconds main 60000\nsentinel failover-timeout main 60000\n"
     )
     process = subprocess.Popen([executable, str(settings), "--sentinel"], stdout=subprocess.DEVNULL)
     try:
@@ -169,7 +170,7 @@ async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path:
                 except redis.ResponseError:
                     return False  # it has not heard of the replica yet
 
-            await eventually(fails_over, timeout_s=15)
+            await eventually(fails_over)
 
             async def is_served_by_second() -> bool:
                 try:
@@ -178,7 +179,7 @@ async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path:
                 except RegistryUnavailable:
                     return False
 
-            await eventually(is_served_by_second, timeout_s=15)
+            await eventually(is_served_by_second)
             await Pod.join(registry, "b")
             await until(lambda: set(watch.state.pods) == {"a", "b"})
         await registry.close()

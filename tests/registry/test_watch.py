@@ -33,7 +33,7 @@ async def running(watch: ClusterWatch) -> AsyncIterator[ClusterWatch]:
     """The watch, synced; its task ends with the block."""
     task = asyncio.create_task(watch.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await watch.wait_synced()
         yield watch
     finally:
@@ -62,6 +62,7 @@ async def agrees(watch: ClusterWatch, registry: Registry) -> bool:
     return view(watch.state) == view(await registry.cluster())
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_follows_another_client(watching: Watching, registry: Registry) -> None:
     watch = await watching()
     heard = 0
@@ -75,14 +76,14 @@ async def test_follows_another_client(watching: Watching, registry: Registry) ->
     pod = await Pod.join(registry, "a", slots=2)
     await pod.load()
     await reserve(registry, "a", id_="x")
-    await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].ongoing == 1, timeout_s=1)
+    await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].ongoing == 1)
     assert watch.state.models[SPEC.name].spec == SPEC
     assert watch.state.holders(KEY)["a"].is_warm
     await registry.end_inference("a", "x")
-    await until(lambda: watch.state.pods["a"].ongoing == 0, timeout_s=1)
+    await until(lambda: watch.state.pods["a"].ongoing == 0)
     await pod.leave()
     await registry.delete_models([SPEC.name])
-    await until(lambda: not watch.state.models, timeout_s=1)
+    await until(lambda: not watch.state.models)
     assert watch.state.pods == {}
     assert watch.state.residency == {}
     assert heard >= 6
@@ -122,11 +123,12 @@ async def test_own_samples_count_once(watching: Watching) -> None:
 
 async def test_the_age_tells_how_long_ago_the_copy_was_complete(watching: Watching) -> None:
     watch = await watching()
-    assert watch.age_s() < 1
+    assert 0 <= watch.age_s() < 60
     assert watch.is_connected
     assert ClusterWatch(watch.registry).age_s() == float("inf")
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_without_counts_all_but_the_counts_is_followed(
     watching: Watching, registry: Registry
 ) -> None:
@@ -154,7 +156,7 @@ async def test_a_gap_in_the_versions_is_repaired(
     assert await agrees(watch, registry)
     assert "a" in watch.state.pods
     await Pod.join(registry, "b")
-    await until(lambda: "b" in watch.state.pods, timeout_s=1)
+    await until(lambda: "b" in watch.state.pods)
 
 
 async def test_a_lost_last_push_is_noticed(
@@ -163,7 +165,7 @@ async def test_a_lost_last_push_is_noticed(
     watch = await watching()
     with redis.Redis.from_url(server.url) as direct:
         direct.incr(f"{registry.transactions.prefix}version")
-    await until(lambda: watch.repairs_total == 1, timeout_s=3)
+    await until(lambda: watch.repairs_total == 1)
     assert await agrees(watch, registry)
 
 
@@ -176,7 +178,7 @@ async def test_a_message_that_cannot_be_read_does_no_harm(
         direct.publish(f"{registry.transactions.prefix}changes", payload)
     await until(lambda: watch.repairs_total == 1)
     await Pod.join(registry, "a")
-    await until(lambda: "a" in watch.state.pods, timeout_s=1)
+    await until(lambda: "a" in watch.state.pods)
 
 
 async def test_a_killed_subscription_is_taken_up_again(
@@ -216,7 +218,7 @@ async def test_the_copy_has_own_changes_whose_reply_was_lost(
         except RegistryUnavailable:
             return False
 
-    await eventually(copy_is_right, timeout_s=3)
+    await eventually(copy_is_right)
 
 
 async def test_scripts_that_redis_forgot_are_given_again(
@@ -243,9 +245,9 @@ async def test_an_emptied_redis_leads_to_a_new_copy(
     await until(lambda: "a" in watch.state.pods)
     with redis.Redis.from_url(server.url) as direct:
         direct.delete(*direct.keys(f"{registry.transactions.prefix}*".replace("{", "?")))
-    await until(lambda: not watch.state.pods, timeout_s=3)
+    await until(lambda: not watch.state.pods)
     await Pod.join(registry, "b")
-    await until(lambda: set(watch.state.pods) == {"b"}, timeout_s=3)
+    await until(lambda: set(watch.state.pods) == {"b"})
     assert await agrees(watch, registry)
 
 
@@ -256,19 +258,23 @@ async def test_a_version_that_went_back_leads_to_a_new_copy(
     await Pod.join(registry, "a")
     with redis.Redis.from_url(server.url) as direct:
         direct.set(f"{registry.transactions.prefix}version", 5)
-    await until(lambda: watch.repairs_total == 1, timeout_s=3)
+    await until(lambda: watch.repairs_total == 1)
     await Pod.join(registry, "b")
-    await until(lambda: set(watch.state.pods) == {"a", "b"}, timeout_s=1)
+    await until(lambda: set(watch.state.pods) == {"a", "b"})
 
 
 async def test_the_sweep_tells_all_copies_who_is_gone(
-    watching: Watching, registry: Registry
+    watching: Watching, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("registry.watch._UNDER_WAY_S", 5.0)
     first, second = await watching(), await watching()
-    await (await Pod.join(registry, "a", lease_ttl_s=0.3)).load()
+    pod = await Pod.join(registry, "a")
+    await pod.load()
     await until(lambda: KEY in first.state.residency)
     await until(lambda: KEY in second.state.residency)
-    await until(lambda: not first.state.pods and not second.state.pods, timeout_s=3)
+    pod.lease_ttl_s = 0.05
+    await pod.beat()
+    await until(lambda: not first.state.pods and not second.state.pods)
     assert first.state.residency == second.state.residency == {}
     assert first.repairs_total == second.repairs_total == 0
 
@@ -278,11 +284,13 @@ async def test_the_sweep_tells_copies_of_expired_reservations(
 ) -> None:
     watch = await watching()
     await (await Pod.join(registry, "a")).load()
-    await reserve(registry, "a", ttl_s=0.2)
+    await reserve(registry, "a", id_="x")
     await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].slots_used == 1)
-    await until(lambda: watch.state.pods["a"].slots_used == 0, timeout_s=4)
+    registry.renew("x", entry="a", predict="a", ttl_s=0.05)
+    await until(lambda: watch.state.pods["a"].slots_used == 0)
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_a_refusal_that_swept_something_tells_the_copies(
     watching: Watching, registry: Registry
 ) -> None:
@@ -296,10 +304,11 @@ async def test_a_refusal_that_swept_something_tells_the_copies(
         assert await reserve(registry, "a", key=cold) is Refusal.COLD
         return watch.state.pods["a"].slots_used == 0
 
-    await eventually(is_swept, timeout_s=0.8)
+    await eventually(is_swept)
     assert await agrees(watch, registry)
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_snapshots_in_the_midst_of_changes_lose_none(
     watching: Watching, connect: Connect
 ) -> None:
@@ -321,4 +330,4 @@ async def test_snapshots_in_the_midst_of_changes_lose_none(
     await asyncio.gather(
         change(watch.registry, 0), change(others[0], 1), change(others[1], 2), repair()
     )
-    await eventually(lambda: agrees(watch, others[0]), timeout_s=0.5)
+    await eventually(lambda: agrees(watch, others[0]))

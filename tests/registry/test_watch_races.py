@@ -11,6 +11,7 @@ import pytest
 from registry.client import Registry
 from registry.errors import RegistryUnavailable
 from registry.reservation import Granted
+from registry.transactions import REPLY_TIMEOUT_S
 from registry.watch import ClusterWatch
 from tests.registry.actors import KEY, Pod, reserve, until
 from tests.registry.link import Link, link_to
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from tests.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
-
-BEFORE_A_SYNC_S = 0.6
-"""Sooner than the look once a second that repairs everything in the end."""
 
 
 @dataclass
@@ -56,15 +54,17 @@ async def begin_snapshot(scene: Scene) -> None:
     await until(lambda: scene.link.held_replies > 0)
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_a_push_newer_than_the_snapshot_is_kept(scene: Scene) -> None:
     await begin_snapshot(scene)
     await Pod.join(scene.other, "b")
     await until(lambda: scene.watch._held_back)
     scene.link.release()
-    await until(lambda: "b" in scene.watch.state.pods, timeout_s=BEFORE_A_SYNC_S)
+    await until(lambda: "b" in scene.watch.state.pods)
     await until(lambda: scene.watch.repairs_total == 1)
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_an_own_change_newer_than_the_snapshot_is_kept(scene: Scene) -> None:
     await begin_snapshot(scene)
     on_the_way = scene.link.held_replies
@@ -72,14 +72,15 @@ async def test_an_own_change_newer_than_the_snapshot_is_kept(scene: Scene) -> No
     await until(lambda: scene.link.held_replies > on_the_way)
     scene.link.release()
     assert isinstance(await reserved, Granted)
-    await until(lambda: scene.watch.repairs_total == 1, timeout_s=BEFORE_A_SYNC_S)
+    await until(lambda: scene.watch.repairs_total == 1)
     assert scene.watch.state.pods["a"].slots_used == 1
     assert await agrees(scene.watch, scene.other)
 
 
 async def test_a_change_pushed_while_the_version_is_asked_for_is_no_step_back(
-    scene: Scene,
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("registry.watch._UNDER_WAY_S", 5.0)
     scene.link.holds_replies = True
     await until(lambda: scene.link.held_replies > 0, what="the version was asked for")
     await Pod.join(scene.other, "b")
@@ -92,6 +93,7 @@ async def test_a_change_pushed_while_the_version_is_asked_for_is_no_step_back(
     assert scene.watch.repairs_total == 0
 
 
+@pytest.mark.usefixtures("without_syncs")
 async def test_an_own_change_is_kept_when_its_reply_is_lost(scene: Scene) -> None:
     scene.link.holds_replies = True
     reserved = asyncio.ensure_future(reserve(scene.watch.registry, "a"))
@@ -105,8 +107,10 @@ async def test_an_own_change_is_kept_when_its_reply_is_lost(scene: Scene) -> Non
 
 
 async def test_an_own_change_is_kept_when_it_is_made_long_after_its_caller_gave_up(
-    scene: Scene,
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("registry.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     scene.link.holds_requests = True
     reserved = asyncio.ensure_future(reserve(scene.watch.registry, "a"))
     with pytest.raises(RegistryUnavailable):
@@ -118,6 +122,6 @@ async def test_an_own_change_is_kept_when_it_is_made_long_after_its_caller_gave_
     repairs = scene.watch.repairs_total
     assert held_back
     scene.link.release()
-    await until(lambda: scene.watch.state.pods["a"].slots_used == 1, timeout_s=BEFORE_A_SYNC_S)
+    await until(lambda: scene.watch.state.pods["a"].slots_used == 1)
     assert scene.watch.repairs_total == repairs
     assert scene.watch.state.holders(KEY)["a"].is_warm

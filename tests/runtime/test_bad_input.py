@@ -72,7 +72,8 @@ def served(shared_cluster: Cluster, models: Path) -> Iterator[Served]:
 
 
 EXAMPLES = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 ODD_NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, -(2**62)])
 SHAPES = st.lists(ODD_NUMBERS, max_size=4) | st.just([1] * 70) | st.just([2**31] * 8)

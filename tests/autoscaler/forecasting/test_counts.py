@@ -158,7 +158,7 @@ def test_refuses_a_time_that_is_none(now_s: float) -> None:
         _counts().advance(now_s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(-400, 1500), st.integers(0, 700), st.integers(1, 9)), max_size=25

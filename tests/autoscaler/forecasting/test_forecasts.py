@@ -109,7 +109,7 @@ def test_nothing_known_is_no_error(method: str) -> None:
     _check(_forecast(np.zeros((0, 40), dtype=np.uint32), method))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     counts=arrays.arrays(
         np.uint32,
@@ -139,7 +139,7 @@ def _check(found: Forecast) -> None:
     assert (found.mean <= most).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.floats(0.001, 30))
 def test_longer_windows_hold_no_less(seed: int, rate: float) -> None:
     found = _forecast(streams.poisson(rate, models=3, minutes=MINUTES, seed=seed))

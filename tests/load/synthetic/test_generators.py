@@ -13,7 +13,7 @@ from load.synthetic.rates import Step, diurnal, on_off, spike
 from load.synthetic.renewal import arrival_times
 from load.traces.naming import open_trace
 from load.traces.summary import summarise
-from tests.load.rows import all_times, column, named, relaxed, rows
+from tests.load.rows import all_times, column, named, rows
 
 EXAMPLES = {
     "poisson": "poisson:rate=5,duration=2m",
@@ -61,7 +61,6 @@ def test_a_diurnal_rate_is_lowest_at_the_start_and_highest_half_a_period_later()
     assert hist[:10] == pytest.approx(hist[10:], rel=0.3)
 
 
-@relaxed
 @given(st.floats(0, 1), st.floats(1, 100), st.floats(0.1, 20))
 def test_diurnal_steps_cover_the_duration_and_keep_the_mean(
     amplitude: float, period_s: float, duration_s: float
@@ -101,7 +100,6 @@ def test_on_and_off_last_as_long_as_they_should() -> None:
     assert on_s / 40_000.0 == pytest.approx(0.25, rel=0.1)
 
 
-@relaxed
 @given(
     st.lists(st.tuples(st.floats(0.01, 50), st.sampled_from([0.0, 0.1, 3.0, 40.0])), min_size=1),
     st.sampled_from([0.0, 0.5, 1.0, 4.0]),

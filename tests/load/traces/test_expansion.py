@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.traces.expansion import Cells, Expanded, expand, portions, unit_gaps
-from tests.load.rows import relaxed
 
 _CELL = st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers(1, 40))
 _CVS = st.none() | st.floats(0.0, 20.0)
@@ -25,7 +24,6 @@ def _expand(cells: Cells, cv: float | None, seed: int = 3) -> Expanded:
     return expand(cells, bin_s=60.0, cv=cv, rng=np.random.default_rng(seed))
 
 
-@relaxed
 @given(st.lists(_CELL, max_size=30), _CVS)
 def test_keeps_every_count_in_its_bin_and_order(
     found: list[tuple[int, int, int]], cv: float | None
@@ -42,7 +40,6 @@ def test_keeps_every_count_in_its_bin_and_order(
     assert seen == counted
 
 
-@relaxed
 @given(st.lists(_CELL, max_size=30), _CVS)
 def test_same_seed_same_arrivals_however_cut(
     found: list[tuple[int, int, int]], cv: float | None
@@ -56,7 +53,6 @@ def test_same_seed_same_arrivals_however_cut(
     np.testing.assert_allclose(at_s, whole.at_s, rtol=0.0, atol=1e-6)
 
 
-@relaxed
 @given(st.lists(_CELL, max_size=30), st.integers(1, 60))
 def test_portions_are_whole_bins_of_a_bounded_size(
     found: list[tuple[int, int, int]], most: int

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from load.errors import TraceError
 from load.traces.naming import open_trace
-from tests.load.rows import relaxed, rows
+from tests.load.rows import rows
 from tests.load.traces.test_formats import SAMPLES
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ _CELLS = st.sampled_from(
     ["0", "1", "-1", "1.5", "nan", "inf", "1e400", "", " ", "x", '"', '"a,b"', "é", "1_0", "0x1",
      "2024-05-10 00:00:00", "2024-13-41", "9999-12-31 23:59:59", "1500-01-01 00:00:00", "null"]
 )  # fmt: skip
-_relaxed_files = settings(
-    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+_files = settings(
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
-@relaxed
 @given(st.lists(_WORDS, max_size=14).map("".join))
 def test_any_name_is_opened_or_refused(text: str) -> None:
     with contextlib.suppress(TraceError):
         open_trace(text, seed=0)
 
 
-@_relaxed_files
+@_files
 @given(content=st.binary(max_size=200), packed=st.booleans())
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, packed: bool) -> None:
     path = tmp_path / "t"
@@ -51,7 +51,7 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, packed: b
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@_relaxed_files
+@_files
 @given(data=st.data())
 def test_any_cells_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
     header = SAMPLES[name].partition("\n")[0]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from load.traces.batches import even_batches
 from load.traces.merging import merged
-from tests.load.rows import column, relaxed, rows, trace_of
+from tests.load.rows import column, rows, trace_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,6 @@ def _in_batches(at_s: list[float], cuts: list[int], model: str) -> list[pa.Recor
     return trace_of(*parts, model=model)
 
 
-@relaxed
 @given(st.lists(st.tuples(_TIMES, st.lists(st.integers(0, 20), max_size=4)), max_size=5))
 def test_keeps_all_arrivals_of_all_traces_sorted(
     made: list[tuple[list[float], list[int]]],
@@ -36,7 +35,6 @@ def test_keeps_all_arrivals_of_all_traces_sorted(
         assert column(own, "input_size") == list(range(len(at_s)))
 
 
-@relaxed
 @given(_TIMES, st.integers(1, 7))
 def test_even_batches_have_one_size_but_the_last(at_s: list[float], size: int) -> None:
     trace = [batch for at in sorted(at_s) for batch in trace_of([at])]

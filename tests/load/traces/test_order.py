@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from load.errors import UnsortedTrace
 from load.traces.order import Located, in_order
-from tests.load.rows import column, relaxed, rows, trace_of
+from tests.load.rows import column, rows, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,6 @@ def _located(at_s: list[float], size: int) -> Iterator[Located]:
         yield Located("f.csv", 2 + start, batch)
 
 
-@relaxed
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=40), st.integers(1, 10))
 def test_puts_right_what_is_within_the_window(found: list[tuple[int, int]], size: int) -> None:
     at_s = [float(max(at - late, 0)) for at, late in sorted(found)]

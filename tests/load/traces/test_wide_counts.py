@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from load.traces.expansion import Cells
 from load.traces.hours import by_hour
-from tests.load.rows import named, relaxed, write
+from tests.load.rows import named, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CELL = st.tuples(st.integers(0, 300), st.integers(0, 9), st.integers(1, 9))
 
 
-@relaxed
 @given(st.lists(st.lists(_CELL, max_size=20), max_size=5))
 def test_cells_come_back_hour_by_hour(blocks: list[list[tuple[int, int, int]]]) -> None:
     made = [

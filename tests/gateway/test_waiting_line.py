@@ -1,0 +1,35 @@
+"""The line of waiting requests by itself: which of its limits a request is told of."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.decide import Arrival
+from gateway.policies.decision import Reason
+from gateway.waiting import Waiter, WaitingLine
+from tests.gateway.states import NOW_S, cluster, declare
+
+
+@pytest.mark.parametrize("at_the_end_s", [9.995, 10.0, 11.0], ids=["early", "on-time", "late"])
+@pytest.mark.parametrize(
+    ("deadline_in_s", "reason"),
+    [
+        pytest.param(10.0, Reason.DEADLINE, id="deadline"),
+        pytest.param(40.0, Reason.QUEUE_TIMEOUT, id="queue-timeout"),
+        pytest.param(None, Reason.QUEUE_TIMEOUT, id="no-deadline"),
+    ],
+)
+def test_the_nearer_limit_is_told_whatever_the_clock_says_by_then(
+    deadline_in_s: float | None, reason: Reason, at_the_end_s: float
+) -> None:
+    now_s = NOW_S
+    state = cluster()
+    spec = declare(state, queue_timeout_s=20.0)
+    line: WaitingLine[Waiter] = WaitingLine(state, lambda: now_s)
+    deadline_s = None if deadline_in_s is None else NOW_S + deadline_in_s
+    arrival = Arrival("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
+    waiter = Waiter(arrival, line.admit(arrival)[1])
+    line.enter(waiter, line.decide(arrival))
+    assert line.patience_s(waiter, spec) == min(20.0, deadline_in_s or 20.0)
+    now_s = NOW_S + at_the_end_s
+    assert line.ran_out(waiter, spec).reason is reason
