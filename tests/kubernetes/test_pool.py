@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.kubernetes
 
 READY = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}=True'
-"""Not `condition=Ready`: as observed KServe writes the Deployment's generation, and kubectl compares it
-with the InferenceService's, and that rises with its bounds."""
+"""Not `condition=Ready`: KServe writes the Deployment's generation as observed, and kubectl waits
+until it is the InferenceService's, which rises with its bounds."""
 
 
 def test_kserve_makes_a_deployment_without_rivals_for_its_scale(installed: Kubectl) -> None:
