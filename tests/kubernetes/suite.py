@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
+from tests.kubernetes.kubectl import DEADLINE_S
 from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
 from tests.servers import wait_until
@@ -62,4 +63,8 @@ def _start_node(plane: ControlPlane) -> None:
     module = [sys.executable, "-m", "tests.kubernetes.node", "--node", NODE]
     plane.run("node", [*module, "--kubeconfig", str(user), "--folder", str(folder)])
     found = f"node/{NODE}"
-    wait_until(lambda: plane.admin.answer("get", found).is_ok, what=f"{found} is registered")
+    wait_until(
+        lambda: plane.admin.answer("get", found).is_ok,
+        timeout_s=DEADLINE_S,
+        what=f"{found} is registered",
+    )
