@@ -28,7 +28,7 @@ class Victim:
     key: str
     size_bytes: int
     worth: float
-    """What holding it saves, seconds per second."""
+    """What holding it saves, seconds per second; the model's copies share what it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,11 @@ class Room:
     def _all_victims(self) -> dict[str, list[Victim]]:
         found: dict[str, list[Victim]] = {pod.name: [] for pod in self._pods}
         for row, model in enumerate(self._view.models):
+            copies = sum(each.is_warm for each in model.holders.values())
             for copy in idle_copies(model, self._view):
                 if copy.pod in found and (model.key, copy.pod) not in self._leaving:
-                    found[copy.pod].append(Victim(model.key, model.size_bytes, self._worth(row)))
+                    worth = self._worth(row) / copies
+                    found[copy.pod].append(Victim(model.key, model.size_bytes, worth))
         for victims in found.values():
             victims.sort(key=lambda each: (each.worth / max(1, each.size_bytes), each.key))
         return found
