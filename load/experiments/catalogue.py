@@ -26,8 +26,8 @@ _ALL: Final = (
     liu_grid.EXPERIMENT,
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
-    warsaw.EXPERIMENT,
     spike.EXPERIMENT,
+    warsaw.EXPERIMENT,
     scale.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}
