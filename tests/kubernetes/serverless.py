@@ -88,10 +88,9 @@ class Serverless:
             self.get("configuration.serving.knative.dev")["status"]["latestReadyRevisionName"]
         )
 
-    @property
-    def wanted(self) -> int:
-        """How many pods Knative's autoscaler wants of the newest Revision."""
-        status = self.get("podautoscaler", self.revision)["status"]
+    def wanted(self, revision: str = "") -> int:
+        """How many pods Knative's autoscaler wants of a Revision, by default of the newest."""
+        status = self.get("podautoscaler", revision or self.revision)["status"]
         return int(status.get("desiredScale", -1))
 
     def pods(self) -> list[dict[str, Any]]:
@@ -113,8 +112,8 @@ class Serverless:
             what=f"{count} pods of pool {POOL} are ready",
         )
 
-    def addresses(self) -> dict[str, str]:
-        """Where the gateway finds the pool's pods, as `pilotlight get pods` tells it."""
+    def entered(self) -> dict[str, dict[str, Any]]:
+        """The pool's pods by name, as `pilotlight get pods` tells of them."""
         redis = self.get("service", "pilotlight-redis")["spec"]["clusterIP"]
         names_pool = ["--redis-url", f"redis://{redis}:6379", "--pool", POOL]
         told = subprocess.run(
@@ -124,7 +123,7 @@ class Serverless:
             text=True,
             check=True,
         ).stdout
-        return {pod["name"]: pod["address"] for pod in json.loads(told)}
+        return {pod["name"]: pod for pod in json.loads(told)}
 
 
 def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
