@@ -86,7 +86,9 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     metrics = GatewayMetrics()
     pool = PodPool()
     doubts = Doubts(dispatcher.kick)
-    arrivals = ArrivalCounter(registry, gateway, dispatcher.waiting_by_model)
+    arrivals = ArrivalCounter(
+        registry, gateway, dispatcher.waiting_by_model, lambda: dispatcher.waiting_total
+    )
     recorder = Recorder(metrics)
     tools = Tools(dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals)
     front: Front

@@ -18,7 +18,8 @@ from autoscaler.planning.pool import Limits, Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from autoscaler.scaling.limits import contradictions
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from autoscaler.service.demand import DemandReader, Forecaster, is_sound
+from autoscaler.service.demand import DemandReader
+from autoscaler.service.forecaster import Forecaster, is_sound
 from autoscaler.service.pod_owner import PodsByRegistry
 from autoscaler.service.views import with_intents, without_refusers
 from registry.actions import POOL, ActionRecord, Outcome, WantedPods
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool import Demand, PoolView
     from autoscaler.service.acting import Actor
-    from autoscaler.service.demand import Past
+    from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.pod_owner import PodOwner, PoolSize
     from autoscaler.service.settings import AutoscalerSettings
@@ -89,7 +90,7 @@ class Autoscaler:
         self._holder = holder
         self._demand: Demand | None = None
         self._demand_models: tuple[str, ...] = ()
-        self._forecaster = forecaster or Forecaster()
+        self._forecaster = forecaster or Forecaster(is_partial=not policy.reads_history)
         self._forecasting: asyncio.Future[Forecasted] | None = None
         self._forecast_at_s = 0.0
         self._forecast_pause_s = settings.forecast_every
@@ -188,13 +189,13 @@ class Autoscaler:
             self._forecasting = None
         if self._forecasting is not None:
             return
-        names = sorted(self._watch.state.models)
-        texts = tuple(str(name) for name in names)
+        texts = tuple(str(name) for name in sorted(self._watch.state.models))
         age_s = now_s - self._forecast_at_s
         if texts == self._demand_models and 0 <= age_s < self._forecast_pause_s:
             return
         self._forecast_at_s = now_s
-        past = self._demand_reader.past(now_s, names)
+        reader = self._demand_reader
+        past = reader.past(now_s, texts, self._forecaster.due(texts, reader.changed, now_s))
         if past is None:
             self._demand, self._demand_models = None, texts
             return
@@ -211,7 +212,7 @@ class Autoscaler:
             logger.exception("the forecast failed; planning goes on without")
         if demand is not None and not is_sound(demand):
             self._metrics.failures.labels("absurd-forecast").inc()
-            logger.warning("the forecast is not finite; planning goes on without")
+            logger.warning("the forecast is absurd; planning goes on without")
             demand = None
         return Forecasted(past.models, demand, time.perf_counter() - started_s)
 

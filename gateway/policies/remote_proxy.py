@@ -8,6 +8,7 @@ one that lacks the model and is below the target itself, since others would be r
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gateway.policies.choices import (
@@ -77,8 +78,10 @@ def least_busy_below(
     target_ongoing: int, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> PodView | None:
     """The pod with the fewest ongoing requests below the target; warm before warming, then name."""
-    ranked = [(pod.inferring, 0, pod.name, pod) for pod in warm if pod.inferring < target_ongoing]
-    ranked += [
-        (pod.inferring, 1, pod.name, pod) for pod in warming if pod.inferring < target_ongoing
-    ]
-    return min(ranked)[3] if ranked else None
+    fewest = min([pod.inferring for pod in (*warm, *warming)], default=target_ongoing)
+    if fewest >= target_ongoing:
+        return None
+    equals = [pod for pod in warm if pod.inferring == fewest]
+    if not equals:
+        equals = [pod for pod in warming if pod.inferring == fewest]
+    return equals[0] if len(equals) == 1 else min(equals, key=attrgetter("name"))

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.planning.expecting import expect
 from autoscaler.service.acting import Actor
-from autoscaler.service.demand import Forecaster
+from autoscaler.service.forecaster import Forecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
