@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.kubernetes.places import builds, program, source_tree
+from tests.kubernetes.places import PATIENCE_S, builds, program, source_tree
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ MANIFESTS = ("knative-networking", "knative-caching")
 """Modules that are only unpacked."""
 KIND = "CustomResourceDefinition"
 PROGRAM = "Deployment"
-START_TIMEOUT_S = 300.0
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-deployment": {"registries-skipping-tag-resolving": "index.docker.io"},
@@ -66,7 +65,7 @@ def start_knative(plane: ControlPlane) -> None:
     plane.run("ingresses", [*module, "--kubeconfig", str(admin.kubeconfig)])
     objects = list(_shipped())
     admin.apply(item for item in objects if item["kind"] == PROGRAM)
-    admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all", timeout_s=START_TIMEOUT_S)
+    admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all")
     webhooks = [item for item in objects if "webhooks" in item]
     admin.apply(webhooks)
     for item in webhooks:
@@ -77,7 +76,7 @@ def _wait_for_certificate(admin: Kubectl, name: str) -> None:
     """Knative's webhook signs for itself and writes the signer where the API server reads it."""
     wait_until(
         lambda: all(item["clientConfig"].get("caBundle") for item in admin.get(name)["webhooks"]),
-        timeout_s=START_TIMEOUT_S,
+        timeout_s=PATIENCE_S,
         what=f"{name} is reached",
     )
 

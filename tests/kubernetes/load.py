@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from tests.kubernetes.places import PATIENCE_S
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 CLIENTS = 2
 PAUSE_S = 0.05
-TIMEOUT_S = 300.0
 
 
 class Load:
@@ -57,7 +57,7 @@ class Load:
         """Return when `count` more requests have been answered."""
         wanted = self._answer_total + count
         wait_until(
-            lambda: self._answer_total >= wanted, timeout_s=TIMEOUT_S, what=f"{count} more answers"
+            lambda: self._answer_total >= wanted, timeout_s=PATIENCE_S, what=f"{count} more answers"
         )
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.models import Gateway
-from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
+from tests.kubernetes.places import IN_NAMESPACE, PATIENCE_S, REPOSITORY
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ OF_GATEWAY = "app.kubernetes.io/name"
 WINDOW = {"autoscaling.knative.dev/window": "6s"}
 """The shortest over which Knative counts: a test need not wait for a minute of load."""
 LEAST, MOST = 2, 4
-START_TIMEOUT_S = 300.0
 QUEUE_PROXY_PORT = 8012
 
 
@@ -108,7 +107,7 @@ class Serverless:
         """Wait until so many pods are ready."""
         wait_until(
             lambda: len(self.pods()) == count,
-            timeout_s=START_TIMEOUT_S,
+            timeout_s=PATIENCE_S,
             what=f"{count} pods of pool {POOL} are ready",
         )
 
@@ -134,11 +133,8 @@ def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
         "condition=Ready",
         *IN_NAMESPACE,
         f"configuration.serving.knative.dev/{PREDICTOR}",
-        timeout_s=START_TIMEOUT_S,
     )
-    kubectl.wait(
-        "condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}", timeout_s=START_TIMEOUT_S
-    )
+    kubectl.wait("condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}")
     service = kubectl.get(*IN_NAMESPACE, "service", GATEWAY)
     pool = Serverless(kubectl, Gateway(f"http://{service['spec']['clusterIP']}"), objects)
     pool.wait_for_pods(LEAST)

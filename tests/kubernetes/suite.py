@@ -11,7 +11,7 @@ from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
 from tests.kubernetes.object_store import start_object_store
-from tests.kubernetes.places import API_URL
+from tests.kubernetes.places import API_URL, PATIENCE_S
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -62,4 +62,8 @@ def _start_node(plane: ControlPlane) -> None:
     module = [sys.executable, "-m", "tests.kubernetes.node", "--node", NODE]
     plane.run("node", [*module, "--kubeconfig", str(user), "--folder", str(folder)])
     found = f"node/{NODE}"
-    wait_until(lambda: plane.admin.answer("get", found).is_ok, what=f"{found} is registered")
+    wait_until(
+        lambda: plane.admin.answer("get", found).is_ok,
+        timeout_s=PATIENCE_S,
+        what=f"{found} is registered",
+    )
