@@ -27,7 +27,7 @@ IN_KNATIVE = ("-n", NAMESPACE)
 MANIFESTS = ("knative-networking", "knative-caching")
 """Modules that are only unpacked."""
 KIND = "CustomResourceDefinition"
-PROGRAM = "Deployment"
+PROGRAMS = ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-deployment": {"registries-skipping-tag-resolving": "index.docker.io"},
@@ -50,7 +50,9 @@ def is_built() -> bool:
 
 def install_kinds(admin: Kubectl) -> None:
     """Everything that Knative ships but its programs and their webhooks."""
-    objects = [item for item in _shipped() if item["kind"] != PROGRAM and "webhooks" not in item]
+    objects = [
+        item for item in _shipped() if item["kind"] not in PROGRAMS and "webhooks" not in item
+    ]
     kinds = [item for item in objects if item["kind"] == KIND]
     admin.apply(kinds)
     admin.wait("condition=Established", *(f"crd/{item['metadata']['name']}" for item in kinds))
@@ -64,7 +66,7 @@ def start_knative(plane: ControlPlane) -> None:
     module = [sys.executable, "-m", "tests.kubernetes.ingresses"]
     plane.run("ingresses", [*module, "--kubeconfig", str(admin.kubeconfig)])
     objects = list(_shipped())
-    admin.apply(item for item in objects if item["kind"] == PROGRAM)
+    admin.apply(item for item in objects if item["kind"] in PROGRAMS)
     admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all")
     webhooks = [item for item in objects if "webhooks" in item]
     admin.apply(webhooks)
