@@ -302,6 +302,11 @@ class Exchange:
         """The model as a label."""
         return self._client.target.label
 
+    @property
+    def version(self) -> bytes:
+        """Which version of a model with canaries answers; empty: it has none."""
+        return self._client.target.version
+
     def start(self, answer: PodAnswer) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""
         return answer.start if answer.start != "warm" else self._waited_from or "warm"

@@ -33,7 +33,16 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
-from gateway.routes import Targets, is_inference, openai_target, place_of, target_of
+from gateway.policies.canary import choose_version
+from gateway.routes import (
+    Targets,
+    is_inference,
+    openai_target,
+    place_of,
+    target_of,
+    target_of_version,
+)
+from gateway.servable import can_be_served
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -69,7 +78,8 @@ class Front:
         self._sequence = 0
         self.access = access_of(settings)
         """None: nobody needs a key or a token."""
-        self.target = Targets(watch.state, is_guarded=self.access is not None).find
+        self._targets = Targets(watch.state, is_guarded=self.access is not None)
+        self.target = self._targets.find
         """The target of a path and Host, if they name one rightly."""
         self.is_draining = False
 
@@ -108,6 +118,8 @@ class Front:
             body = RequestBody(client, read.content_length, self._settings)
             if not client.target.is_named:
                 await self._name_by_body(client, body)
+            if client.target.canaries:
+                self._choose_version(client, request_id)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._record(client.target)
@@ -147,7 +159,17 @@ class Front:
         """Find the target of one of OpenAI's calls in its body."""
         call = client.target.openai_call or ""
         model = openai.model_named(await openai.model_of_body(body))
-        client.target = openai_target(model.namespace, model.name, call)
+        named = openai_target(model.namespace, model.name, call)
+        client.target = self._targets.with_canaries(named)
+
+    def _choose_version(self, client: ClientRequest, request_id: str) -> None:
+        """One of the model's versions; the model itself where the chosen canary cannot serve."""
+        target = client.target
+        model = choose_version(target.model, target.canaries, request_id)
+        record = self._watch.state.models.get(model)
+        if record is None or not can_be_served(record, self._watch.state):
+            model = target.model
+        client.target = target_of_version(target, model)
 
     async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.kubernetes.contest import Contest
 from autoscaler.kubernetes.draining import Draining
-from autoscaler.kubernetes.errors import Changed, KubernetesError
+from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError, PoolNotFound
 from autoscaler.kubernetes.pool_size import (
     LeaveAlone,
     Owner,
@@ -120,10 +120,9 @@ class PoolActuator:
     @property
     def _may_act(self) -> bool:
         """Whether the lead was confirmed lately: a process that was stopped has lost it."""
-        return (
-            self._confirmed_s is not None
-            and time.monotonic() - self._confirmed_s < self._lease_s
-        )  # fmt: skip
+        if self._confirmed_s is None:
+            return False
+        return time.monotonic() - self._confirmed_s < self._lease_s
 
     async def _step(self) -> None:
         if not self._may_act:
@@ -181,6 +180,8 @@ class PoolActuator:
 
     def _note(self, error: Exception) -> None:
         """Count a failure, and log it when it is another one than before."""
+        if isinstance(error, Gone | PoolNotFound):
+            self._seen = None  # there is nothing to plan for
         self._metrics.failures.labels("cluster").inc()
         if not isinstance(error, Changed) and str(error) != self._failing:
             self._failing = str(error)

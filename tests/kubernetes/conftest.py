@@ -71,7 +71,7 @@ def gateway(installed: Kubectl, node: Cluster) -> Gateway:
     """The gateway's Service, with the platform's pods all ready."""
     of_pool = "serving.kserve.io/inferenceservice=pool"
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
-    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool, timeout_s=300)
+    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool)
     platform = "app.kubernetes.io/part-of=pilotlight"
     installed.wait("condition=Available", *IN_NAMESPACE, "deployment", "-l", platform)
     service = installed.get(*IN_NAMESPACE, "service", "pilotlight-gateway")

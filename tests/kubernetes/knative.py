@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.kubernetes.places import PATIENCE_S, builds, program, source_tree
+from tests.kubernetes.places import builds, program, source_tree
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ def _wait_for_certificate(admin: Kubectl, name: str) -> None:
     """Knative's webhook signs for itself and writes the signer where the API server reads it."""
     wait_until(
         lambda: all(item["clientConfig"].get("caBundle") for item in admin.get(name)["webhooks"]),
-        timeout_s=PATIENCE_S,
         what=f"{name} is reached",
     )
 

@@ -16,7 +16,7 @@ import yaml
 
 from tests.kubernetes.certificates import write_kubeconfig
 from tests.kubernetes.kubectl import kustomize
-from tests.kubernetes.places import API_URL, PATIENCE_S, program, source_tree
+from tests.kubernetes.places import API_URL, program, source_tree
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def account_kubeconfig(plane: ControlPlane, namespace: str, account: str) -> Pat
     """A kubeconfig file with a token of a service account."""
     wait_until(
         lambda: plane.admin.answer("-n", namespace, "get", "serviceaccount", account).is_ok,
-        timeout_s=PATIENCE_S,
         what=f"service account {namespace}/{account}",
     )
     token = plane.admin("-n", namespace, "create", "token", account, "--duration=6h").strip()

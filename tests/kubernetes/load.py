@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.kubernetes.places import PATIENCE_S
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -56,9 +55,7 @@ class Load:
     def wait_for_more(self, count: int) -> None:
         """Return when `count` more requests have been answered."""
         wanted = self._answer_total + count
-        wait_until(
-            lambda: self._answer_total >= wanted, timeout_s=PATIENCE_S, what=f"{count} more answers"
-        )
+        wait_until(lambda: self._answer_total >= wanted, what=f"{count} more answers")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.kubernetes.object_store import MODEL_URI
-from tests.kubernetes.places import PATIENCE_S
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.kubectl import Answer, Kubectl
 
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 300.0
 
 
 def model_object(
@@ -58,11 +57,7 @@ class Tenant:
 
     def declare_again(self, name: str) -> None:
         """Apply a model until it is accepted: webhooks refuse while who answers them is away."""
-        wait_until(
-            lambda: self.try_declare(name).is_ok,
-            timeout_s=PATIENCE_S,
-            what=f"model {name} is accepted",
-        )
+        wait_until(lambda: self.try_declare(name).is_ok, what=f"model {name} is accepted")
 
     def try_declare(self, name: str, **annotations: str) -> Answer:
         """What the cluster says to a model that it may refuse."""

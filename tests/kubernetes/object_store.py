@@ -6,7 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tests.kubernetes.places import HOST_ADDRESS, PATIENCE_S, REPOSITORY, cache_folder
+from tests.kubernetes.kubectl import DEADLINE_S
+from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
 from tests.servers import S3Server, wait_until
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CONTENT = {
     "tiny-gpt2": "tiny-gpt2",
     "all-minilm-l6-v2": "tiny-bert",
     "t5-small": "tiny-t5",
+    "t5-base": "tiny-t5",
     "vit-base": "tiny-vit",
 }
 """Models by folder of the bucket; at the places of the samples lie tiny ones of the same kind."""
@@ -34,7 +36,7 @@ def start_object_store(plane: ControlPlane) -> S3Server:
     module = [sys.executable, "-m", "moto.server"]
     plane.run("object-store", [*module, "-H", HOST_ADDRESS, "-p", str(PORT)], **server.environment)
     models = _tiny_models()
-    wait_until(server.is_up, timeout_s=PATIENCE_S, what="S3 server accepts")
+    wait_until(server.is_up, timeout_s=DEADLINE_S, what="S3 server accepts")
     for folder, kind in CONTENT.items():
         server.put_folder(models / kind, f"s3://models/{folder}")
     return server

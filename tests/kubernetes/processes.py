@@ -58,11 +58,12 @@ class Program:
 
 def kill_pod(name: str, variable: str = "HOSTNAME") -> None:
     """Kill a pod's processes, as a crash would: those in whose environment it is named so."""
-    signal_pod(name, signal.SIGKILL, variable)
+    reached = signal_pod(name, signal.SIGKILL, variable)
+    assert reached, f"pod {name} has no process here"
 
 
-def signal_pod(name: str, number: signal.Signals, variable: str = "HOSTNAME") -> None:
-    """Send a signal to the processes of a pod of this machine's node."""
+def signal_pod(name: str, number: signal.Signals, variable: str = "HOSTNAME") -> int:
+    """Send a signal to the processes of a pod of this machine's node; how many there are."""
     wanted = f"{variable}={name}".encode()
     reached = 0
     for folder in Path("/proc").glob("[0-9]*"):
@@ -70,4 +71,4 @@ def signal_pod(name: str, number: signal.Signals, variable: str = "HOSTNAME") ->
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), number)
                 reached += 1
-    assert reached, f"pod {name} has no process here"
+    return reached

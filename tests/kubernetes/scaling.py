@@ -27,7 +27,6 @@ ACCOUNT = "pilotlight-autoscaler"
 OF_AUTOSCALER = "app.kubernetes.io/name=pilotlight-autoscaler"
 OF_POOL = "serving.kserve.io/inferenceservice=pool"
 DEPLOYMENT = "deployment/pool-predictor"
-LONGEST_S = 300.0
 PORT = 8080
 
 
@@ -56,13 +55,12 @@ class Pool:
 
     def wait_wanted(self, pods: int) -> None:
         """Return when its Deployment is to have so many pods."""
-        wait_until(lambda: self.wanted() == pods, timeout_s=LONGEST_S, what=f"{pods} are wanted")
+        wait_until(lambda: self.wanted() == pods, what=f"{pods} are wanted")
 
     def wait_ready(self, pods: int) -> None:
         """Return when so many of its pods are ready, and no other is there."""
         wait_until(
             lambda: self._readiness() == [True] * pods,
-            timeout_s=LONGEST_S,
             what=f"{pods} pods are ready",
         )
 
@@ -87,7 +85,6 @@ class Pool:
             lambda: any(
                 words in each["message"] for each in self._events("involvedObject.name=pool")
             ),
-            timeout_s=LONGEST_S,
             what=f"an event says {words!r}",
         )
 
@@ -120,7 +117,6 @@ class Autoscalers:
                 len(self.metrics("pilotlight_autoscaler_is_leader")) == replicas
                 and len(self._pods()) == replicas
             ),
-            timeout_s=LONGEST_S,
             what=f"{replicas} autoscalers are there",
         )
 

@@ -13,7 +13,7 @@ import yaml
 
 from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.models import Gateway
-from tests.kubernetes.places import IN_NAMESPACE, PATIENCE_S, REPOSITORY
+from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ class Serverless:
         """Wait until so many pods are ready."""
         wait_until(
             lambda: len(self.pods()) == count,
-            timeout_s=PATIENCE_S,
             what=f"{count} pods of pool {POOL} are ready",
         )
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
+from tests.kubernetes.kubectl import DEADLINE_S
 from tests.kubernetes.object_store import start_object_store
-from tests.kubernetes.places import API_URL, PATIENCE_S
+from tests.kubernetes.places import API_URL
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -64,6 +65,6 @@ def _start_node(plane: ControlPlane) -> None:
     found = f"node/{NODE}"
     wait_until(
         lambda: plane.admin.answer("get", found).is_ok,
-        timeout_s=PATIENCE_S,
+        timeout_s=DEADLINE_S,
         what=f"{found} is registered",
     )

@@ -12,7 +12,7 @@ from tests.kubernetes.knative import is_built, start_knative
 from tests.kubernetes.load import load
 from tests.kubernetes.models import CALL_TIMEOUT_S
 from tests.kubernetes.object_store import GENERATIVE_URI
-from tests.kubernetes.places import IN_NAMESPACE, PATIENCE_S
+from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod
 from tests.kubernetes.serverless import (
     LEAST,
@@ -141,7 +141,6 @@ def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
     with sends as running:
         wait_until(
             lambda: running.refused or serverless.wanted() == MOST,
-            timeout_s=PATIENCE_S,
             what=f"Knative wants {MOST} pods",
         )
         assert running.refused == []
@@ -150,7 +149,6 @@ def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
     assert (running.refused, running.broken) == ([], [])
     wait_until(
         lambda: serverless.wanted() == LEAST,
-        timeout_s=PATIENCE_S,
         what=f"Knative wants {LEAST} pods again",
     )
 
@@ -165,13 +163,11 @@ def test_another_bound_is_another_revision_and_costs_no_request(
         installed.apply([pool])
         wait_until(
             lambda: serverless.revision != before,
-            timeout_s=PATIENCE_S,
             what="the new bounds have a Revision",
         )
         serverless.wait_for_pods(LEAST + 1)
         wait_until(
             lambda: serverless.wanted(before) == 0,
-            timeout_s=PATIENCE_S,
             what="Knative wants no pods of the old Revision",
         )
         old = [pod for name, pod in serverless.entered().items() if name.startswith(before)]

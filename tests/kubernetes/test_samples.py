@@ -49,3 +49,15 @@ def test_the_samples_become_ready_and_answer(
         answer = gateway.predict(tenant, name, instance)
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["predictions"]) == 1
+
+
+def test_the_samples_for_clusters_become_ready(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    for name in ("tuned", "canary"):
+        path = MANIFESTS / "samples" / "kubernetes" / f"{name}.yaml"
+        installed(*APPLY, "-n", tenant.namespace, "-f", str(path))
+    for name in ("translate-tuned", "translate-canary"):
+        tenant.wait_ready(name)
+        answer = gateway.predict(tenant, name, "quick brown fox jumps over")
+        assert answer.status_code == 200, answer.text

@@ -48,7 +48,7 @@ def test_kserve_leaves_our_number_of_pods_alone(
     assert node.plane is not None
     done = scale(2)
     assert done.returncode == 0, done.stdout + done.stderr
-    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, DEPLOYMENT, timeout_s=240)
+    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, DEPLOYMENT)
     manager = node.plane.programs[PROGRAM]
     seen = manager.log.read_text().count(RECONCILED)
     manager.kill()

@@ -1,7 +1,7 @@
-"""Serve one model of each kind from each tier, on the CPU and on a device that is none.
+"""Serve one model of each kind from each tier, on the CPU and on another device.
 
-Run as `python -m tests.runtime.rehearsal FOLDER`, by `test_rehearsal.py`: prints as JSON what each
-kind answered, per device.
+Run as `python -m tests.runtime.rehearsal FOLDER other|cuda`, by `test_rehearsal.py`: prints as JSON
+what each kind answered there and on the CPU. `other` needs no GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from registry.model import ModelName, ModelSpec, Task, Tier
+from runtime.device.cuda import CudaEngine
 from runtime.device.memory import CpuMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
@@ -107,15 +108,17 @@ def _uri(folder: Path, name: str) -> str:
 
 def main() -> None:
     """Make the models, serve them on both, print."""
-    folder = Path(sys.argv[1])
-    for name, _ in kinds().values():
-        make_model(name, folder / name)
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    for model, _ in kinds().values():
+        make_model(model, folder / model)
     torch.set_num_threads(1)
-    engine = OtherEngine(register_device())  # first: libraries look for devices once
+    # First: libraries look for devices once.
+    engine = OtherEngine(register_device()) if name == "other" else CudaEngine()
     on_cpu = asyncio.run(answers_on(CpuMemory(), folder))
     memory = StagedMemory(engine, buffers=3, buffer_bytes=64 * 1024, readers=2)
-    elsewhere = asyncio.run(answers_on(memory, folder))
-    answers = {"cpu": on_cpu, "other": elsewhere, "left": engine.allocated_bytes}
+    there = asyncio.run(answers_on(memory, folder))
+    left = engine.allocated_bytes if isinstance(engine, OtherEngine) else None
+    answers = {"cpu": on_cpu, "there": there, "left": left}
     sys.stdout.write(json.dumps(answers))
 
 

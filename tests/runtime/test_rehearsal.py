@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests import servers
 from tests.runtime.rehearsal import kinds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +38,16 @@ print((there + 1).cpu().numpy().tolist())
 """
 
 
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.runtime.rehearsal", str(tmp_path_factory.mktemp("all"))]
+def rehearse(device: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.runtime.rehearsal", str(folder), device]
     ran = subprocess.run(command, check=True, cwd=servers.REPOSITORY, stdout=subprocess.PIPE)
     answers: dict[str, Any] = json.loads(ran.stdout)
     return answers
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return rehearse("other", tmp_path_factory.mktemp("all"))
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -47,7 +55,7 @@ def test_a_device_that_is_not_the_cpu_answers_as_the_cpu(
     rehearsed: dict[str, Any], kind: str
 ) -> None:
     expected = rehearsed["cpu"][kind][0]
-    for answers in rehearsed["other"][kind]:
+    for answers in rehearsed["there"][kind]:
         assert len(answers) == len(expected)
         for found, wanted in zip(answers, expected, strict=True):
             np.testing.assert_allclose(found, wanted, atol=1e-4)
@@ -55,6 +63,20 @@ def test_a_device_that_is_not_the_cpu_answers_as_the_cpu(
 
 def test_every_byte_comes_back(rehearsed: dict[str, Any]) -> None:
     assert rehearsed["left"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_one_answer_from_every_tier(tmp_path: Path) -> None:
+    """Near to the CPU's where nothing is drawn: a GPU draws and rounds in its own way."""
+    answers = rehearse("cuda", tmp_path)
+    for first, *others in answers["there"].values():
+        for other in others:
+            for found, wanted in zip(other, first, strict=True):
+                np.testing.assert_allclose(found, wanted, atol=1e-3)
+    for kind in ("text-classification", "text-embedding", "image-classification"):
+        for found, wanted in zip(answers["there"][kind][0], answers["cpu"][kind][0], strict=True):
+            np.testing.assert_allclose(found, wanted, atol=1e-2)
 
 
 def test_the_stand_in_refuses_what_a_gpu_refuses() -> None:
