@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
@@ -316,7 +316,7 @@ def pod(
         "log_file": str(folder / "pod.log"),
         "node": name,
         "heartbeat": 0.2,
-        "lease_ttl": 1.5,
+        "lease_ttl": 15.0,
         "retire_grace": 0.3,
         **settings,
     }
