@@ -16,7 +16,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo up test test-slow test-kubernetes check format bench bench-runtime bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 
 help:  ## What there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test: $(STAMP)  ## The quick tests, in two processes (WORKERS=0: in one)
 test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)
 
+test-gpu: $(STAMP)  ## The tests that need a CUDA device
+	$(PYTEST) -m gpu $(FLAGS)
+
 # A KUBECONFIG of the environment does not count: nobody's cluster is tested on by accident.
 test-kubernetes: $(STAMP)  ## On a real API server and KServe (KUBECONFIG=FILE: on your cluster)
 	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
@@ -58,6 +61,9 @@ bench: $(STAMP)  ## The benchmarks, with the facts of this machine
 
 bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the usual way
 	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
+
+bench-gpu: $(STAMP)  ## Copies, cold starts and serving on a CUDA device, where there is one
+	$(BIN)/python -m benchmarks gpu $(FLAGS)
 
 bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, with real policies
 	$(BIN)/python -m benchmarks simulator $(FLAGS)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import uuid
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
@@ -26,31 +28,63 @@ from registry.configuration import read_settings
 from registry.errors import RegistryUnavailable
 from registry.watch import ClusterWatch
 
+if TYPE_CHECKING:
+    from autoscaler.kubernetes.pool_actuator import PoolActuator
+
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
     """Plan and act until cancelled; then let somebody else lead at once."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
     autoscaling = Autoscaling(registry)
-    holder = uuid.uuid4().hex[:12]
+    holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = LOADING_POLICIES[settings.loading]()
-    autoscaler = Autoscaler(settings, watch, autoscaling, policy, metrics, holder)
     pods = PodClient(load_timeout_s=settings.load_timeout)
-    try:
+    async with AsyncExitStack() as at_end:
+        at_end.push_async_callback(registry.close)
+        at_end.push_async_callback(pods.close)
+        at_end.push_async_callback(_resign, autoscaling, holder, settings.lease)
+        owner = await _actuator(settings, watch, metrics, at_end) if settings.kubernetes else None
+        autoscaler = Autoscaler(settings, watch, autoscaling, policy, metrics, holder, owner=owner)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run())
+            if owner is not None:
+                group.create_task(owner.run())
             actor = Actor(
                 group, autoscaling, pods, metrics,
                 state=lambda: watch.state, now_s=watch.registry_now_s,
             )  # fmt: skip
             group.create_task(autoscaler.run(actor))
-    finally:
-        with suppress(RegistryUnavailable):
-            token = await autoscaling.lead(holder, ttl_s=settings.lease)
-            if token is not None:
-                await autoscaling.resign(token)
-        await pods.close()
-        await registry.close()
+
+
+async def _resign(autoscaling: Autoscaling, holder: str, lease_s: float) -> None:
+    with suppress(RegistryUnavailable):
+        token = await autoscaling.lead(holder, ttl_s=lease_s)
+        if token is not None:
+            await autoscaling.resign(token)
+
+
+async def _actuator(
+    settings: AutoscalerSettings,
+    watch: ClusterWatch,
+    metrics: AutoscalerMetrics,
+    at_end: AsyncExitStack,
+) -> PoolActuator:
+    from autoscaler.kubernetes.cluster_api import ClusterApi, connect  # an extra
+    from autoscaler.kubernetes.pool_actuator import PoolActuator
+    from autoscaler.kubernetes.pool_scaler import PoolScaler
+
+    client = await connect()
+    at_end.push_async_callback(client.close)
+    return PoolActuator(
+        settings.pool,
+        PoolScaler(client, namespace=settings.namespace),
+        ClusterApi(client, component="pilotlight-autoscaler", instance=socket.gethostname()),
+        watch,
+        metrics,
+        lease_s=settings.lease,
+        drain_s=settings.drain,
+    )
 
 
 async def _serve_until_told(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
@@ -62,12 +96,22 @@ async def _serve_until_told(settings: AutoscalerSettings, metrics: AutoscalerMet
         await task
 
 
+def _problems(settings: AutoscalerSettings) -> list[str]:
+    has_bounds = settings.min_pods is not None or settings.max_pods is not None
+    if settings.kubernetes and has_bounds:
+        return [
+            "--min-pods and --max-pods must be left out with --kubernetes: minReplicas and "
+            "maxReplicas of the pool's InferenceService are its bounds"
+        ]
+    return pool_problems(Limits(settings.min_pods or 0, settings.max_pods))
+
+
 def main() -> None:
     """Read the settings and serve."""
     settings = read_settings(
         AutoscalerSettings, sys.argv[1:], os.environ, prog="python -m autoscaler"
     )
-    if problems := pool_problems(Limits(settings.min_pods or 0, settings.max_pods)):
+    if problems := _problems(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
     configure_logs(settings.log_level)

@@ -167,7 +167,7 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
 def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.gpu import measure  # imports torch
     from benchmarks.gpu.subject import cuda_subject
-    from benchmarks.tiers.models import folder_of
+    from benchmarks.tiers.models import MODELS, folder_of
 
     subject = cuda_subject()
     if subject is None:
@@ -177,6 +177,7 @@ def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
         served=folder_of("t5-small"),
         loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
         repeats=arguments.repeats or (1 if arguments.quick else 5),
+        started=tuple(folder_of(name) for name in (MODELS[:1] if arguments.quick else MODELS)),
     )
     print(f"## On one {subject.name} ({plan.repeats} repeats)\n")
     measured = measure.measure(subject, plan)
@@ -225,7 +226,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
     "fidelity": Benchmark(_fidelity, "latencies of a simulated run against a live one"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
-    "gpu": Benchmark(_gpu, "copies to a GPU, serving beside a load, memory after unloads"),
+    "gpu": Benchmark(_gpu, "copies to a GPU, cold starts, serving beside loads, memory after them"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.fitting import fit, refit_rows, share
 from autoscaler.forecasting.history import NEVER, History, Question
 from autoscaler.forecasting.methods import METHODS
+from benchmarks import autoscaler_tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +81,10 @@ def main() -> None:
     print(f"fit, 1 of 60   {cpu_s(lambda: refit_rows(fitted, history, rows)):.3f}")
     typed = METHODS["typed"]
     print(f"typed          {cpu_s(lambda: typed(history, fitted, question)):.3f}")
+    print(f"counts hold    {store.memory_bytes / models / 1e3:.1f} KB a model")
+    autoscaler_tick.measure(history, lambda what, do: print(f"{what}: {cpu_s(do):.3f}"))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"peak memory of this process: {peak_bytes / 1e6:.0f} MB")
     _libraries(history, models)
 
 

@@ -21,7 +21,6 @@ from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
 from registry.model import RoutingPolicy
-from registry.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,15 +102,7 @@ def _tell_times(run: Simulation) -> None:
     """As after some time in service: the models' times are known."""
     times_s = {"infer": _INFER_S, "share": _INFER_S, "preprocess": 0.001, "postprocess": 0.001}
     times_s |= {"network": 0.002, "load:remote": 0.25}
-    samples = [
-        Samples(record.spec.key, measure, (seconds,))
-        for record in run.registry.state.models.values()
-        for measure, seconds in times_s.items()
-    ]
-    pod = next(iter(run.registry.state.pods.values()))
-    run.registry.beat(
-        pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
-    )
+    run.know({each.spec.key: times_s for each in run.registry.state.models.values()})
 
 
 def cluster(size: Size) -> ClusterPlan:

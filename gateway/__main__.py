@@ -86,7 +86,9 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     metrics = GatewayMetrics()
     pool = PodPool()
     doubts = Doubts(dispatcher.kick)
-    arrivals = ArrivalCounter(registry, gateway, dispatcher.waiting_by_model)
+    arrivals = ArrivalCounter(
+        registry, gateway, dispatcher.waiting_by_model, lambda: dispatcher.waiting_total
+    )
     recorder = Recorder(metrics)
     tools = Tools(dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals)
     front: Front
@@ -105,8 +107,8 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
             group.create_task(pool.keep_tidy()),
             group.create_task(arrivals.run()),
         ]
-        if front.keys is not None:
-            tasks.append(group.create_task(front.keys.follow()))
+        if front.access is not None:
+            tasks.append(group.create_task(front.access.follow()))
         try:
             yield front
         finally:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from gateway.errors import GatewayError, ModelNotFound
 from gateway.openai_models import openai_models
 from gateway.openapi import with_inference_paths
+from gateway.servable import can_be_served
 from registry.model import ModelName
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
     @api.get("/v1/models/{name}", tags=["v1"])
     async def v1_model(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
-        is_ready = can_be_served(record(request, name), watch)
+        is_ready = can_be_served(record(request, name), watch.state)
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @api.get("/v2/models", tags=["v2"])
@@ -157,7 +158,7 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
     @api.get("/v2/models/{name}/ready", tags=["v2"])
     async def v2_ready(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
-        is_ready = can_be_served(record(request, name), watch)
+        is_ready = can_be_served(record(request, name), watch.state)
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @api.post("/v2/repository/index", tags=["v2"])
@@ -167,19 +168,13 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
             {
                 "name": name,
                 "version": record(request, name).serving.generation,
-                "state": "READY" if can_be_served(record(request, name), watch) else "UNAVAILABLE",
+                "state": "READY"
+                if can_be_served(record(request, name), watch.state)
+                else "UNAVAILABLE",
                 "reason": getattr(record(request, name).failure, "message", ""),
             }
             for name in names(request)
         ]
-
-
-def can_be_served(record: ModelRecord, watch: ClusterWatch) -> bool:
-    """Whether requests to the model may succeed: warm somewhere, or its last load did not fail."""
-    holders = watch.state.holders(record.serving.key).values()
-    if any(residency.is_warm for residency in holders):
-        return True
-    return record.failure is None or record.failure.key != record.serving.key
 
 
 def _add_explanations(api: FastAPI, explanations: Explanations) -> None:

@@ -37,10 +37,13 @@ class ArrivalCounter:
         registry: Registry,
         gateway: str,
         waiting: Callable[[], Mapping[ModelName, WaitingRequests]],
+        waiting_total: Callable[[], int],
     ) -> None:
+        """`waiting_total` is asked at every look, `waiting` only for a report."""
         self._arrivals = Arrivals(registry)
         self._gateway = gateway
         self._waiting = waiting
+        self._waiting_total = waiting_total
         self._by_second: dict[int, _Counts] = {}
         self._report: dict[int, _Counts] = {}
         """On its way, or lost: it goes again under its number, since it may have been counted."""
@@ -66,7 +69,7 @@ class ArrivalCounter:
                 await self._tell()
 
     def _is_due(self) -> bool:
-        has_waiting = bool(self._waiting())
+        has_waiting = self._waiting_total() > 0
         if has_waiting and not self._told_waiting:
             return True
         has_news = has_waiting or self._told_waiting or self._by_second or self._report

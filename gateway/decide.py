@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.policies.catalogue import ROUTING_POLICIES
-from gateway.policies.decision import Decision, Reason, Reject, SendTo
+from gateway.policies.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.policies.finish_time import forecast_of
 from gateway.policies.views import RequestView
+from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,8 @@ class Arrival:
     policy: RoutingPolicy | None = None
     """What the request itself asks for; None: the model's own policy."""
     deadline_s: float | None = None
+    due_s: float | None = None
+    """When it should be answered where that is no deadline: it is starved by it, not refused."""
 
 
 @dataclass(slots=True)
@@ -52,10 +55,12 @@ def decide(
     now_s: float,
     ahead: int = 0,
     stalled_s: float = 0.0,
+    may_load: bool = True,
 ) -> Decided:
     """Decide about one request now.
 
     `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago.
+    Where it may not load, who would begin a load waits for somebody else's.
     """
     record = models.get(arrival.model)
     if record is None:
@@ -70,6 +75,8 @@ def decide(
         spec.policy.target_ongoing_requests, ahead, stalled_s, arrival.deadline_s,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](request, cluster, now_s)
+    if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
+        decision = Wait(Reason.QUEUE_NO_SLOT)
     if arrival.deadline_s is not None:
         decision = _within_deadline(decision, request, arrival.deadline_s, cluster, now_s)
     return Decided(decision, policy, spec)

@@ -12,6 +12,8 @@ class GatewayError(Exception):
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     reason = "internal"
+    challenge: bytes | None = None
+    """The answer's `www-authenticate` (RFC 6750, section 3)."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -33,10 +35,25 @@ class ModelNotFound(GatewayError):
 
 
 class Unauthorized(GatewayError):
-    """The request carries no key of the tenant whose model it names."""
+    """The request carries no key or token of the tenant whose model it names."""
 
     status = HTTPStatus.UNAUTHORIZED
     reason = "unauthorized"
+    challenge = b"Bearer"
+
+
+class InvalidToken(Unauthorized):
+    """The request's token is good for nobody."""
+
+    challenge = b'Bearer error="invalid_token"'
+
+
+class Forbidden(GatewayError):
+    """The request's token is good, but not for the tenant whose model it names."""
+
+    status = HTTPStatus.FORBIDDEN
+    reason = "forbidden"
+    challenge = b'Bearer error="insufficient_scope"'
 
 
 class BodyTooLarge(GatewayError):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import NotTaken, UpstreamLost
 from gateway.headers import PodAnswer, read_answer
+from gateway.queue_proxy import UNANSWERED, unanswered
 from gateway.record import spent
 from gateway.upstream import PodConnectionLost, PodUnreachable
+from registry.queue_proxy import Unanswered
 
 if TYPE_CHECKING:
     from gateway.arrivals import ArrivalCounter
@@ -145,6 +147,8 @@ class Exchange:
                 connection.close()
                 connection = await self._send_again(lost, entry, head)
             answer = read_answer(connection.headers)
+            if why := await unanswered(connection, answer, self._tools.pool, entry.address):
+                raise self._not_answered(why, placement.reservation)
             if answer.not_executed in ("slots", "draining") and self._body.can_be_sent:
                 raise self._refused(answer.not_executed, placement.reservation)
             await self._answer(connection, answer, sent_s)
@@ -224,6 +228,16 @@ class Exchange:
             self._refusals_total += 1
         return _TryAgain(reason)
 
+    def _not_answered(self, why: Unanswered, reservation: Reservation) -> Exception:
+        """What it means that only the queue-proxy before the pod answered."""
+        if why is Unanswered.FULL and self._body.can_be_sent:
+            return self._refused("slots", reservation)
+        if why is Unanswered.NOT_REACHED:
+            self._tools.doubts.suspect(reservation.entry)
+            if self._body.can_be_sent:
+                return _TryAgain("pod-died")
+        return UpstreamLost(UNANSWERED[why])
+
     def _head(self, placement: Placement, until_s: float) -> bytes:
         """The head of the request to the pod: the caller's headers, and our commands."""
         reservation, target = placement.reservation, self._client.target
@@ -287,6 +301,11 @@ class Exchange:
     def model_text(self) -> str:
         """The model as a label."""
         return self._client.target.label
+
+    @property
+    def version(self) -> bytes:
+        """Which version of a model with canaries answers; empty: it has none."""
+        return self._client.target.version
 
     def start(self, answer: PodAnswer) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""

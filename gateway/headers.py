@@ -19,7 +19,11 @@ _HOP_BY_HOP: Final = frozenset(
         b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     )
 )  # fmt: skip
-_NOT_FORWARDED: Final = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_KNATIVES: Final = frozenset((b"k-network-probe", b"k-proxy-request"))
+"""A pod's queue-proxy would answer the one itself, and leave requests with the other uncounted."""
+_NOT_FORWARDED: Final = (
+    _HOP_BY_HOP | _KNATIVES | {b"host", b"content-length", b"expect", b"x-request-id"}
+)
 _USUAL_CONNECTION: Final = frozenset((b"keep-alive", b"close"))
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 _OURS: Final = b"x-pilotlight-"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway import openai
 from gateway.client_request import ClientRequest
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MOST_HEAD_BYTES: Final = 64 * 1024
 """Longest request line and headers together, give or take one read of the socket."""
 _TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MOST_HEAD_BYTES
 _INFERENCE_ENDS: Final = (
-    b"/infer", b":predict", b"/completions", b"/embeddings", b"/images/generations",
+    b"/infer", b":predict", *(f"/{call}".encode() for call in openai.CALLS),
 )  # fmt: skip
 
 

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from gateway.body import RequestBody
 
-PATH: Final = re.compile(r"/openai/v1/(completions|chat/completions|embeddings|images/generations)")
+CALLS: Final = {
+    "completions": "Go on with a text; `stream` sends it as it is made.",
+    "chat/completions": "Answer a conversation.",
+    "embeddings": "Embed texts.",
+    "images/generations": "Make images from a text.",
+}
+"""What is passed on to pods, and what it does."""
+PATH: Final = re.compile(f"/openai/v1/({'|'.join(CALLS)})")
 _FIRST_BYTES: Final = 4096
 """What is looked at before more of the body is waited for; the name is nearly always in it."""
 _LONGEST_NAME: Final = 253

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gateway import openai
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
@@ -12,14 +14,11 @@ _PATHS = {
     "/v2/models/{name}/infer": ("v2", "Infer with a model of the namespace `default`."),
     "/serving/{namespace}/{name}/v1/models/{name}:predict": ("v1", "Predict, any namespace."),
     "/serving/{namespace}/{name}/v2/models/{name}/infer": ("v2", "Infer, any namespace."),
-    "/openai/v1/completions": ("openai", "Go on with a text; `stream` sends it as it is made."),
-    "/openai/v1/chat/completions": ("openai", "Answer a conversation."),
-    "/openai/v1/embeddings": ("openai", "Embed texts."),
-    "/openai/v1/images/generations": ("openai", "Make images from a text."),
-    "/serving/{namespace}/{name}/openai/v1/completions": ("openai", "Any namespace."),
-    "/serving/{namespace}/{name}/openai/v1/chat/completions": ("openai", "Any namespace."),
-    "/serving/{namespace}/{name}/openai/v1/embeddings": ("openai", "Any namespace."),
-    "/serving/{namespace}/{name}/openai/v1/images/generations": ("openai", "Any namespace."),
+    **{f"/openai/v1/{call}": ("openai", does) for call, does in openai.CALLS.items()},
+    **{
+        f"/serving/{{namespace}}/{{name}}/openai/v1/{call}": ("openai", "Any namespace.")
+        for call in openai.CALLS
+    },
 }
 _V1_BODY = {
     "type": "object",

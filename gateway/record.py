@@ -94,6 +94,8 @@ class Recorder:
             b"\r\nx-pilotlight-start: ", exchange.start(answer).encode(),
             b"\r\nserver-timing: ", spent.server_timing(), b"\r\n",
         )  # fmt: skip
+        if exchange.version:
+            lines += (b"x-pilotlight-version: ", exchange.version, b"\r\n")
         return lines
 
     def answered(self, exchange: Exchange, answer: PodAnswer, spent: Spent, status: int) -> None:

@@ -6,17 +6,19 @@ OpenAI's paths may name none: then the body does, and `openai` looks there.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from gateway import openai
 from gateway.errors import BadRequest, GatewayError, ModelNotFound
+from registry.canaries import Canaries
 from registry.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from registry.canaries import Canary
     from registry.cluster import ClusterState
 
 _REMEMBERED = 4096
@@ -43,6 +45,12 @@ class Target:
     """Which of OpenAI's calls it is; None: none of them."""
     is_named: bool = True
     """Whether path or Host named the model; where they did not, the body does."""
+    version: bytes = b""
+    """The version that answers, once one of several is chosen."""
+    canaries: tuple[Canary, ...] = ()
+    """What takes a share of the model's requests."""
+    without_host: Target | None = None
+    """What the path alone asks for, where the Host named the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +61,17 @@ class Place:
     namespace: str = "default"
     name: str | None = None
     """The model the prefix or the Host names; None: the path alone does."""
+    is_by_host: bool = False
 
 
 class Targets:
     """Finds the targets of inference requests, and remembers them until the models change."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, *, is_guarded: bool = False) -> None:
         self._state = state
+        self._canaries = Canaries(state)
+        self._is_guarded = is_guarded
+        """A Host then counts only where the path agrees: a refusal would tell that it is known."""
         self._found: dict[tuple[bytes, bytes], Target | None] = {}
         self._models_version = -1
 
@@ -82,11 +94,23 @@ class Targets:
         return sum(len(path) + len(host) for path, host in self._found)
 
     def _read(self, path: bytes, host: bytes) -> Target | None:
+        text = path.decode("latin-1")
+        place = Place(text)
         try:
-            place = place_of(path.decode("latin-1"), host.decode("latin-1"), self._state.models)
-            return target_of(place) if is_inference(place.path) else None
+            place = place_of(text, host.decode("latin-1"), self._state.models)
+            if not is_inference(place.path):
+                return None
+            target = target_of(place)
         except GatewayError:
-            return None
+            return self._read(path, b"") if self._is_guarded and place.is_by_host else None
+        if place.is_by_host:
+            target = replace(target, without_host=self._read(path, b""))
+        return self.with_canaries(target)
+
+    def with_canaries(self, target: Target) -> Target:
+        """The target with the model's canaries, where there are some."""
+        found = self._canaries.of(target.model) if target.model in self._state.models else ()
+        return replace(target, canaries=found) if found else target
 
 
 def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
@@ -96,7 +120,9 @@ def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
         namespace, name = _plain(match[1]), _plain(match[2])
         return Place(match[3] or "/", namespace, name)
     named = model_of_host(host, known)
-    return Place(path, named.namespace, named.name) if named else Place(path)
+    if named is None:
+        return Place(path)
+    return Place(path, named.namespace, named.name, is_by_host=True)
 
 
 def is_inference(path: str) -> bool:
@@ -124,6 +150,16 @@ def target_of(place: Place) -> Target:
     else:
         pod_path = f"/v2/models/{model.path_segment}/infer"
     return Target(model, name, pod_path.encode(), str(model))
+
+
+def target_of_version(target: Target, model: ModelName) -> Target:
+    """The same request to one of the model's versions, which its pod knows by its own name."""
+    version = model.name.encode()
+    if model == target.model:
+        return replace(target, version=version)
+    own, other = target.model.path_segment.encode(), model.path_segment.encode()
+    pod_path = target.pod_path.replace(b"/%b" % own, b"/%b" % other, 1)
+    return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
 
 
 def openai_target(namespace: str, name: str | None, call: str) -> Target:

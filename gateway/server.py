@@ -12,13 +12,13 @@ import logging
 import math
 import random
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import orjson
 
 from gateway import openai
+from gateway.access import access_of, without_credentials
 from gateway.body import RequestBody
 from gateway.client_request import ClientGone
 from gateway.decide import Arrival
@@ -33,16 +33,25 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
-from gateway.routes import Targets, is_inference, openai_target, place_of, target_of
-from gateway.tenant_keys import TenantKeys, without_keys
+from gateway.policies.canary import choose_version
+from gateway.routes import (
+    Targets,
+    is_inference,
+    openai_target,
+    place_of,
+    target_of,
+    target_of_version,
+)
+from gateway.servable import can_be_served
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from gateway.access import Access
     from gateway.client_request import ClientRequest
     from gateway.exchange import Tools
-    from gateway.headers import RequestHeaders
-    from gateway.routes import Target
+    from gateway.headers import Headers, RequestHeaders
+    from gateway.routes import Place, Target
     from gateway.settings import GatewaySettings
     from registry.model import ModelRecord
     from registry.watch import ClusterWatch
@@ -67,11 +76,12 @@ class Front:
         self._settings = settings
         self._random = random.Random(settings.seed)
         self._sequence = 0
-        self.target = Targets(watch.state).find
+        self.access = access_of(settings)
+        """None: nobody needs a key or a token."""
+        self._targets = Targets(watch.state, is_guarded=self.access is not None)
+        self.target = self._targets.find
         """The target of a path and Host, if they name one rightly."""
         self.is_draining = False
-        self.keys = TenantKeys(Path(settings.api_keys)) if settings.api_keys else None
-        """None: nobody needs a key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope: whatever is no inference."""
@@ -83,8 +93,8 @@ class Front:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
             place = place_of(path, _host(scope), self._watch.state.models)
-            if self.keys is not None:
-                self.keys.check_path(unquote(place.path), place.namespace, scope["headers"])
+            if self.access is not None:
+                place = await self._admitted(self.access, path, place, scope["headers"])
             if scope["method"] == "POST" and is_inference(place.path):
                 target_of(place)  # it was no target, and this says why
         except GatewayError as error:
@@ -99,14 +109,17 @@ class Front:
         request_id = ""
         exchange: Exchange | None = None
         try:
-            headers = client.headers if self.keys is None else without_keys(client.headers)
+            headers = client.headers
+            if self.access is not None:
+                await self._admit(self.access, client)
+                headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
             body = RequestBody(client, read.content_length, self._settings)
             if not client.target.is_named:
                 await self._name_by_body(client, body)
-            if self.keys is not None:
-                self.keys.check(client.target.model.namespace, client.headers)
+            if client.target.canaries:
+                self._choose_version(client, request_id)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._record(client.target)
@@ -123,11 +136,40 @@ class Front:
                 self._tools.recorder.failed(exchange, error)
             _answer_error(client, error, request_id)
 
+    async def _admit(self, access: Access, client: ClientRequest) -> None:
+        """Check who asks. Raises Unauthorized, Forbidden, NotReady.
+
+        A Host that names another tenant's model names nothing: else it would tell what there is.
+        """
+        target = client.target
+        if target.without_host is not None and not await access.may(
+            target.model.namespace, client.headers
+        ):
+            client.target = target = target.without_host
+        await access.check(target.model.namespace, client.headers)
+
+    async def _admitted(self, access: Access, path: str, place: Place, headers: Headers) -> Place:
+        """As `_admit`, for the place of what is no inference."""
+        if place.is_by_host and not await access.may(place.namespace, headers):
+            place = place_of(path, "", ())
+        await access.check_path(unquote(place.path), place.namespace, headers)
+        return place
+
     async def _name_by_body(self, client: ClientRequest, body: RequestBody) -> None:
         """Find the target of one of OpenAI's calls in its body."""
         call = client.target.openai_call or ""
         model = openai.model_named(await openai.model_of_body(body))
-        client.target = openai_target(model.namespace, model.name, call)
+        named = openai_target(model.namespace, model.name, call)
+        client.target = self._targets.with_canaries(named)
+
+    def _choose_version(self, client: ClientRequest, request_id: str) -> None:
+        """One of the model's versions; the model itself where the chosen canary cannot serve."""
+        target = client.target
+        model = choose_version(target.model, target.canaries, request_id)
+        record = self._watch.state.models.get(model)
+        if record is None or not can_be_served(record, self._watch.state):
+            model = target.model
+        client.target = target_of_version(target, model)
 
     async def _record(self, target: Target) -> ModelRecord:
         if self.is_draining:
@@ -279,8 +321,8 @@ def _error_answer(
         (b"content-type", b"application/json"),
         (b"x-pilotlight-reason", str(error.reason).encode()),
     ]
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
+    if error.challenge is not None:
+        headers.append((b"www-authenticate", error.challenge))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     document = openai.error_document(error) if is_openai else {"error": str(error)}

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.tenant_keys import read_keys
+from gateway.tokens.issuers import read_issuers
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1 << 20
 
 
-def _keys_folder(text: str) -> str:
-    if text:
-        try:
-            read_keys(Path(text))
-        except OSError as error:
-            raise ValueError(f"must be a folder that can be read, was {text!r}: {error}") from None
-    return text
+def _folder(read: Callable[[Path], object]) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        if text:
+            try:
+                read(Path(text))
+            except OSError as error:
+                raise ValueError(
+                    f"must be a folder that can be read, was {text!r}: {error}"
+                ) from None
+        return text
+
+    return checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,17 @@ class GatewaySettings:
         True, truth, "let requests choose a policy by x-pilotlight-policy"
     )
     api_keys: str = option(
-        "", _keys_folder, "folder with a file of API keys for each tenant; empty: none is needed"
+        "",
+        _folder(read_keys),
+        "folder with a file of API keys for each tenant; empty: none is needed",
+    )
+    token_issuers: str = option(
+        "",
+        _folder(read_issuers),
+        "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
+    )
+    token_leeway: float = option(
+        30.0, positive_seconds, "how far the clocks of token issuers may be off from this one"
     )
     seed: int = option(0, whole(0), "seed of random choices; runs with one seed choose alike")
     log_level: str = option("INFO", str, "least level that is logged")

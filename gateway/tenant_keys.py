@@ -13,24 +13,16 @@ import hmac
 import logging
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import Unauthorized
+from gateway.access_files import RELOAD_S, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from gateway.headers import Headers
 
 logger = logging.getLogger(__name__)
 
-RELOAD_S = 2.0
-"""A mounted Secret changes without a word."""
-OPERATOR: Final = "_operator"
 SHORTEST: Final = 16
-_CARRIERS: Final = frozenset((b"authorization", b"x-api-key"))
-_BEARER: Final = b"bearer "
-_FREE: Final = frozenset(("/", "/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"))
-_TENANTS: Final = ("/v1/", "/v2/", "/openai/")
 
 
 class TenantKeys:
@@ -50,45 +42,19 @@ class TenantKeys:
             except (OSError, ValueError) as error:
                 logger.warning("the API keys stay as they were", exc_info=error)
 
-    def check(self, namespace: str, headers: Headers) -> None:
-        """Pass whoever has a key of the tenant. Raises Unauthorized, whatever it was."""
-        given = presented_key(headers)
-        if given is None:
-            raise Unauthorized("an API key is needed: authorization: Bearer KEY, or x-api-key: KEY")
-        digest = hashlib.sha256(given).digest()
+    def has(self, namespace: str, key: bytes) -> bool:
+        """Whether it is one of the tenant's keys."""
+        digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, each) for each in self._digests.get(namespace, ())]
-        if not any(matches):
-            raise Unauthorized(f"the API key is none of namespace {namespace!r}")
-
-    def check_path(self, path: str, namespace: str, headers: Headers) -> None:
-        """As `check`, for what is no inference: health is free, metrics are the operator's."""
-        if path not in _FREE:
-            self.check(namespace if path.startswith(_TENANTS) else OPERATOR, headers)
+        return any(matches)
 
 
 def read_keys(folder: Path) -> Mapping[str, Sequence[bytes]]:
     """Digests of the keys by tenant. Raises OSError, ValueError."""
     found: dict[str, list[bytes]] = {}
-    for file in sorted(folder.iterdir()):
-        if file.name.startswith(".") or not file.is_file():
-            continue  # how a mounted Secret keeps its versions
+    for file in files_of(folder):
         keys = [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
         if any(len(key) < SHORTEST for key in keys):
             raise ValueError(f"{file}: a key must have {SHORTEST} bytes or more; make them random")
         found[file.name] = [hashlib.sha256(key).digest() for key in keys]
     return found
-
-
-def presented_key(headers: Headers) -> bytes | None:
-    """The key a request carries."""
-    for name, value in headers:
-        if name == b"x-api-key":
-            return value.strip()
-        if name == b"authorization" and value[: len(_BEARER)].lower() == _BEARER:
-            return value[len(_BEARER) :].strip()
-    return None
-
-
-def without_keys(headers: Headers) -> Headers:
-    """What pods, which serve all tenants, may see of a request's headers."""
-    return [pair for pair in headers if pair[0] not in _CARRIERS]

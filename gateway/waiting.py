@@ -52,7 +52,13 @@ class WaitingLine(Generic[W]):
         state: ClusterState,
         now_s: Callable[[], float],
         on_decided: Callable[[Arrival, Decided], None] | None = None,
+        *,
+        by_deadline: bool = True,
+        may_load: bool = True,
     ) -> None:
+        """Without `by_deadline` a model's queue is by arrival; for `may_load` see `decide`."""
+        self._by_deadline = by_deadline
+        self._may_load = may_load
         self._state = state
         self._now_s = now_s
         self._on_decided = on_decided
@@ -74,8 +80,9 @@ class WaitingLine(Generic[W]):
         now_s, state = self._now_s(), self._state
         moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
         decided = decide(
-            arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s
-        )
+            arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s,
+            may_load=self._may_load,
+        )  # fmt: skip
         if self._on_decided is not None:
             self._on_decided(arrival, decided)
         return decided
@@ -118,7 +125,7 @@ class WaitingLine(Generic[W]):
             model=arrival.model.name,
             sequence=arrival.sequence,
             priority=spec.policy.priority,
-            deadline_s=arrival.deadline_s,
+            deadline_s=_due_s(arrival) if self._by_deadline else None,
         )
 
     def enter(self, waiter: W, decided: Decided) -> None:
@@ -222,10 +229,15 @@ class WaitingLine(Generic[W]):
         return "remote"
 
 
+def _due_s(arrival: Arrival) -> float | None:
+    return arrival.due_s if arrival.deadline_s is None else arrival.deadline_s
+
+
 def _is_starved(arrival: Arrival, now_s: float) -> bool:
-    if arrival.deadline_s is None:
+    due_s = _due_s(arrival)
+    if due_s is None:
         return False
-    return now_s - arrival.arrival_s > STARVED_SHARE * (arrival.deadline_s - arrival.arrival_s)
+    return now_s - arrival.arrival_s > STARVED_SHARE * (due_s - arrival.arrival_s)
 
 
 def rejected(decision: Reject) -> Rejected:

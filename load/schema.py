@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
+from load.stages import STAGES
+
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
 
 TRACE_SCHEMA: Final = pa.schema(
@@ -26,9 +28,6 @@ TRACE_SCHEMA: Final = pa.schema(
     ]
 )
 """One arrival per row."""
-
-STAGES: Final = ("queue", "load", "preprocess", "infer", "postprocess", "network")
-"""The stages of `server-timing`, in the order a request meets them."""
 
 RECORD_SCHEMA: Final = pa.schema(
     [

@@ -15,7 +15,7 @@ import typer
 
 from pilotlight.commands import ask, declare, forecast, profile, run, show
 from pilotlight.commands.autoscaler import LOADING_NAMES, autoscaler_choice, explain_plans
-from pilotlight.commands.load_app import load_app, report_runs
+from pilotlight.commands.load_app import experiment, load_app, report_runs, simulate
 from pilotlight.commands.options import (
     FilesOption,
     GatewayOption,
@@ -47,6 +47,8 @@ get_app = typer.Typer(no_args_is_help=True, help="Show models or pods.")
 app.add_typer(get_app, name="get")
 app.add_typer(load_app, name="load")
 app.command("report")(report_runs)
+app.command()(simulate)
+app.command()(experiment)
 app.add_typer(forecast.app, name="forecast")
 
 
@@ -166,7 +168,7 @@ def up(
     choice = autoscaler_choice(
         loading, pods=pods, min_pods=min_pods, pod_idle_s=pod_idle, pod_stable_s=pod_stable
     )
-    at = Home(home.expanduser().absolute()) if home else Home.default()
+    at = Home.of(home)
     settings = PlatformSettings(
         home=at,
         objects=(objects or at.objects).expanduser().absolute(),
@@ -355,68 +357,6 @@ def profile_model(
 
 
 @app.command()
-def simulate(
-    *,
-    cluster: Annotated[Path, typer.Option(metavar="FILE", help="The cluster, as YAML.")],
-    trace: Annotated[str, typer.Option(help="The arrivals: a file, or the name of a trace.")],
-    policy: Annotated[
-        str, typer.Option(metavar="P[,P…]", help="Routing policies; own: each model's own.")
-    ] = "own",
-    sweep: Annotated[
-        str | None,
-        typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the records, as Parquet.")
-    ] = None,
-    json_: JsonOption = False,
-) -> None:
-    """Run a trace through a simulated cluster with the policies of the gateway."""
-    from pilotlight.commands.simulate import Plan, run_simulations  # pyarrow is an extra
-
-    run_simulations(Plan(cluster, trace, policy, sweep, seed, out), Output(json_))
-
-
-@app.command()
-def experiment(
-    name: Annotated[str | None, typer.Argument(help="Without it, all are listed.")] = None,
-    *,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live/--simulated-only", help="Also run on a real platform what can be; or not."
-        ),
-    ] = True,
-    seed: Annotated[
-        list[int], typer.Option(min=0, help="Repeat for several; without it, the experiment's own.")
-    ] = [],  # noqa: B006 - typer copies it
-    quick: Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds.")] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, show_default="a core each", help="Simulations side by side."),
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")] = Path(
-        "experiments"
-    ),
-    home: HomeOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Run an experiment of the documentation again: its tables, beside the literature's figures."""
-    from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
-    from pilotlight.demo.live import LiveDemo
-
-    output = Output(json_)
-    if name is None:
-        list_experiments(output)
-        return
-    at = Home(home.expanduser().absolute()) if home else Home.default()
-    platform = LiveDemo(at, output) if live else None
-    cores = processes or os.cpu_count() or 1
-    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform), output)
-
-
-@app.command()
 def demo(
     *,
     full: Annotated[
@@ -426,8 +366,7 @@ def demo(
     json_: JsonOption = False,
 ) -> None:
     """The main job, end to end: deploy, invoke, Liu's workloads; ends by itself."""
-    at = Home(home.expanduser().absolute()) if home else Home.default()
-    run_demo(at, Output(json_), full=full)
+    run_demo(Home.of(home), Output(json_), full=full)
 
 
 @app.command(
@@ -446,6 +385,9 @@ def scale_pool(
     pool: Annotated[str, typer.Argument(help="The pool's name, as in its label.")],
     *,
     pods: Annotated[int, typer.Option(min=0, help="How many pods.")],
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Where its InferenceService is, if known.")
+    ] = "",
     redis_url: RedisOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -453,7 +395,7 @@ def scale_pool(
     from pilotlight.commands.scale import scale  # its libraries are an extra
 
     target = Target.of(None, redis_url=redis_url, pool=pool)
-    asyncio.run(scale(target, Output(json_), pool, pods))
+    asyncio.run(scale(target, Output(json_), pool, pods=pods, namespace=namespace))
 
 
 @app.command("make-model")

@@ -24,8 +24,9 @@ class MissingExtra(PilotlightError):
     """A package is not installed that comes with one of our extras."""
 
     def __init__(self, missing: ModuleNotFoundError, extra: str) -> None:
+        package = (missing.name or "a package").partition(".")[0]
         super().__init__(
-            f"{missing.name} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
+            f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
         )
 
 

@@ -51,6 +51,11 @@ class Home:
         named = os.environ.get("PILOTLIGHT_HOME")
         return cls(Path(named).expanduser() if named else Path.home() / ".pilotlight")
 
+    @classmethod
+    def of(cls, folder: Path | None) -> Home:
+        """The home that a flag names, with an absolute path; else the default."""
+        return cls(folder.expanduser().absolute()) if folder else cls.default()
+
     @property
     def lock_file(self) -> Path:
         """Held by the supervisor for as long as it lives."""

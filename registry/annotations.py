@@ -138,6 +138,10 @@ KEYS: Mapping[str, _Key] = {
         _duration(positive=True),
         "time of one inference after which the model counts as hung",
     ),
+    "canary-of": _Key("canary_of", _label, "the model of whose requests this one takes a share"),
+    "canary-percent": _Key(
+        "canary_percent", _whole(0, 100), "of a hundred requests to `canary-of`, so many"
+    ),
     "application": _Key("application", _label, "the application the model belongs to"),
     "profile": _Key("profile", _label, "the stored profile to plan with"),
     "placement": _Key("placement", _label, "the placement policy of the model's pool"),
@@ -178,10 +182,16 @@ def _unknown(full_key: str, text: str) -> str:
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    problems: list[str] = []
     low, high = values.get("min_copies"), values.get("max_copies")
     if low is not None and high is not None and low > high:
-        return [
+        problems.append(
             f"metadata.annotations[{PREFIX}min-copies] must be at most max-copies, "
             f"was {low} with max-copies {high}"
-        ]
-    return []
+        )
+    if values.get("canary_percent") and "canary_of" not in values:
+        problems.append(
+            f"metadata.annotations[{PREFIX}canary-percent] needs {PREFIX}canary-of, "
+            "which names the model of whose requests it takes a share"
+        )
+    return problems

@@ -19,6 +19,7 @@ from registry.estimates import UNMEASURED, Measurements
 from registry.model import ModelName, ModelRecord, Tier, name_of_key
 from registry.pod import PodInfo, PodPhase
 from registry.ranking import RankedPods
+from registry.residencies import Residencies
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -57,7 +58,7 @@ class PodState:
     __slots__ = (
         "_is_suspect", "_ongoing", "_ongoing_pending", "_phase", "_slots_pending", "_slots_used",
         "_used_bytes", "changed", "counts_version", "epoch", "free_bytes", "has_free_slot",
-        "inferring", "info", "is_accepting", "loads_total", "name", "slots", "slots_busy",
+        "inferring", "info", "is_accepting", "loads_total", "name", "pool", "slots", "slots_busy",
         "version",
     )  # fmt: skip
 
@@ -69,6 +70,7 @@ class PodState:
         self.loads_total = 0
         self.changed: set[PodState] = set()
         """Where it puts itself when what pods are ranked by changes; the pool's, once in one."""
+        self.pool: RankedPods | None = None
         self.version = 0
         self.counts_version = 0
         self.slots_busy = 0
@@ -171,8 +173,13 @@ class PodState:
         self._reconsider()
 
     def _reconsider(self) -> None:
+        is_accepting = self._phase is PodPhase.READY and not self._is_suspect
+        if is_accepting is self.is_accepting:
+            return
         self.changed.add(self)
-        self.is_accepting = self._phase is PodPhase.READY and not self._is_suspect
+        self.is_accepting = is_accepting
+        if self.pool is not None:
+            self.pool.accepting_version += 1
         self.has_free_slot = self.slots_busy < self.slots and self.is_accepting
 
     @property
@@ -199,7 +206,7 @@ class ClusterState:
         """Grows whenever any model's record changes, for those who follow only these."""
         self.pods = RankedPods()
         self.models: dict[ModelName, ModelRecord] = {}
-        self.residency: dict[str, dict[str, Residency]] = {}
+        self.residency = Residencies(self.pods)
         self.measurements: dict[str, Measurements] = {}
         self.profiles: dict[ModelName, Profile] = {}
         """Of the generation that was profiled last."""
@@ -229,6 +236,14 @@ class ClusterState:
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""
         return self.residency.get(key, _NOWHERE)
+
+    def warm(self, key: str) -> Sequence[PodState]:
+        """Accepting pods that hold the model on their device."""
+        return self.residency.warm(key)
+
+    def warming(self, key: str) -> Sequence[PodState]:
+        """Accepting pods to whose device a load of the model is under way."""
+        return self.residency.warming(key)
 
     def measured(self, key: str) -> Measurements:
         """The model's measurements; priors only if there are none."""
@@ -315,23 +330,19 @@ class ClusterState:
             return
         self._residency_versions[place] = version
         if not isinstance(text, str):
-            self._forget_residency(key, name)
+            self.residency.drop(key, name)
             return
         tier, loading, since_ms, size = text.split("|")
-        self.residency.setdefault(key, {})[name] = Residency(
-            tier=Tier(tier),
-            loading_from=None if loading == "-" else Tier(loading),
-            since_s=float(since_ms) / 1000,
-            size_bytes=int(float(size)),
+        self.residency.put(
+            key,
+            name,
+            Residency(
+                tier=Tier(tier),
+                loading_from=None if loading == "-" else Tier(loading),
+                since_s=float(since_ms) / 1000,
+                size_bytes=int(float(size)),
+            ),
         )
-
-    def _forget_residency(self, key: str, name: str) -> None:
-        holders = self.residency.get(key)
-        if holders is None:
-            return
-        holders.pop(name, None)
-        if not holders:
-            del self.residency[key]
 
     def _apply_pod(
         self, version: int, name: str, info: str, epoch: int, phase: str, used: str, loads: int,
@@ -368,7 +379,7 @@ class ClusterState:
         for key in [key for key, holders in self.residency.items() if name in holders]:
             if version >= self._residency_versions.get((key, name), 0):
                 self._residency_versions[key, name] = version
-                self._forget_residency(key, name)
+                self.residency.drop(key, name)
 
     def _apply_model(
         self, version: int, text: str, spec: str | bool, previous: str | bool, failure: str | bool

@@ -25,7 +25,9 @@ API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
 MODEL_FORMATS = ("huggingface", "safetensors", "pytorch")
 PROTOCOLS = ("v1", "v2")
-STORAGE_SCHEMES = ("s3", "file")
+LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
+"""Storage that a library fetches whole; the runtime says which."""
+STORAGE_SCHEMES = ("s3", "file", "pvc", *LIBRARY_SCHEMES)
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -33,6 +35,11 @@ _OTHER_PREDICTORS = (
     "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
     "lightgbm", "paddle",
 )  # fmt: skip
+_CANARY_FIELDS = frozenset(("canary", "canaryTrafficPercent"))
+_CANARY_HINT = (
+    "declare the new version as a model of its own, with the annotations pilotlight.io/canary-of "
+    "and pilotlight.io/canary-percent"
+)
 _NOT_YAML = (
     yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
     RecursionError,
@@ -158,6 +165,11 @@ class _Reader:
         parsed = parse_annotations(self._strings(metadata, "annotations"))
         for problem in parsed.problems:
             self._say(problem)
+        if parsed.policy.canary_of == name.name:
+            self._say(
+                "metadata.annotations[pilotlight.io/canary-of] must name another model, "
+                f"was {name.name!r} itself"
+            )
         labels = self._strings(metadata, "labels")
         model = self._model(document)
         spec = ModelSpec(
@@ -231,6 +243,9 @@ class _Reader:
         if not spec:
             return {}
         predictor = self._mapping(spec, "predictor", path="spec.", required=True)
+        for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
+            for key in sorted(_CANARY_FIELDS & mapping.keys()):
+                self._say(f"{path}{key} is not supported; {_CANARY_HINT}")
         legacy = [kind for kind in _OTHER_PREDICTORS if kind in predictor]
         if legacy and "model" not in predictor:
             self._say(
@@ -262,9 +277,16 @@ class _Reader:
         if not model:
             return ""
         uri = model.get("storageUri")
-        allowed = " or ".join(f"{scheme}://…" for scheme in STORAGE_SCHEMES)
+        path = "spec.predictor.model."
+        for key in ("storage", "storageUris"):
+            if model.get(key) is not None:
+                self._say(f"{path}{key} is not supported; write {path}storageUri")
         if not isinstance(uri, str) or not _is_storage_uri(uri):
-            self._say(f"spec.predictor.model.storageUri must be {allowed}, was {_seen(uri)}")
+            allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
+            self._say(
+                f"{path}storageUri must be a plain URI that begins with one of {allowed}, "
+                f"was {_seen(uri)}"
+            )
         return _text(uri)
 
 
@@ -279,6 +301,14 @@ def _is_storage_uri(uri: str) -> bool:
         return False
     if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
         return False
-    if parts.scheme == "s3":
-        return len(parts.netloc) >= 3 and "@" not in parts.netloc
-    return parts.netloc == "" and parts.path.startswith("/")
+    if "@" in parts.netloc:  # credentials belong into Secrets
+        return False
+    match parts.scheme:
+        case "file":
+            return parts.netloc == "" and parts.path.startswith("/")
+        case "s3":
+            return len(parts.netloc) >= 3
+        case "hf":
+            return parts.netloc != "" and parts.path.count("/") == 1 and parts.path != "/"
+        case _:
+            return parts.netloc not in ("", ".", "..")

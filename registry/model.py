@@ -103,6 +103,9 @@ class ModelPolicy:
     max_batch_wait_s: float = 0.0
     max_infer_s: float | None = None
     """None: the pod's own limit."""
+    canary_of: str | None = None
+    """The model of its namespace of whose requests it takes a share."""
+    canary_percent: int = 0
     application: str | None = None
     profile: str | None = None
     placement: str | None = None

@@ -28,6 +28,11 @@ class Stage(StrEnum):
     NETWORK = "network"
 
 
+def address_of(host: str, port: int) -> str:
+    """`host:port` as URLs have it: addresses of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class PodInfo:
     """What does not change while a pod lives."""

@@ -26,7 +26,10 @@ def load_rank(pod: Any) -> Rank:
 
 def room_rank(pod: Any) -> Rank:
     """Where a cold start is cheap: memory that needs no eviction first, then by load."""
-    return (-pod.free_bytes, *load_rank(pod))
+    busy, inferring = pod.slots_busy, pod.inferring
+    if busy or inferring:
+        return (-pod.free_bytes, busy / pod.slots, inferring)
+    return (-pod.free_bytes, *_IDLE)
 
 
 class Ranking:
@@ -58,10 +61,11 @@ class Ranking:
         return None
 
     def _settle(self) -> None:
+        pods, ranks, rank_of = self._pods, self._rank, self._rank_of
         for pod in self.changed:
-            is_in = pod.has_free_slot and self._pods.get(pod.name) is pod
-            rank = self._rank_of(pod) if is_in else None
-            before = self._rank.get(pod)
+            is_in = pod.has_free_slot and pods.get(pod.name) is pod
+            rank = rank_of(pod) if is_in else None
+            before = ranks.get(pod)
             if rank != before:
                 if before is not None:
                     self._take_out(pod, before)
@@ -93,6 +97,8 @@ class RankedPods(dict[str, "PodState"]):
     def __init__(self) -> None:
         super().__init__()
         self.changed: set[PodState] = set()
+        self.accepting_version = 0
+        """Grows when pods come, go, or begin or cease to take requests."""
         self._by_load = Ranking(self, load_rank)
         self._by_room = Ranking(self, room_rank)
 
@@ -101,6 +107,8 @@ class RankedPods(dict[str, "PodState"]):
             self._forget(before)
         super().__setitem__(name, pod)
         pod.changed = self.changed
+        pod.pool = self
+        self.accepting_version += 1
         self.changed.add(pod)
 
     def __delitem__(self, name: str) -> None:
@@ -110,6 +118,8 @@ class RankedPods(dict[str, "PodState"]):
     def _forget(self, pod: PodState) -> None:
         self.changed.add(pod)
         pod.changed = set()
+        pod.pool = None
+        self.accepting_version += 1
 
     def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodState | None:
         """The pod with a free slot that is least loaded."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.pod import PodInfo
+from registry.pod import PodInfo, address_of
 from registry.watch import ClusterWatch
 from runtime.agent import Agent, Inventory
 from runtime.declared import DeclaredModels
@@ -27,6 +27,7 @@ from runtime.loading.store import Eviction, ModelStore
 from runtime.loading.wish import Wish
 from runtime.measurements import Measurements
 from runtime.networks.skeletons import Skeletons
+from runtime.one_model import OneModel, one_model_spec
 from runtime.openai.routes import OpenAIRoutes
 from runtime.profiling.profiler import Profiler
 from runtime.profiling.route import profile_route
@@ -79,7 +80,9 @@ class Ground:
         settings = self.settings
         return PodInfo(
             name=settings.name,
-            address=f"{settings.advertise or settings.host}:{settings.advertise_port or self.port}",
+            address=address_of(
+                settings.advertise or settings.host, settings.advertise_port or self.port
+            ),
             node=settings.node_name,
             device=str(self.memory.device),
             slots=settings.slots,
@@ -105,6 +108,7 @@ class Parts:
     store: ModelStore
     server: PodServer
     grpc_server: GrpcServer
+    one_model: OneModel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,9 @@ def assemble(ground: Ground) -> Parts:
     )
     ends = InferenceEnds(loading.agent)
     service = _service(ground, loading, ends)
-    server, grpc_server = _servers(ground, loading, service, ends, profiles)
+    one_model = _one_model(ground, loading)
+    health = Health(loading.agent, service, ground.device, one_model)
+    server, grpc_server = _servers(ground, loading, service, ends, profiles, health)
     return Parts(
         watch=loading.watch,
         agent=loading.agent,
@@ -156,6 +162,20 @@ def assemble(ground: Ground) -> Parts:
         store=loading.store,
         server=server,
         grpc_server=grpc_server,
+        one_model=one_model,
+    )
+
+
+def _one_model(ground: Ground, loading: _Loading) -> OneModel | None:
+    settings = ground.settings
+    if not settings.model_name:
+        return None
+    return OneModel(
+        one_model_spec(settings.model_name, settings.model_dir),
+        registry=ground.registry,
+        watch=loading.watch,
+        loads=loading.loads,
+        store=loading.store,
     )
 
 
@@ -244,11 +264,11 @@ def _servers(
     service: PredictService,
     ends: InferenceEnds,
     profiles: Profiles,
+    health: Health,
 ) -> tuple[PodServer, GrpcServer]:
     """Every protocol that the pod speaks, over the same service."""
     settings, declared, loads = ground.settings, loading.declared, loading.loads
     repository = Repository(declared, loads, loading.store, loading.frontends, service)
-    health = Health(loading.agent, service, ground.device)
     calls = InferenceService(
         service,
         repository,

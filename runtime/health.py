@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.agent import Agent
     from runtime.device.worker import DeviceWorker
+    from runtime.one_model import OneModel
     from runtime.service import PredictService
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Readiness: registered, and not draining. Liveness: the device still has its thread."""
+    """Readiness: registered, and not draining. Liveness: the device still has its thread.
+
+    A pod for one model is ready once it has it.
+    """
 
     agent: Agent
     service: PredictService
     device: DeviceWorker
+    one_model: OneModel | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether requests should come here."""
+        if self.one_model is not None and not self.one_model.is_loaded:
+            return False
         return self.agent.is_registered and not self.service.is_draining and self.is_live
 
     @property

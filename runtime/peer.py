@@ -6,11 +6,13 @@ import re
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import httpx
 import orjson
 
+from registry import queue_proxy
+from registry.queue_proxy import Unanswered
 from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnreachable
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 600.0
 MOST_CONNECTIONS = 256
+POD_HEADER = "x-pilotlight-pod"
 TIMING = re.compile(r"([a-z-]+);dur=([0-9.]+)")
 
 
@@ -79,6 +82,7 @@ class PeerClient:
         except httpx.HTTPError as error:
             raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
         elapsed_s = time.monotonic() - started_s
+        _require_pods(answer, head)
         if answer.status_code != httpx.codes.OK:
             raise PeerRefused(answer.status_code, answer.content, _passed_on(answer.headers))
         timings = read_timings(answer.headers.get("server-timing", ""))
@@ -89,7 +93,7 @@ class PeerClient:
             raise PeerFailed(f"predict pod gave no tensors: {error}") from error
         return PeerAnswer(
             outputs=outputs,
-            pod=answer.headers.get("x-pilotlight-pod", ""),
+            pod=answer.headers.get(POD_HEADER, ""),
             start=answer.headers.get("x-pilotlight-start", "warm"),
             load_s=load_s,
             infer_s=infer_s,
@@ -105,6 +109,9 @@ class PeerClient:
         url = f"http://{head.predict_address}{path}"
         try:
             async with self._client.stream("POST", url, content=content, headers=headers) as answer:
+                if _is_queue_proxys(answer):
+                    await answer.aread()
+                    _require_pods(answer, head)
                 yield answer
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise PeerUnreachable(
@@ -112,6 +119,27 @@ class PeerClient:
             ) from error
         except httpx.HTTPError as error:
             raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
+
+
+def _is_queue_proxys(answer: httpx.Response) -> bool:
+    return answer.status_code in queue_proxy.STATUSES and POD_HEADER not in answer.headers
+
+
+def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
+    """Raise for what a queue-proxy said in place of the predict pod."""
+    if not _is_queue_proxys(answer):
+        return
+    said = f"queue-proxy of predict pod {head.predict_address}: {answer.text.strip()}"
+    match queue_proxy.read_queue_proxy(answer.status_code, answer.content):
+        case Unanswered.NOT_REACHED:
+            raise PeerUnreachable(said)
+        case Unanswered.FULL:
+            refusal = {"x-pilotlight-not-executed": "slots"}
+            raise PeerRefused(answer.status_code, orjson.dumps({"error": said}), refusal)
+        case Unanswered.BROKEN_OFF:
+            raise PeerFailed(said)
+        case other:
+            assert_never(other)
 
 
 def read_timings(text: str) -> dict[str, float]:

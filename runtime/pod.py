@@ -103,6 +103,8 @@ class _Pod:
                     parts.profiles.run(),
                 ):
                     tasks.create_task(work)
+                if parts.one_model is not None:
+                    tasks.create_task(parts.one_model.run())
                 serving = tasks.create_task(parts.server.serve(self._listener))
                 await self._stop.wait()
                 self._end_at_last()

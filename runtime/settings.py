@@ -57,6 +57,13 @@ class PodSettings:
     )
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
+    model_name: str = option(
+        "",
+        str,
+        "name of the one model that this pod serves, which is at `model-dir`; empty: whatever the"
+        " registry declares",
+    )
+    model_dir: str = option("/mnt/models", str, "folder of the one model, where KServe puts it")
     slots: int = option(1, whole(1), "requests served at once by this pod as entry pod")
     memory_bytes: int = option(2 * GIB, whole(1), "budget for models on the device")
     device: str = option(

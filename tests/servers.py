@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 

@@ -37,6 +37,8 @@ from autoscaler.forecasting.ring import Ring
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from autoscaler.forecasting.ring import Rows
+
 _FIRST_ROWS: Final = 16
 _MAX_COUNT: Final = 10**9
 _FORMAT: Final = 1
@@ -168,17 +170,18 @@ class Counts:
             broken=int((~is_sound).sum()),
         )
 
-    def history(self, now_s: float) -> History:
-        """A copy of what is known up to `now_s`, for forecasts."""
+    def history(self, now_s: float, rows: Rows | None = None) -> History:
+        """A copy of what is known up to `now_s`, for forecasts: of all models, or of some rows."""
         self.advance(now_s)
         at_s = max(now_s, self._now_s)
-        minute, rows = int(at_s // 60), len(self.names)
+        minute = int(at_s // 60)
+        rows = slice(len(self.names)) if rows is None else rows
         return History(
             origin_s=at_s,
             minutes=self._minutes.before(minute, rows, self.params.minutes),
             tens=self._tens.before(minute // 10, rows, self.params.tens),
-            active=self._active[:rows].copy(),
-            since_minute=self._since[:rows].copy(),
+            active=self._active[rows].copy(),
+            since_minute=self._since[rows].copy(),
             recent=self._last_minute(rows),
         )
 
@@ -186,19 +189,23 @@ class Counts:
         """As `history`, of these models in this order; those unknown so far are declared."""
         for model in models:
             self.declare(model)
-        rows = np.array([self._rows[model] for model in models], dtype=np.int64)
-        return self.history(now_s).take(rows)
+        return self.history(now_s, self.rows_of(models))
 
-    def _last_minute(self, rows: int) -> Floats:
+    def rows_of(self, models: Sequence[str]) -> Integers:
+        """The rows of models that are known. Raises KeyError with one that is not."""
+        return np.array([self._rows[model] for model in models], dtype=np.int64)
+
+    def _last_minute(self, rows: Rows) -> Floats:
         last = min(60, self.params.seconds)
         seconds = self._seconds.before(self._seconds.head, rows, self.params.seconds)
-        under_way = self._seconds.at(self._seconds.head, rows)
+        under_way = self._seconds.latest(rows)
         result: Floats = seconds[:, -last:].sum(axis=1, dtype=np.float64) + under_way
         return result
 
-    def recent_seconds(self) -> Integers:
+    def recent_seconds(self, rows: Rows | None = None) -> Integers:
         """(models, seconds): the last seconds, the one under way last."""
-        return self._seconds.before(self._seconds.head + 1, len(self.names), self.params.seconds)
+        rows = slice(len(self.names)) if rows is None else rows
+        return self._seconds.before(self._seconds.head + 1, rows, self.params.seconds)
 
     def to_bytes(self) -> bytes:
         """Everything, compressed; `from_bytes` reads it."""

@@ -30,31 +30,41 @@ def p_by_rhythm(seconds: Integers, *, window_s: float) -> Floats:
     p = np.zeros(models)
     rows, columns = np.nonzero(_onsets(seconds > 0))
     first = np.searchsorted(rows, np.arange(models + 1))
-    counts = np.diff(first)
-    for row in np.flatnonzero(counts >= 2).tolist():
-        p[row] = _p_next(columns[first[row] : first[row + 1]], length - 1, window_s)
+    known = np.flatnonzero(np.diff(first) >= 2)
+    if known.size:
+        ends = first[known + 1] - 1
+        starts = _run_starts(columns, first[known], ends)
+        run = ends - starts
+        gap = (columns[ends] - columns[starts]) / run
+        since = length - 1 - columns[ends]
+        is_over = (since > _OVERDUE_SHARE * gap) | (gap - since > window_s)
+        p[known] = np.where(is_over, 0.0, run / (run + 1))
     return p
 
 
 def _onsets(is_active: Booleans) -> Booleans:
     """Seconds with arrivals after `QUIET_S` without; at the start nobody knows what came before."""
-    total = np.cumsum(is_active, axis=1)
-    before = np.zeros_like(total)
-    before[:, 1:] = total[:, :-1]
-    earlier = np.zeros_like(total)
-    earlier[:, QUIET_S + 1 :] = total[:, : -QUIET_S - 1]
-    result: Booleans = is_active & (before == earlier)
+    result: Booleans = is_active.copy()
     result[:, :QUIET_S] = False
+    for back in range(1, QUIET_S + 1):
+        result[:, QUIET_S:] &= ~is_active[:, QUIET_S - back : -back]
     return result
 
 
-def _p_next(onsets: Integers, now: int, window_s: float) -> float:
-    gaps = np.diff(onsets).astype(np.float64)
-    last = float(gaps[-1])
-    alike = np.abs(gaps - last) <= max(_ALIKE_SHARE * last, _ALIKE_S)
-    others = np.flatnonzero(~alike)
-    run = gaps[others[-1] + 1 :] if others.size else gaps
-    gap, since = float(run.mean()), float(now - onsets[-1])
-    if since > _OVERDUE_SHARE * gap or gap - since > window_s:
-        return 0.0
-    return run.size / (run.size + 1)
+def _run_starts(onsets: Integers, first: Integers, ends: Integers) -> Integers:
+    """(models,): the onset from which on all gaps are like the last one.
+
+    `onsets` are those of all models, one model after the other; `first` and `ends` are the places
+    of each model's first and last one there, of two at least.
+    """
+    gaps = np.diff(onsets, append=0)
+    places = np.arange(gaps.size)
+    last = np.zeros(gaps.size)
+    for_model = np.repeat(np.arange(ends.size), ends - first)
+    of_models = np.concatenate([[0], np.cumsum(ends - first)])
+    inside = places[first[for_model] + np.arange(of_models[-1]) - of_models[for_model]]
+    last = gaps[ends - 1][for_model]
+    is_alike = np.abs(gaps[inside] - last) <= np.maximum(_ALIKE_SHARE * last, _ALIKE_S)
+    after = np.where(is_alike, -1, inside) + 1
+    result: Integers = np.maximum(np.maximum.reduceat(after, of_models[:-1]), first)
+    return result

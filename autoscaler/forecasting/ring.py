@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from autoscaler.forecasting.history import Booleans, Floats, Integers
+
+    Rows: TypeAlias = slice | Integers
 
 
 class Ring:
@@ -60,12 +64,10 @@ class Ring:
         flat[changed] = np.minimum(flat[changed] + sums, limit).astype(self._counts.dtype)
         return is_kept
 
-    def before(self, end: int, rows: int, length: int) -> Integers:
+    def before(self, end: int, rows: Rows, length: int) -> Integers:
         """(rows, length): the bins before `end`, oldest first; unknown ones are 0."""
         shift = end % self.bins
-        unrolled = np.concatenate(
-            [self._counts[:rows, shift:], self._counts[:rows, :shift]], axis=1
-        )
+        unrolled = np.concatenate([self._counts[rows, shift:], self._counts[rows, :shift]], axis=1)
         first = end - self.bins
         known_from = self.head - self.bins + 1
         if known_from > first:
@@ -74,11 +76,9 @@ class Ring:
             unrolled[:, max(self.head + 1 - first, 0) :] = 0
         return unrolled[:, self.bins - length :]
 
-    def at(self, bin_: int, rows: int) -> Integers:
-        """(rows,): the counts of one bin; zeros where it is not kept."""
-        if not self.head - self.bins < bin_ <= self.head:
-            return np.zeros(rows, dtype=self._counts.dtype)
-        return self._counts[:rows, bin_ % self.bins].copy()
+    def latest(self, rows: Rows) -> Integers:
+        """(rows,): the counts of the bin under way."""
+        return self._counts[rows, self.head % self.bins].copy()
 
     def clear(self, row: int) -> None:
         """Forget one row."""

@@ -17,10 +17,14 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, Booleans, Floats, His
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
 _MOST_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
 """How the level compares with the cycles before is taken over so many periods, up to six hours."""
 _LEVEL_MAX_MIN: Final = 360.0
+_LEVEL_PAST: Final = 4
+"""So many times, at most."""
 _LEVEL_ARRIVALS: Final = 5.0
 """So many arrivals as expected are added before comparing, so that few say little."""
 _LEANING: Final = 1.0
@@ -42,8 +46,7 @@ class Seasonal:
 
 def seasonal(history: History, period_min: Floats, windows_min: Floats) -> Seasonal:
     """Forecast each model by its own period (minutes, positive)."""
-    total = np.cumsum(history.minutes, axis=1, dtype=np.float64)
-    total = np.pad(total, ((0, 0), (1, 0)))
+    total = _running_totals(history.minutes)
     period = np.maximum(period_min, 1.0)[:, None]
     cycles = np.arange(1, _MOST_CYCLES + 1)
     bins = history.minutes.shape[1]
@@ -81,16 +84,71 @@ def recurring_means(
 
     As seen `lag` minutes before the last whole minute ended; nothing later is looked at.
     """
-    total = np.pad(np.cumsum(history.minutes, axis=1, dtype=np.float64), ((0, 0), (1, 0)))
     first = history.minutes.shape[1] - history.known_minutes[:, None]
     result = np.full((history.models, len(lags), windows_min.size, 2), np.nan)
-    day = np.full(history.models, float(MINUTES_OF_DAY))
     own = np.flatnonzero(period_min > 0)
+    total = _running_totals(history.minutes[own])
     for at, lag in enumerate(lags):
         past = total[:, : total.shape[1] - lag]
-        result[own, at, :, 0] = _cycle_means(past[own], first[own], period_min[own], windows_min)
-        result[:, at, :, 1] = _cycle_means(past, first, day, windows_min)
+        result[own, at, :, 0] = _cycle_means(past, first[own], period_min[own], windows_min)
+        result[:, at, :, 1] = _day_means(history.minutes, first[:, 0], lag, windows_min)
     return result
+
+
+def _running_totals(minutes: NDArray[np.generic]) -> Floats:
+    """(models, bins + 1): arrivals before each minute, and before the end."""
+    total = np.zeros((minutes.shape[0], minutes.shape[1] + 1))
+    np.cumsum(minutes, axis=1, dtype=np.float64, out=total[:, 1:])
+    return total
+
+
+def _day_means(
+    minutes: NDArray[np.generic], first: Floats, lag: int, windows_min: Floats
+) -> Floats:
+    """What `_cycle_means` says of a period of a day.
+
+    All models then have their windows at the same minutes: only those are added up.
+    """
+    end = minutes.shape[1] - lag
+    level = _day_level(minutes, first, end)
+    starts = [end - each * MINUTES_OF_DAY for each in range(1, max(2, end // MINUTES_OF_DAY + 1))]
+    means = np.full((minutes.shape[0], windows_min.size), np.nan)
+    for column, length in enumerate(windows_min):
+        count, seen = np.zeros(first.shape), np.zeros(first.shape)
+        for start in starts[:_MOST_CYCLES]:
+            stop = start + max(length, 1.0)
+            usable = (start >= first) & (stop <= end)
+            if usable.any():
+                count += usable
+                seen += usable * _came(minutes, start, stop)
+        mean = seen * min(length, 1.0) / np.maximum(count, 1) * level
+        means[:, column] = np.where(count > 0, mean, np.nan)
+    return means
+
+
+def _day_level(minutes: NDArray[np.generic], first: Floats, end: int) -> Floats:
+    """What `_level` says of a period of a day."""
+    count, then = np.zeros(first.shape), np.zeros(first.shape)
+    for day in range(1, _LEVEL_PAST + 1):
+        stop = end - day * MINUTES_OF_DAY
+        usable = stop - _LEVEL_MAX_MIN >= first
+        if usable.any():
+            count += usable
+            then += usable * _came(minutes, stop - _LEVEL_MAX_MIN, stop)
+    now = _came(minutes, end - _LEVEL_MAX_MIN, end)
+    level = (now + _LEVEL_ARRIVALS) / (then / np.maximum(count, 1) + _LEVEL_ARRIVALS)
+    return np.where(count > 0, level, 1.0)
+
+
+def _came(minutes: NDArray[np.generic], start: float, stop: float) -> Floats:
+    """(models,): arrivals between two places in minutes, parts of minutes by their share."""
+    (left, before), (right, after) = (divmod(max(each, 0.0), 1.0) for each in (start, stop))
+    total: Floats = minutes[:, int(left) : int(right)].sum(axis=1, dtype=np.float64)
+    if after:
+        total = total + after * minutes[:, int(right)].astype(np.float64)
+    if before:
+        total = total - before * minutes[:, int(left)].astype(np.float64)
+    return total
 
 
 def _cycle_means(total: Floats, first: Floats, period_min: Floats, windows_min: Floats) -> Floats:
@@ -113,7 +171,7 @@ def _level(total: Floats, period: Floats, first: Floats) -> Floats:
     end = total.shape[1] - 1.0
     length = np.minimum(_LEVEL_CYCLES * period, _LEVEL_MAX_MIN)
     skip = np.ceil(length / period)
-    back = (skip + np.arange(4)) * period
+    back = (skip + np.arange(_LEVEL_PAST)) * period
     usable = end - back - length >= first
     now = _at(total, np.full_like(length, end)) - _at(total, end - length)
     then = (_at(total, end - back) - _at(total, end - back - length)) * usable

@@ -62,6 +62,15 @@ def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
     )
 
 
+def beside(authority: bytes, before: bytes) -> bytes:
+    """An authority with the one before it: replicas show the older certificate a little longer."""
+    try:
+        [older, *_] = x509.load_pem_x509_certificates(before)
+    except ValueError:
+        return authority
+    return authority + older.public_bytes(serialization.Encoding.PEM)
+
+
 def is_worn(certificate: bytes, names: list[str], now: datetime.datetime) -> bool:
     """Whether a certificate ends soon, is for other names, or is none."""
     try:

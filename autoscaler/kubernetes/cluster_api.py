@@ -23,6 +23,8 @@ from autoscaler.kubernetes.pods import PodObject, read_pod
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from registry.model import ModelName
+
 logger = logging.getLogger(__name__)
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
@@ -45,7 +47,7 @@ async def connect() -> client.ApiClient:
 
 
 class ClusterApi:
-    """What the controller changes in a cluster."""
+    """What the controller and the autoscaler read and change of InferenceServices."""
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._objects = client.CustomObjectsApi(api)
@@ -93,20 +95,18 @@ class ClusterApi:
             )  # fmt: skip
 
     async def tell(
-        self, service: ServiceObject, *, reason: str, message: str, is_warning: bool
+        self, about: ModelName, uid: str, *, reason: str, message: str, is_warning: bool
     ) -> None:
         """Post an event about an InferenceService."""
         now = datetime.datetime.now(datetime.UTC)
         event = client.CoreV1Event(
-            metadata=client.V1ObjectMeta(
-                generate_name=f"{service.name.name}.", namespace=service.name.namespace
-            ),
+            metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
             involved_object=client.V1ObjectReference(
                 api_version=f"{GROUP}/{VERSION}",
                 kind="InferenceService",
-                name=service.name.name,
-                namespace=service.name.namespace,
-                uid=service.uid,
+                name=about.name,
+                namespace=about.namespace,
+                uid=uid,
             ),
             type="Warning" if is_warning else "Normal",
             reason=reason,
@@ -120,9 +120,9 @@ class ClusterApi:
             last_timestamp=now,
             count=1,
         )
-        with answers("post an event", service):
+        with answers("post an event", about):
             await self._core.create_namespaced_event(
-                service.name.namespace, event, _request_timeout=TIMEOUT_S
+                about.namespace, event, _request_timeout=TIMEOUT_S
             )
 
 

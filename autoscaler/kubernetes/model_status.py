@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.inference_services import MODEL_MODE
+from registry.canaries import WHOLE_PERCENT
 from registry.model import Tier
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class ModelFacts:
     copies: Copies
     url: str
     address: str
+    canaries: Sequence[CanaryVersion] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryVersion:
+    """A model that takes so many of a hundred of the requests."""
+
+    serving: ModelSpec
+    percent: int
 
 
 def count_copies(residencies: Iterable[Residency]) -> Copies:
@@ -141,10 +151,35 @@ def _with_times(
 def _predictor(facts: ModelFacts) -> dict[str, Any]:
     predictor: dict[str, Any] = {"url": facts.url, "address": {"url": facts.address}}
     if facts.serving is not None:
-        revision = f"{facts.serving.name.name}-{facts.serving.generation}"
-        predictor["latestReadyRevision"] = revision
-        predictor["traffic"] = [{"latestRevision": True, "percent": 100, "revisionName": revision}]
+        predictor.update(_traffic(facts.serving, facts.canaries))
     return predictor
+
+
+def _traffic(stable: ModelSpec, canaries: Sequence[CanaryVersion]) -> dict[str, Any]:
+    """Who gets how much, in the words KServe has for it: the first canary is the latest revision.
+
+    `kubectl get isvc` shows `latestRevision` under LATEST and the tag `prev` under PREV.
+    """
+    revision = _revision(stable)
+    left = WHOLE_PERCENT - sum(each.percent for each in canaries)
+    if not canaries:
+        only = {"latestRevision": True, "percent": left, "revisionName": revision}
+        return {"latestReadyRevision": revision, "traffic": [only]}
+    traffic: list[dict[str, Any]] = [
+        {"latestRevision": number == 0, "percent": each.percent,
+         "revisionName": _revision(each.serving)}
+        for number, each in enumerate(canaries)
+    ]  # fmt: skip
+    stays = {"latestRevision": False, "percent": left, "revisionName": revision, "tag": "prev"}
+    return {
+        "latestReadyRevision": _revision(canaries[0].serving),
+        "previousRolledoutRevision": revision,
+        "traffic": [*traffic, stays],
+    }
+
+
+def _revision(spec: ModelSpec) -> str:
+    return f"{spec.name.name}-{spec.generation}"
 
 
 def _model_status(verdict: Verdict, facts: ModelFacts) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from autoscaler.kubernetes.inference_services import FINALIZER, Role, owner_of
 from autoscaler.kubernetes.metrics import STATUS_WRITES
 from autoscaler.kubernetes.model_status import (
     GATHER_S,
+    CanaryVersion,
     ModelFacts,
     count_copies,
     judge,
@@ -130,6 +131,7 @@ class Models:
             copies=count_copies(holders),
             url=self._settings.url.format(**names),
             address=self._settings.address.format(**names),
+            canaries=_canaries(link, service.name) if link is not None else (),
         )
 
     # Unloading
@@ -192,7 +194,16 @@ class Models:
         if self._told.get(service.uid) == (reason, message):
             return
         self._told[service.uid] = (reason, message)
-        await self._api.tell(service, reason=reason, message=message, is_warning=is_warning)
+        await self._api.tell(
+            service.name, service.uid, reason=reason, message=message, is_warning=is_warning
+        )
+
+
+def _canaries(link: PoolLink, name: ModelName) -> list[CanaryVersion]:
+    records = link.state.models
+    return [
+        CanaryVersion(records[each.model].serving, each.percent) for each in link.canaries.of(name)
+    ]
 
 
 def _holders(link: PoolLink, name: ModelName) -> set[str]:

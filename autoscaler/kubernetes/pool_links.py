@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from registry.canaries import Canaries
 from registry.client import Registry
 from registry.watch import ClusterWatch
 
@@ -22,6 +23,7 @@ class PoolLink:
 
     registry: Registry
     watch: ClusterWatch
+    canaries: Canaries
 
     @property
     def state(self) -> ClusterState:
@@ -51,7 +53,8 @@ class PoolLinks:
         link = self._links.get(pool)
         if link is None:
             registry = Registry(self._redis_url, pool)
-            link = PoolLink(registry, ClusterWatch(registry, counts=False))
+            watch = ClusterWatch(registry, counts=False)
+            link = PoolLink(registry, watch, Canaries(watch.state))
             link.watch.subscribe(self._on_change)
             self._watching.append(self._tasks.create_task(link.watch.run()))
             self._links[pool] = link

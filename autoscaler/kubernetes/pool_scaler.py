@@ -1,4 +1,4 @@
-"""Sets the number of a pool's pods: the scale subresource of the Deployment KServe made.
+"""Reads and sets the number of a pool's pods: the scale subresource of the Deployment KServe made.
 
 Nobody is fought: where something else scales the Deployment, it is left alone, and the answer says
 what does.
@@ -7,6 +7,7 @@ what does.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubernetes.aio import client
@@ -20,14 +21,16 @@ from autoscaler.kubernetes.pool_size import (
     PoolObject,
     Rival,
     ScaleTo,
-    decide_size,
     deletion_costs,
+    find_owner,
     read_pool,
+    within_bounds,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from autoscaler.kubernetes.pods import PodObject
     from registry.cluster import PodState
 
 logger = logging.getLogger(__name__)
@@ -36,10 +39,25 @@ _MERGE_PATCH = "application/merge-patch+json"
 _SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
 
 
-class PoolScaler:
-    """Scales pools in a cluster."""
+@dataclass(frozen=True, slots=True)
+class SeenPool:
+    """A pool as the cluster has it."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    pool: str
+    found: PoolObject
+    owner: LeaveAlone | None
+    """Whose its number of pods is; None: ours."""
+    pods: int = 0
+    """Pods its Deployment is to have; unknown where the number is not ours."""
+    version: str = ""
+    """Of the Deployment."""
+
+
+class PoolScaler:
+    """Scales pools in a cluster, or in one namespace of it."""
+
+    def __init__(self, api: client.ApiClient, *, namespace: str = "") -> None:
+        self._namespace = namespace
         self._objects = client.CustomObjectsApi(api)
         self._apps = client.AppsV1Api(api)
         self._core = client.CoreV1Api(api)
@@ -53,30 +71,84 @@ class PoolScaler:
 
         Raises PoolNotFound, KubernetesError.
         """
-        found = await self._find(pool)
-        decision = decide_size(found, wanted, await self._rivals(found.namespace))
-        if isinstance(decision, LeaveAlone):
-            logger.warning("pool left alone", extra={"pool": pool, "reason": decision.reason})
-            return decision
-        now = await self._pods_now(found)
-        if decision.pods < now:
-            await self._mark(found, pool, deletion_costs(pods))
-        if decision.pods != now:
-            await self._set(found, decision.pods)
-            logger.info("pool scaled", extra={"pool": pool, "from": now, "to": decision.pods})
+        seen = await self.look(pool)
+        if seen.owner is not None:
+            logger.warning("pool left alone", extra={"pool": pool, "reason": seen.owner.reason})
+            return seen.owner
+        decision = within_bounds(seen.found, wanted)
+        if decision.pods < seen.pods:
+            await self.rank(seen, deletion_costs(pods))
+        if decision.pods != seen.pods:
+            await self.set_pods(seen, decision.pods)
         return decision
 
-    async def _find(self, pool: str) -> PoolObject:
-        with answers("list", "InferenceServices"):
-            found: Any = await self._objects.list_cluster_custom_object(
-                GROUP, VERSION, PLURAL, label_selector=f"{POOL}={pool}",
+    async def look(self, pool: str) -> SeenPool:
+        """What the cluster has of a pool. Raises PoolNotFound, KubernetesError."""
+        found = await self._find(pool)
+        if owner := find_owner(found, await self._rivals(found.namespace)):
+            return SeenPool(pool, found, owner)
+        with answers("read the scale", found):
+            scale = await self._apps.read_namespaced_deployment_scale(
+                found.deployment, found.namespace, _request_timeout=TIMEOUT_S
+            )
+        version = scale.metadata.resource_version
+        return SeenPool(pool, found, None, int(scale.spec.replicas or 0), version)
+
+    async def set_pods(self, seen: SeenPool, pods: int) -> None:
+        """Set the number, unless the Deployment is another one than was seen. Raises Changed."""
+        found = seen.found
+        patch = {"metadata": {"resourceVersion": seen.version}, "spec": {"replicas": pods}}
+        with answers("set the scale", found):
+            await self._apps.patch_namespaced_deployment_scale(
+                found.deployment, found.namespace, patch,
+                _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
+            )  # fmt: skip
+        logger.info("pool scaled", extra={"pool": seen.pool, "from": seen.pods, "to": pods})
+
+    async def rank(self, seen: SeenPool, costs: Mapping[str, int]) -> None:
+        """Tell the ReplicaSet controller which pods to end first: those that cost least."""
+        for pod in await self.list_pods(seen):
+            cost = costs.get(pod.name, 0)
+            if pod.is_ending or pod.deletion_cost == cost:
+                continue
+            patch = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
+            try:
+                with answers("set the deletion cost", pod):
+                    await self._core.patch_namespaced_pod(
+                        pod.name, pod.namespace, patch,
+                        _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
+                    )  # fmt: skip
+            except Gone:
+                continue
+
+    async def list_pods(self, seen: SeenPool) -> list[PodObject]:
+        """The pool's pods, those on their way out among them."""
+        with answers("list", "pods"):
+            listed = await self._core.list_namespaced_pod(
+                seen.found.namespace, label_selector=f"{POOL}={seen.pool}",
                 _request_timeout=TIMEOUT_S,
             )  # fmt: skip
+        return [read_pod(self._plain(each)) for each in listed.items]
+
+    async def _find(self, pool: str) -> PoolObject:
+        more: dict[str, Any] = {
+            "label_selector": f"{POOL}={pool}", "_request_timeout": TIMEOUT_S
+        }  # fmt: skip
+        with answers("list", "InferenceServices"):
+            found: Any = await (
+                self._objects.list_namespaced_custom_object(
+                    GROUP, VERSION, self._namespace, PLURAL, **more
+                )
+                if self._namespace
+                else self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **more)
+            )
         items = found["items"]
         if len(items) != 1:
             names = ", ".join(sorted(each["metadata"]["name"] for each in items)) or "none"
+            where = f" in namespace {self._namespace}" if self._namespace else ""
             raise PoolNotFound(
-                f"exactly one InferenceService must have the label {POOL}={pool}; found: {names}"
+                f"exactly one InferenceService{where} must have the label {POOL}={pool}; "
+                f"found: {names}"
             )
         return read_pool(items[0])
 
@@ -102,38 +174,3 @@ class PoolScaler:
             for each in scaled["items"]
             if each["spec"]["scaleTargetRef"].get("kind", "Deployment") == "Deployment"
         ]
-
-    async def _pods_now(self, pool: PoolObject) -> int:
-        with answers("read the scale", pool):
-            scale = await self._apps.read_namespaced_deployment_scale(
-                pool.deployment, pool.namespace, _request_timeout=TIMEOUT_S
-            )
-        return int(scale.spec.replicas or 0)
-
-    async def _set(self, pool: PoolObject, pods: int) -> None:
-        with answers("set the scale", pool):
-            await self._apps.patch_namespaced_deployment_scale(
-                pool.deployment, pool.namespace, {"spec": {"replicas": pods}},
-                _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
-
-    async def _mark(self, pool: PoolObject, label: str, costs: Mapping[str, int]) -> None:
-        """Tell the ReplicaSet controller which pods to end first."""
-        with answers("list", "pods"):
-            listed = await self._core.list_namespaced_pod(
-                pool.namespace, label_selector=f"{POOL}={label}", _request_timeout=TIMEOUT_S
-            )
-        for each in listed.items:
-            pod = read_pod(self._plain(each))
-            cost = costs.get(pod.name, 0)
-            if pod.is_ending or pod.deletion_cost == cost:
-                continue
-            patch = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
-            try:
-                with answers("set the deletion cost", pod):
-                    await self._core.patch_namespaced_pod(
-                        pod.name, pod.namespace, patch,
-                        _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
-                    )  # fmt: skip
-            except Gone:
-                continue

@@ -22,16 +22,23 @@ from autoscaler.kubernetes.operation_routes import operation_app
 from autoscaler.kubernetes.pool_links import PoolLinks
 from autoscaler.kubernetes.settings import ControllerSettings
 from autoscaler.kubernetes.watching import ClusterFollower
-from autoscaler.kubernetes.webhook_setup import WebhookSetup, context_of_folder
+from autoscaler.kubernetes.webhook_setup import (
+    CHECK_S,
+    WebhookSetup,
+    context_of,
+    read_folder,
+    take_up,
+)
 from autoscaler.kubernetes.webhooks import admission_app
 from registry.configuration import read_settings
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from kubernetes.aio.client import ApiClient
 
+    from autoscaler.kubernetes.certificates import Certificates
     from autoscaler.kubernetes.watching import Seen
 
 logger = logging.getLogger(__name__)
@@ -123,8 +130,10 @@ def _operation_server(settings: ControllerSettings, is_ready: Callable[[], bool]
 async def _serve_webhooks(
     client: ApiClient, settings: ControllerSettings, servers: list[QuietServer]
 ) -> None:
-    """Answer admission reviews, once there is a certificate."""
-    context = await _tls(client, settings)
+    """Answer admission reviews, once there is a certificate, and keep that fresh."""
+    current = _certificates(client, settings)
+    shown = await _first(current)
+    context = context_of(shown)
     config = uvicorn.Config(
         admission_app(),
         host=settings.host,
@@ -136,20 +145,45 @@ async def _serve_webhooks(
     )
     server = QuietServer(config)
     servers.append(server)
-    await server.serve()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve())
+        tasks.create_task(_keep(context, shown, current))
 
 
-async def _tls(client: ApiClient, settings: ControllerSettings) -> ssl.SSLContext:
-    if settings.certificates:
-        return context_of_folder(settings.certificates)
-    setup = WebhookSetup(client, settings)
+def _certificates(
+    client: ApiClient, settings: ControllerSettings
+) -> Callable[[], Awaitable[Certificates]]:
+    """What the webhooks are to show now, self-made or mounted."""
+    if not settings.certificates:
+        return WebhookSetup(client, settings).prepare
+    return lambda: asyncio.to_thread(read_folder, settings.certificates)
+
+
+async def _first(current: Callable[[], Awaitable[Certificates]]) -> Certificates:
     while True:
         try:
-            return await setup.prepare()
-        except KubernetesError as error:
+            return await current()
+        except (KubernetesError, OSError) as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the webhooks have no certificate yet", exc_info=error)
             await asyncio.sleep(LIST_AGAIN_S)
+
+
+async def _keep(
+    context: ssl.SSLContext, shown: Certificates, current: Callable[[], Awaitable[Certificates]]
+) -> None:
+    """Take up what was renewed, here or elsewhere; a mistake leaves what was."""
+    while True:
+        await asyncio.sleep(CHECK_S)
+        try:
+            found = await current()
+            if found != shown:
+                take_up(context, found)
+                shown = found
+                logger.info("the webhooks show another certificate")
+        except (KubernetesError, OSError) as error:  # ssl.SSLError is one
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("the webhooks' certificate stays as it was", exc_info=error)
 
 
 async def _raise(error: BaseException) -> None:

@@ -10,12 +10,18 @@ import datetime
 import logging
 import ssl
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.certificates import Certificates, is_worn, make_certificates
+from autoscaler.kubernetes.certificates import (
+    Certificates,
+    beside,
+    is_worn,
+    make_certificates,
+)
 from autoscaler.kubernetes.cluster_api import TIMEOUT_S, answers
 from autoscaler.kubernetes.errors import Changed, Gone
 
@@ -31,8 +37,19 @@ MUTATING = "defaults.pilotlight.io"
 _JSON_PATCH = "application/json-patch+json"
 
 
+CHECK_S = 20.0
+"""How often certificate and `caBundle` are looked at: replicas renew, an `apply` takes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    certificates: Certificates
+    version: str
+    """The Secret's resourceVersion."""
+
+
 class WebhookSetup:
-    """What one replica does before its webhooks can be called."""
+    """What one replica does before its webhooks can be called, and while they are."""
 
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
         self._core = client.CoreV1Api(api)
@@ -41,18 +58,19 @@ class WebhookSetup:
         service = f"{settings.webhook_service}.{settings.namespace}"
         self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
 
-    async def prepare(self) -> ssl.SSLContext:
-        """A server's TLS context with a certificate that the API server trusts.
+    async def prepare(self) -> Certificates:
+        """Certificates that the API server trusts, made or renewed where they have to be.
 
         Raises KubernetesError; it may simply be called again.
         """
-        found = await self._read()
+        stored = await self._read()
+        found = stored.certificates if stored is not None else None
         if found is None or is_worn(found.certificate, self._names, _now()):
-            found = await self._write(make_certificates(self._names, _now()), found)
+            found = await self._write(stored)
         await self._trust(found.authority)
-        return context_of(found)
+        return found
 
-    async def _read(self) -> Certificates | None:
+    async def _read(self) -> _Stored | None:
         try:
             with answers("read the Secret", SECRET):
                 secret = await self._core.read_namespaced_secret(
@@ -61,14 +79,20 @@ class WebhookSetup:
         except Gone:
             return None
         data = {name: base64.b64decode(text) for name, text in (secret.data or {}).items()}
-        return Certificates(
+        certificates = Certificates(
             data.get("ca.crt", b""), data.get("tls.crt", b""), data.get("tls.key", b"")
         )
+        return _Stored(certificates, secret.metadata.resource_version)
 
-    async def _write(self, made: Certificates, worn: Certificates | None) -> Certificates:
+    async def _write(self, worn: _Stored | None) -> Certificates:
         """Store new certificates; another replica may have been quicker, then its are taken."""
+        made = make_certificates(self._names, _now())
+        metadata = client.V1ObjectMeta(name=SECRET)
+        if worn is not None:
+            made = replace(made, authority=beside(made.authority, worn.certificates.authority))
+            metadata.resource_version = worn.version
         body = client.V1Secret(
-            metadata=client.V1ObjectMeta(name=SECRET),
+            metadata=metadata,
             type="kubernetes.io/tls",
             data={
                 "ca.crt": base64.b64encode(made.authority).decode(),
@@ -87,7 +111,8 @@ class WebhookSetup:
                         SECRET, self._namespace, body, _request_timeout=TIMEOUT_S
                     )
         except Changed:
-            return await self._read() or made
+            others = await self._read()
+            return others.certificates if others is not None else made
         logger.info("made certificates for the webhooks")
         return made
 
@@ -110,22 +135,29 @@ class WebhookSetup:
 
 
 def context_of(certificates: Certificates) -> ssl.SSLContext:
-    """A server's TLS context; the ssl module reads certificates from files only."""
+    """A server's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    take_up(context, certificates)
+    return context
+
+
+def take_up(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Show these to whoever connects from now on. Raises ssl.SSLError where they do not fit.
+
+    The ssl module reads certificates from files only.
+    """
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
         certificate.write_bytes(certificates.certificate)
         key.touch(mode=0o600)
         key.write_bytes(certificates.key)
         context.load_cert_chain(certificate, key)
-    return context
 
 
-def context_of_folder(folder: str) -> ssl.SSLContext:
-    """A server's TLS context from a mounted Secret."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(Path(folder) / "tls.crt", Path(folder) / "tls.key")
-    return context
+def read_folder(folder: str) -> Certificates:
+    """The certificates of a mounted Secret; somebody else injects its authority. Raises OSError."""
+    files = Path(folder)
+    return Certificates(b"", (files / "tls.crt").read_bytes(), (files / "tls.key").read_bytes())
 
 
 def _now() -> datetime.datetime:

@@ -2,8 +2,10 @@
 
 Source: Blinowski et al. 2024, sections 4.2.1 and 4.2.2: machines in turn; no load on one
 that has not served since its last load, unless it was idle for long; several models per machine by
-memory. Its phases for requests (starved first, then those that can join a running batch, then the
-rest) are the gateway's: the waiting room's order and the routing policy.
+memory. Who comes first has the machine, be it for inference or for a load: one that is idle and has
+a model with requests further ahead is left to them. Which request goes where (starved first, then
+those that can join a running batch, then the rest) is the gateway's: the waiting room's order and
+the routing policy.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def baseline(params: Baseline | None = None) -> LoadingPolicy[str]:
 def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ...], str]:
     idle = {each.pod.name: each for each in idle_pods(view) if _may_load(each, view, params)}
     actions: list[Action] = []
-    for model in sorted(filter(_is_wanted, view.models), key=_turn):
+    for model in sorted((each for each in view.models if each.waiting.requests), key=_turn):
+        if any(each.is_warm or each.is_warming for each in model.holders.values()):
+            _take_for_inference(model, idle)
+            continue
         if not model.may_load(view.time_s):
             continue
         for name in _after(last, idle):
@@ -58,9 +63,11 @@ def _may_load(idle: IdlePod, view: PoolView, params: Baseline) -> bool:
     return idle.has_served or view.time_s - idle.loaded_s >= params.idle_s
 
 
-def _is_wanted(model: ModelView) -> bool:
-    is_coming = any(each.is_warm or each.is_warming for each in model.holders.values())
-    return model.waiting.requests > 0 and not is_coming
+def _take_for_inference(model: ModelView, idle: dict[str, IdlePod]) -> None:
+    """Idle machines that have the model serve its requests, which came before those that follow."""
+    warm = [name for name, each in idle.items() if model in each.warm]
+    for name in warm[: model.waiting.requests]:
+        del idle[name]
 
 
 def _turn(model: ModelView) -> tuple[bool, float, str]:

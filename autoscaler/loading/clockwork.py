@@ -79,7 +79,7 @@ def _place(
 
 
 def _least_missed(work: _Work, pending: ModelView, idle: IdlePod) -> list[ModelView] | None:
-    missing = pending.size_bytes - idle.pod.free_bytes()
+    missing = pending.size_bytes - idle.free_bytes()
     name = idle.pod.name
     chosen: list[ModelView] = []
     by_priority = sorted(idle.warm, key=lambda one: (work.priority_without(one, name), one.key))

@@ -45,13 +45,14 @@ class Spans:
 
 def hybrid_histogram(params: HybridHistogram | None = None) -> LoadingPolicy[Spans | None]:
     """The rule with its parameters."""
-    return LoadingPolicy("hybrid-histogram", None, partial(_plan, params or HybridHistogram()))
+    plan = partial(_plan, params or HybridHistogram())
+    return LoadingPolicy("hybrid-histogram", None, plan, reads_history=True)
 
 
 def _plan(
     params: HybridHistogram, view: PoolView, spans: Spans | None
 ) -> tuple[tuple[Action, ...], Spans | None]:
-    if view.demand is None:
+    if view.demand is None or view.demand.history is None:
         return (), spans
     history = view.demand.history
     spans = _spans(history, spans, params.histogram)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool import NEVER_S
+from registry.model import Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import ModelView, PodView, PoolView
@@ -35,9 +37,14 @@ class IdlePod:
         """Whether it has served anything since its last load, or holds nothing."""
         return not self.warm or any(self.last_use_s(each) > self.loaded_s for each in self.warm)
 
+    def free_bytes(self) -> float:
+        """What its device has left beside these: a pod tells what it uses a heartbeat late."""
+        budget = self.pod.budget_bytes.get(Tier.DEVICE)
+        return inf if budget is None else budget - sum(each.size_bytes for each in self.warm)
+
     def leaving(self, size_bytes: int) -> tuple[ModelView, ...] | None:
         """The least recently used models that make room; None: pinned ones leave too little."""
-        missing = size_bytes - self.pod.free_bytes()
+        missing = size_bytes - self.free_bytes()
         chosen: list[ModelView] = []
         for model in self.warm:
             if missing <= 0:

@@ -4,8 +4,9 @@ Source: Blinowski et al. 2024, section 4.2.3, with its refinements, each on top 
 1 the quantum begins anew with each inference; 2 models with most starved requests first, of those
 alike the one with fewest copies; 3 quanta in proportion to what a load costs, longer after one that
 was used and shorter after one that was not; 4 earliest deadline first. The circle is of models with
-waiting requests: a turn that nobody asks for is passed. Which request goes first on a machine is
-the gateway's queue, by deadline. The thesis gives neither the quanta nor how they are adjusted.
+waiting requests, wherever they are loaded: a turn that nobody asks for is passed. Which request
+goes first on a machine is the gateway's queue, by deadline. The thesis gives neither the quanta nor
+how they are adjusted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = 1, 2, 3, 4
 """The refinements."""
 _LONGER: Final = 1.25
-_BOUNDS: Final = (0.25, 4.0)
+_BOUNDS: Final = (0.5, 4.0)
+"""Of a model's quantum, in the rule's: where loads take next to nothing, quanta would too."""
 _USED_SHARE: Final = 0.5
 """A quantum was used if requests took this share of it."""
 
@@ -68,7 +70,7 @@ def _plan(params: RoundRobin, view: PoolView, state: Circle) -> tuple[tuple[Acti
         quantum_s = params.quantum_s
         if params.refinements >= PER_MODEL:
             cost = model.load_from_s(Tier.REMOTE) / mean_load_s if mean_load_s else 1.0
-            quantum_s *= cost * factors.get(model.key, 1.0)
+            quantum_s *= _bounded(cost * factors.get(model.key, 1.0))
         begun_s = model.holders[pod.pod.name].since_s
         if params.refinements >= RENEWED:
             begun_s = max(begun_s, pod.last_use_s(model))
@@ -92,7 +94,7 @@ def _plan(params: RoundRobin, view: PoolView, state: Circle) -> tuple[tuple[Acti
 
 
 def _in_turn(params: RoundRobin, view: PoolView, last: str) -> list[ModelView]:
-    wanted = [each for each in view.models if _is_wanted(params, each, view.time_s)]
+    wanted = [each for each in view.models if _is_wanted(each, view.time_s)]
 
     def turn(model: ModelView) -> tuple[int, int, float, bool, str]:
         is_by_need = params.refinements >= STARVED_FIRST
@@ -104,13 +106,11 @@ def _in_turn(params: RoundRobin, view: PoolView, last: str) -> list[ModelView]:
     return sorted(wanted, key=turn)
 
 
-def _is_wanted(params: RoundRobin, model: ModelView, now_s: float) -> bool:
+def _is_wanted(model: ModelView, now_s: float) -> bool:
     if not model.waiting.requests or not model.may_load(now_s):
         return False
-    most, copies = model.spec.policy.max_copies, _copies(model)
-    if most is not None and copies >= most:
-        return False
-    return not copies or (params.refinements >= STARVED_FIRST and model.waiting.starved > 0)
+    most = model.spec.policy.max_copies
+    return most is None or _copies(model) < most
 
 
 def _copies(model: ModelView) -> int:
@@ -127,7 +127,7 @@ def _leaving(pod: IdlePod, model: ModelView, over: list[ModelView]) -> list[Mode
     """Who must leave, of those whose quantum is over; None: there is no room, or it is there."""
     if model.key in {each.key for each in pod.warm}:
         return None
-    missing = model.size_bytes - pod.pod.free_bytes()
+    missing = model.size_bytes - pod.free_bytes()
     chosen: list[ModelView] = []
     for each in over:
         if missing <= 0:
@@ -146,7 +146,11 @@ def _adjusted(factor: float, model: ModelView, pod: IdlePod, now_s: float) -> fl
     held_s = max(1e-9, now_s - model.holders[pod.pod.name].since_s)
     is_used = use.served * model.infer_s >= _USED_SHARE * held_s
     changed = factor * _LONGER if is_used else factor / _LONGER
-    return min(max(changed, _BOUNDS[0]), _BOUNDS[1])
+    return _bounded(changed)
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, _BOUNDS[0]), _BOUNDS[1])
 
 
 def _mean_load_s(view: PoolView) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.forecasting.behaviour import Kind
@@ -13,7 +13,7 @@ from autoscaler.forecasting.soon import Recency, learn_recency, p_minute
 from autoscaler.planning.pool import Demand
 
 if TYPE_CHECKING:
-    from autoscaler.forecasting.history import History
+    from autoscaler.forecasting.history import History, Integers
 
 LEARN_EVERY_S: Final = 600.0
 QUESTION: Final = Question()
@@ -27,6 +27,11 @@ class Learnt:
     recency: Recency
     models: tuple[str, ...]
     origin_s: float
+
+    def take(self, rows: Integers) -> Learnt:
+        """Of some models only."""
+        models = tuple(self.models[row] for row in rows.tolist())
+        return replace(self, fit=self.fit.take(rows), models=models)
 
 
 def learn(

@@ -23,3 +23,5 @@ class LoadingPolicy(Generic[S]):
     """The state before the first plan; states are values, and may be thrown away at any time."""
     plan: Callable[[PoolView, S], tuple[tuple[Action, ...], S]]
     """What to do now, and what to remember. Pure."""
+    reads_history: bool = False
+    """Whether it looks at the counts of each demand, beside the forecast."""

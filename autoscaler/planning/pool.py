@@ -118,7 +118,8 @@ class Limits:
 class Demand:
     """What is known and expected of arrivals; rows are the models of the view, in their order."""
 
-    history: History
+    history: History | None
+    """What it was made from; None where models were forecast at different times."""
     question: Question
     forecast: Forecast
     p_minute: Floats

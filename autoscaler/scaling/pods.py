@@ -55,13 +55,16 @@ class PodState:
     wanted: tuple[tuple[float, int], ...] = ()
     current: int | None = None
     """Pods asked for last; None: nothing yet, those that are there count."""
+    there: int | None = None
+    """Those that are there, where a cluster knows better than the registry."""
 
 
 def scale_pods(
     view: PoolView, state: PodState, params: PodParams
 ) -> tuple[tuple[Action, ...], PodState]:
     """The pods to have: nothing where the number stays as it is."""
-    current = len(view.pods) if state.current is None else state.current
+    there = len(view.pods) if state.there is None else state.there
+    current = there if state.current is None else state.current
     need, why, words = _need(view, current, params)
     low, high = view.limits.min_pods, view.limits.max_pods
     bounded = max(need, low) if high is None else min(max(need, low), high)

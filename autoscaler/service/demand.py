@@ -1,4 +1,4 @@
-"""What models are asked for: counts read from the registry, learnt from, and forecast.
+"""What models are asked for: counts read from the registry, and copies of them for forecasts.
 
 A new autoscaler reads back what gateways have counted; a running one reads the last seconds, and
 adds what is new in them, since gateways tell a second late.
@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from autoscaler.forecasting.counts import Counts
-from autoscaler.forecasting.rhythm import p_by_rhythm
-from autoscaler.planning.expecting import LEARN_EVERY_S, expect, learn
+from autoscaler.service.forecaster import Past
 from registry.arrivals import Arrivals, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.expecting import Learnt
-    from autoscaler.planning.pool import Demand
+    from autoscaler.forecasting.history import Integers
     from registry.arrivals import Counted
     from registry.client import Registry
     from registry.model import ModelName
@@ -32,20 +26,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_S: Final = 30
 """Seconds that are read again, for what gateways tell late."""
-YOUNG_S: Final = 10.0
-"""A history of minutes is learnt from so often, a longer one whenever it has grown by a tenth."""
 _DAY_S: Final = 86_400
 _SECONDS_KEPT_S: Final = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What forecasts start from; rows are `models`."""
-
-    models: tuple[str, ...]
-    history: History
-    seconds: Integers
-    """(models, seconds): counts of the last minutes, the second under way last."""
 
 
 class DemandReader:
@@ -59,6 +41,8 @@ class DemandReader:
         self._read_at_s = 0.0
         self.arrived: defaultdict[ModelName, int] = defaultdict(int)
         """Requests since `forget_arrived`."""
+        self.changed: set[str] = set()
+        """Models asked for since their `past` was taken."""
         self.last_arrival_s: dict[ModelName, float] = {}
 
     def forget_arrived(self) -> None:
@@ -119,6 +103,7 @@ class DemandReader:
                 taken[item.model] = item.number
                 fresh.append((str(item.model), item.start_s, number))
                 self.arrived[item.model] += number
+                self.changed.add(str(item.model))
                 last_s = self.last_arrival_s.get(item.model, 0.0)
                 self.last_arrival_s[item.model] = max(last_s, item.start_s + 1.0)
         known = set(counts.names)
@@ -127,33 +112,23 @@ class DemandReader:
             names, times_s, numbers = zip(*fresh, strict=True)
             counts.add(names, times_s, numbers)
 
-    def past(self, now_s: float, models: Sequence[ModelName]) -> Past | None:
-        """A copy of what is known of these models, in their order; None before anything was."""
+    def past(
+        self, now_s: float, models: tuple[str, ...], rows: Integers | None = None
+    ) -> Past | None:
+        """A copy of what is known of these models, in their order; None before anything was.
+
+        With `rows` the history is of those models only; they count as unchanged from then on.
+        """
         if self._counts is None or not models:
             return None
-        history = self._counts.history(now_s)
-        rows_of = {name: row for row, name in enumerate(self._counts.names)}
-        names = tuple(str(name) for name in models)
-        if any(name not in rows_of for name in names):
+        try:
+            places = self._counts.rows_of(models)
+        except KeyError:
             return None  # declared since the last read
-        rows = np.array([rows_of[name] for name in names], dtype=np.int64)
-        return Past(names, history.take(rows), self._counts.recent_seconds()[rows])
-
-
-class Forecaster:
-    """What is expected after a past, by what was learnt before. One call at a time, any thread."""
-
-    def __init__(self, expect: Callable[[History, Learnt], Demand] = expect) -> None:
-        self._expect = expect
-        self._learnt: Learnt | None = None
-
-    def forecast(self, past: Past) -> Demand:
-        """The demand of the models of the past."""
-        every_s = float(np.clip(past.history.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
-        self._learnt = learn(past.history, past.models, self._learnt, every_s=every_s)
-        demand = self._expect(past.history, self._learnt)
-        by_rhythm = p_by_rhythm(past.seconds, window_s=60.0)
-        return replace(demand, p_minute=1 - (1 - demand.p_minute) * (1 - by_rhythm))
+        chosen = places if rows is None else places[rows]
+        history = self._counts.history(now_s, chosen)
+        self.changed -= set(models if rows is None else (models[row] for row in rows.tolist()))
+        return Past(models, rows, history, self._counts.recent_seconds(places))
 
 
 def _add(counts: Counts, items: Sequence[Counted]) -> None:
@@ -164,11 +139,3 @@ def _add(counts: Counts, items: Sequence[Counted]) -> None:
         [float(each.start_s) for each in items],
         [each.number for each in items],
     )
-
-
-def is_sound(demand: Demand) -> bool:
-    """Whether a forecast is finite and not negative throughout, as policies may expect it."""
-    parts: tuple[Floats, ...] = (
-        demand.forecast.mean, demand.forecast.quantiles, demand.forecast.p_arrival, demand.p_minute,
-    )  # fmt: skip
-    return all(bool(np.isfinite(each).all()) and bool((each >= 0).all()) for each in parts)

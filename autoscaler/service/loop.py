@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.planning.actions import DrainPod, SetPods
@@ -18,22 +18,23 @@ from autoscaler.planning.pool import Limits, Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from autoscaler.scaling.limits import contradictions
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from autoscaler.service.demand import DemandReader, Forecaster, is_sound
+from autoscaler.service.demand import DemandReader
+from autoscaler.service.forecaster import Forecaster, is_sound
+from autoscaler.service.pod_owner import PodsByRegistry
+from autoscaler.service.views import with_intents, without_refusers
 from registry.actions import POOL, ActionRecord, Outcome, WantedPods
 from registry.arrivals import Arrivals
-from registry.cluster import Residency
 from registry.errors import RegistryUnavailable
-from registry.model import Tier, name_of_key
+from registry.model import name_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool import Demand, ModelView, PodView, PoolView
+    from autoscaler.planning.pool import Demand, PoolView
     from autoscaler.service.acting import Actor
-    from autoscaler.service.demand import Past
+    from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
+    from autoscaler.service.pod_owner import PodOwner, PoolSize
     from autoscaler.service.settings import AutoscalerSettings
     from registry.autoscaling import Autoscaling
     from registry.watch import ClusterWatch
@@ -75,8 +76,10 @@ class Autoscaler:
         metrics: AutoscalerMetrics,
         holder: str,
         forecaster: Forecaster | None = None,
+        owner: PodOwner | None = None,
     ) -> None:
         self._settings = settings
+        self._owner = owner or PodsByRegistry(settings)
         self._watch = watch
         self._autoscaling = autoscaling
         self._arrivals = Arrivals(watch.registry)
@@ -87,16 +90,13 @@ class Autoscaler:
         self._holder = holder
         self._demand: Demand | None = None
         self._demand_models: tuple[str, ...] = ()
-        self._forecaster = forecaster or Forecaster()
+        self._forecaster = forecaster or Forecaster(is_partial=not policy.reads_history)
         self._forecasting: asyncio.Future[Forecasted] | None = None
         self._forecast_at_s = 0.0
         self._forecast_pause_s = settings.forecast_every
         self._pods: PodState | None = None
+        self._is_leading = False
         self._told_refused: dict[str, str] = {}
-
-    @property
-    def _scales(self) -> bool:
-        return self._settings.min_pods is not None or self._settings.max_pods is not None
 
     async def run(self, actor: Actor) -> None:
         """Tick until cancelled."""
@@ -107,6 +107,7 @@ class Autoscaler:
             except RegistryUnavailable as error:
                 self._metrics.failures.labels("registry-away").inc()
                 self._metrics.is_leader.set(0)
+                self._owner.lead(is_leading=False)
                 logger.warning("the registry is away; nothing is planned", exc_info=error)
             except Exception:
                 self._metrics.failures.labels("tick").inc()
@@ -115,9 +116,7 @@ class Autoscaler:
 
     async def _tick(self, actor: Actor) -> None:
         token = await self._autoscaling.lead(self._holder, ttl_s=self._settings.lease)
-        self._metrics.is_leader.set(0 if token is None else 1)
-        if token is None:
-            self._pods = None  # what was wanted is then read from whoever leads
+        self._lead(is_leading=token is not None)
         if self._watch.age_s() > _STALE_S:
             self._metrics.failures.labels("stale-copy").inc()
             return
@@ -129,6 +128,13 @@ class Autoscaler:
         actor.begin(plan.actions, token)
         self._demand_reader.forget_arrived()
 
+    def _lead(self, *, is_leading: bool) -> None:
+        if not (is_leading and self._is_leading):
+            self._pods = None  # what is wanted, or was by whoever led before, is read anew
+        self._is_leading = is_leading
+        self._metrics.is_leader.set(int(is_leading))
+        self._owner.lead(is_leading=is_leading)
+
     async def plan(self, actor: Actor | None = None) -> Plan:
         """What is to be done now. Raises RegistryUnavailable."""
         now_s = self._watch.registry_now_s()
@@ -138,9 +144,8 @@ class Autoscaler:
             self._arrivals.waiting(),
             self._demand_reader.read(now_s, names),
         )
-        if self._pods is None:
-            wanted = under_way.wanted
-            self._pods = PodState(current=None if wanted is None else wanted.pods)
+        size = self._owner.size()
+        self._adopt(size, under_way.wanted)
         started_s = time.perf_counter()
         self._forecast(now_s)
         seen = Seen(
@@ -151,18 +156,28 @@ class Autoscaler:
                 for name, each in waiting.items()
             },
         )
-        limits = Limits(self._settings.min_pods or 0, self._settings.max_pods)
+        limits = Limits() if size is None else size.limits
         demand = self._demand
         if self._demand_models != tuple(str(name) for name in sorted(self._watch.state.models)):
             demand = None  # rows of other models
         view = read_pool(self._watch.state, now_s, seen, limits=limits, demand=demand)
         view = with_intents(view, under_way.actions)
         if actor is not None:
-            view = _without_refusers(view, actor, now_s)
+            view = without_refusers(view, actor.refusals, now_s)
         plan = self._plan(view)
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
         self._count_pods(view)
         return plan
+
+    def _adopt(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
+        """Start from the pods there are; forget them where they are not to be planned."""
+        if size is None:
+            self._pods = None
+        elif self._pods is None:
+            if size.pods is not None:
+                self._pods = PodState(there=size.pods)
+            else:
+                self._pods = PodState(current=None if wanted is None else wanted.pods)
 
     def _forecast(self, now_s: float) -> None:
         """Take in a forecast that is ready; begin another one when it is time.
@@ -174,13 +189,13 @@ class Autoscaler:
             self._forecasting = None
         if self._forecasting is not None:
             return
-        names = sorted(self._watch.state.models)
-        texts = tuple(str(name) for name in names)
+        texts = tuple(str(name) for name in sorted(self._watch.state.models))
         age_s = now_s - self._forecast_at_s
         if texts == self._demand_models and 0 <= age_s < self._forecast_pause_s:
             return
         self._forecast_at_s = now_s
-        past = self._demand_reader.past(now_s, names)
+        reader = self._demand_reader
+        past = reader.past(now_s, texts, self._forecaster.due(texts, reader.changed, now_s))
         if past is None:
             self._demand, self._demand_models = None, texts
             return
@@ -197,7 +212,7 @@ class Autoscaler:
             logger.exception("the forecast failed; planning goes on without")
         if demand is not None and not is_sound(demand):
             self._metrics.failures.labels("absurd-forecast").inc()
-            logger.warning("the forecast is not finite; planning goes on without")
+            logger.warning("the forecast is absurd; planning goes on without")
             demand = None
         return Forecasted(past.models, demand, time.perf_counter() - started_s)
 
@@ -221,7 +236,7 @@ class Autoscaler:
             self._metrics.failures.labels("policy").inc()
             logger.exception("the loading policy failed", extra={"policy": self._policy.name})
             self._state = self._policy.start
-        if self._scales and self._pods is not None:
+        if self._pods is not None:
             params = PodParams(stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle)
             scaling, self._pods = scale_pods(view, self._pods, params)
             actions = (*scaling, *actions)
@@ -237,14 +252,16 @@ class Autoscaler:
             "scale", POOL, str(wish.why), f"{wish.pods} pods: {wish.words}",
             plan.view.time_s, outcome=Outcome.DONE,
         )  # fmt: skip
+        wanted = WantedPods(wish.pods, leaving)
         try:
-            is_told = await self._autoscaling.scale(token, WantedPods(wish.pods, leaving), record)
+            is_told = await self._autoscaling.scale(token, wanted, record)
         except RegistryUnavailable:
             self._pods = None  # perhaps it was told: ask again
             raise
         if not is_told:
             self._pods = None
             return
+        self._owner.want(wanted)
         self._metrics.wanted_pods.set(wish.pods)
         self._metrics.actions.labels("scale", wish.why, Outcome.DONE).inc()
         logger.info("scale", extra={"pods": wish.pods, "reason": str(wish.why),
@@ -267,42 +284,3 @@ class Autoscaler:
         uses = list(pod_uses(view).values())
         for use in PodUse:
             self._metrics.pods.labels(use).set(uses.count(use))
-
-
-def with_intents(view: PoolView, under_way: Sequence[ActionRecord]) -> PoolView:
-    """The view with loads that were begun and do not show at their pods yet."""
-    begun: dict[str, list[str]] = {}
-    for record in under_way:
-        if record.verb == "load" and record.tier == Tier.DEVICE:
-            begun.setdefault(record.subject, []).append(record.pod)
-    if not begun:
-        return view
-
-    def known(model: ModelView) -> ModelView:
-        pods = [
-            pod
-            for pod in begun.get(str(model.spec.name), ())
-            if pod in view.pods and not _comes_or_is_there(model, pod)
-        ]
-        if not pods:
-            return model
-        coming = {pod: Residency(Tier.REMOTE, Tier.REMOTE, view.time_s, 0) for pod in pods}
-        return replace(model, holders={**model.holders, **coming})
-
-    return replace(view, models=tuple(known(model) for model in view.models))
-
-
-def _comes_or_is_there(model: ModelView, pod: str) -> bool:
-    holder = model.holders.get(pod)
-    return holder is not None and (holder.is_warm or holder.is_warming)
-
-
-def _without_refusers(view: PoolView, actor: Actor, now_s: float) -> PoolView:
-    """The view in which pods that refused of late take nothing."""
-
-    def known(pod: PodView) -> PodView:
-        if actor.refusals.is_paused(pod.name, now_s):
-            return replace(pod, is_accepting=False)
-        return pod
-
-    return replace(view, pods={name: known(pod) for name, pod in view.pods.items()})

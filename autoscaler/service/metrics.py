@@ -42,3 +42,8 @@ class AutoscalerMetrics:
             "pilotlight_autoscaler_pods", "Pods by what they do for their models.", ("use",),
             registry=self.registry,
         )  # fmt: skip
+        self.left_alone = Gauge(
+            "pilotlight_autoscaler_pods_left_alone",
+            "1 while the number of pods is somebody else's, by whose it is.", ("owner",),
+            registry=self.registry,
+        )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.catalogue import LOADING_POLICIES
-from registry.configuration import option, positive_seconds, redis_url, whole
+from registry.configuration import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,14 @@ class AutoscalerSettings:
         None, _or_none(whole(0, 10_000)), "fewest pods; without it pods are not scaled"
     )
     max_pods: int | None = option(None, _or_none(whole(1, 10_000)), "most pods")
+    kubernetes: bool = option(
+        False, truth, "scale the pool's Deployment, in this pod's cluster or the kubeconfig's, "
+        "within the bounds of its InferenceService",
+    )  # fmt: skip
+    namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
+    drain: float = option(
+        300.0, positive_seconds, "how long a pod that is to go may finish what it has, in a cluster"
+    )
     pod_idle: float = option(
         120.0, positive_seconds, "how long the last pod stays after the last request"
     )

@@ -1,1 +1,1 @@
-"""On a GPU: copies from host, serving beside a load, memory after many loads and unloads."""
+"""On a GPU: copies from host, cold starts, serving beside a load, memory after many unloads."""

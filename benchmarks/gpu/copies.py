@@ -36,16 +36,27 @@ def measure_copies(
     """Both in turn, after one of each that is not counted."""
     engine = subject.engine
     buffer, slab = engine.pinned(pinned_bytes), engine.allocate(pinned_bytes)
-    pinned, load, size_bytes = [], [], 0
+    pinned, load = [], []
     for _ in range(repeats + 1):
         begun_s = time.perf_counter()
         engine.copy(slab, buffer).wait()
         pinned.append(pinned_bytes / (time.perf_counter() - begun_s))
-        source = opened()
-        size_bytes = source.layout.size_bytes
+        load.append(load_rate(memory, opened))
+    return Copies(_size_of(opened), pinned[1:], load[1:])
+
+
+def load_rate(memory: StagedMemory, opened: Callable[[], WeightSource]) -> float:
+    """Bytes per second of one load; what it brought is given back."""
+    source = opened()
+    try:
         begun_s = time.perf_counter()
-        weights = memory.put(source)
-        load.append(size_bytes / (time.perf_counter() - begun_s))
-        weights.release()
+        memory.put(source).release()
+        return source.layout.size_bytes / (time.perf_counter() - begun_s)
+    finally:
         source.close()
-    return Copies(size_bytes, pinned[1:], load[1:])
+
+
+def _size_of(opened: Callable[[], WeightSource]) -> int:
+    source = opened()
+    source.close()
+    return source.layout.size_bytes

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.gpu.copies import Copies, measure_copies
 from benchmarks.gpu.cycles import Cycles, measure_cycles
+from benchmarks.gpu.rings import RINGS, Ring, RingLoads, measure_rings, ring_table
 from benchmarks.gpu.serving import Serving, measure_serving
+from benchmarks.gpu.starts import DeviceStart, measure_starts, start_table
 from benchmarks.marks import Mark
 from benchmarks.quantiles import quantile, spread
 from benchmarks.tiers.models import WEIGHTS
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from runtime.networks.weight_source import WeightSource
 
 COPY_SHARE: Final = 0.9
+COPY_RATE: Final = 45e9
+"""What a bus of PCIe Gen5 leaves of its 64 GB/s."""
 SLOWER: Final = 1.1
 _GB: Final = 1e9
 _MB: Final = 1e6
@@ -41,6 +45,9 @@ class Plan:
     """In a row, alone and beside loads."""
     cycles: int = 50
     pinned_bytes: int = 1 << 30
+    rings: tuple[Ring, ...] = RINGS
+    started: tuple[Path, ...] = ()
+    """Models whose cold starts are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +57,14 @@ class Measured:
     copies: Copies
     serving: Serving
     cycles: Cycles
+    rings: list[RingLoads]
+    starts: list[DeviceStart]
     is_from_host: bool
     """Whether loads came from tier `host`; else it had no room, and from files in memory."""
 
 
 def measure(subject: Subject, plan: Plan) -> Measured:
-    """Copies, then inference beside loads, then cycles."""
+    """Copies, then inference beside loads, other rings, cycles, cold starts."""
     with ExitStack() as stack:
         memory = StagedMemory(subject.engine)
         stack.callback(memory.close)
@@ -68,9 +77,18 @@ def measure(subject: Subject, plan: Plan) -> Measured:
         serving = measure_serving(
             skeleton.network, memory, loaded, repeats=plan.repeats, inferences=plan.inferences
         )
+        rings = measure_rings(
+            subject,
+            skeleton.network,
+            loaded,
+            rings=plan.rings,
+            repeats=plan.repeats,
+            inferences=plan.inferences,
+        )
         skeleton.take_out()
         cycles = measure_cycles(subject, memory, plan.served, served, cycles=plan.cycles)
-    return Measured(copies, serving, cycles, is_from_host)
+        starts = measure_starts(plan.started, memory, repeats=plan.repeats)
+    return Measured(copies, serving, cycles, rings, starts, is_from_host)
 
 
 def _opener(stack: ExitStack, folder: Path) -> tuple[Callable[[], WeightSource], bool]:
@@ -81,7 +99,12 @@ def _opener(stack: ExitStack, folder: Path) -> tuple[Callable[[], WeightSource],
 
 
 def summary(measured: Measured) -> str:
-    """A Markdown table."""
+    """Markdown tables."""
+    tables = [_main_table(measured), ring_table(measured.rings), start_table(measured.starts)]
+    return "\n\n".join(tables)
+
+
+def _main_table(measured: Measured) -> str:
     copies, serving, cycles = measured.copies, measured.serving, measured.cycles
     pinned, load = (spread([rate / _GB for rate in each]) for each in (copies.pinned, copies.load))
     place = "host" if measured.is_from_host else "files in memory"
@@ -118,6 +141,11 @@ def marks(measured: Measured) -> Iterator[Mark]:
         f"host to device at {COPY_SHARE:.0%} of a pinned copy",
         f"{load / pinned:.0%} ({load / _GB:.2f} of {pinned / _GB:.2f} GB/s)",
         load >= COPY_SHARE * pinned,
+    )
+    yield Mark(
+        f"host to device at {COPY_RATE / _GB:.0f} GB/s, on PCIe Gen5",
+        f"{load / _GB:.2f} GB/s",
+        load >= COPY_RATE,
     )
     alone = spread(measured.serving.alone_s).median
     beside = spread(measured.serving.beside_s).median

@@ -18,6 +18,7 @@ class Subject:
     """A device and what it says of its memory."""
 
     name: str
+    """With the version of what drives it."""
     engine: CopyEngine
     allocated_bytes: Callable[[], int]
     """What tensors hold now."""
@@ -38,7 +39,7 @@ def cuda_subject() -> Subject | None:
         return int(total - free)
 
     return Subject(
-        torch.cuda.get_device_name(engine.device),
+        f"{torch.cuda.get_device_name(engine.device)}, torch {torch.__version__}",
         engine,
         lambda: int(torch.cuda.memory_allocated(engine.device)),
         used_bytes,

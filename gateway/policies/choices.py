@@ -14,32 +14,9 @@ if TYPE_CHECKING:
 
 _NEARNESS: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _FAR = _NEARNESS[Tier.REMOTE]
-_DEVICE = Tier.DEVICE
 _FEW: Final = 32
 """Pods up to which `benchmarks decision` finds it cheaper to rank all for each request."""
 _name = attrgetter("name")
-
-
-def warm_pods(cluster: ClusterView, key: str) -> list[PodView]:
-    """Accepting pods that hold the model on their device."""
-    pods = cluster.pods
-    return [
-        pod
-        for name, residency in cluster.holders(key).items()
-        if residency.tier is _DEVICE and (pod := pods.get(name)) is not None and pod.is_accepting
-    ]
-
-
-def warming_pods(cluster: ClusterView, key: str) -> list[PodView]:
-    """Accepting pods to whose device a load of the model is under way."""
-    pods = cluster.pods
-    return [
-        pod
-        for name, residency in cluster.holders(key).items()
-        if residency.loading_from is not None
-        and (pod := pods.get(name)) is not None
-        and pod.is_accepting
-    ]
 
 
 def free_pods(cluster: ClusterView) -> list[PodView]:

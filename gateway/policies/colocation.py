@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    warm_pods,
-    warming_pods,
     with_free_slot,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """A warm pod with a free slot; else at once any pod with a free slot, which starts cold."""
     del now_s
-    warm = warm_pods(cluster, request.key)
+    warm = cluster.warm(request.key)
     if ready := with_free_slot(warm):
         pod = fewest_inferring(ready)
         return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
-    if joinable := with_free_slot(warming_pods(cluster, request.key)):
+    if joinable := with_free_slot(cluster.warming(request.key)):
         pod = fewest_inferring(joinable)
         return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
     cold = best_cold(cluster, request.key, request.draw)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    warm_pods,
-    warming_pods,
     with_free_slot,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
@@ -24,12 +22,12 @@ if TYPE_CHECKING:
 def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """A warm pod, waited for if its slots are taken; a cold start only when there is none."""
     del now_s
-    if warm := warm_pods(cluster, request.key):
+    if warm := cluster.warm(request.key):
         if ready := with_free_slot(warm):
             pod = fewest_inferring(ready)
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
         return Wait(Reason.QUEUE_WARM_BUSY)
-    if warming := warming_pods(cluster, request.key):
+    if warming := cluster.warming(request.key):
         if joinable := with_free_slot(warming):
             pod = fewest_inferring(joinable)
             return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)

@@ -8,19 +8,20 @@ one that lacks the model and is below the target itself, since others would be r
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gateway.policies.choices import (
     free_pods,
     least_loaded,
     least_loaded_free,
-    warm_pods,
-    warming_pods,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.policies.views import ClusterView, PodView, RequestView
 
 
@@ -30,8 +31,8 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
     entry = least_loaded_free(cluster, request.draw)
     if entry is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    warm = warm_pods(cluster, request.key)
-    warming = warming_pods(cluster, request.key)
+    warm = cluster.warm(request.key)
+    warming = cluster.warming(request.key)
     predict = least_busy_below(request.target_ongoing, warm, warming)
     if predict is None:
         return _one_copy_more(request, cluster, warm, warming)
@@ -44,7 +45,7 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
 
 
 def _one_copy_more(
-    request: RequestView, cluster: ClusterView, warm: list[PodView], warming: list[PodView]
+    request: RequestView, cluster: ClusterView, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> Decision:
     holding = {pod.name for pod in (*warm, *warming)}
     loading = _lacking_below(request, cluster, holding)
@@ -74,11 +75,13 @@ def _lacking_below(request: RequestView, cluster: ClusterView, holding: set[str]
 
 
 def least_busy_below(
-    target_ongoing: int, warm: list[PodView], warming: list[PodView]
+    target_ongoing: int, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> PodView | None:
     """The pod with the fewest ongoing requests below the target; warm before warming, then name."""
-    ranked = [(pod.inferring, 0, pod.name, pod) for pod in warm if pod.inferring < target_ongoing]
-    ranked += [
-        (pod.inferring, 1, pod.name, pod) for pod in warming if pod.inferring < target_ongoing
-    ]
-    return min(ranked)[3] if ranked else None
+    fewest = min([pod.inferring for pod in (*warm, *warming)], default=target_ongoing)
+    if fewest >= target_ongoing:
+        return None
+    equals = [pod for pod in warm if pod.inferring == fewest]
+    if not equals:
+        equals = [pod for pod in warming if pod.inferring == fewest]
+    return equals[0] if len(equals) == 1 else min(equals, key=attrgetter("name"))

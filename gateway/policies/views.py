@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from registry.cluster import Residency
     from registry.estimates import Measurements
@@ -64,6 +64,12 @@ class ClusterView(Protocol):
 
     def roomiest(self, draw: float, but: Collection[str] = ()) -> PodView | None:
         """`choices.roomiest` of the pods with a free slot, but for those named."""
+
+    def warm(self, key: str) -> Sequence[PodView]:
+        """Accepting pods that hold the model on their device."""
+
+    def warming(self, key: str) -> Sequence[PodView]:
+        """Accepting pods to whose device a load of the model is under way."""
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments import liu_grid, liu_simple, liu_wins, prewarming, scale, traces
+from load.experiments import liu_grid, liu_simple, liu_wins, prewarming, scale, traces, warsaw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ _ALL: Final = (
     liu_grid.EXPERIMENT,
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
+    warsaw.EXPERIMENT,
     scale.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

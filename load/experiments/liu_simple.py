@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.liu.amortisation import amortisation_table
-from load.experiments.liu.runs import STAGES, mean_s, mean_stages_s
+from load.experiments.liu.runs import mean_s, mean_stages_s
 from load.experiments.liu.scenarios import FULL, SIMPLE_REQUESTS
 from load.experiments.liu.simulated import simple_run
 from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Task, spread
 from load.experiments.liu.thesis import ABSENT, thesis_figures
 from load.experiments.side_by_side import run_side_by_side
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

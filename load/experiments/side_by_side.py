@@ -6,6 +6,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from load.experiments.parentage import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -39,7 +41,7 @@ def run_side_by_side(
             tell(done)
         return found
     with ProcessPoolExecutor(
-        min(settings.processes, total), mp_context=get_context("spawn")
+        min(settings.processes, total), mp_context=get_context("spawn"), initializer=end_with_parent
     ) as pool:
         futures = [pool.submit(function, task) for task in tasks]
         try:

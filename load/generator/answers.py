@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from load.schema import STAGES
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

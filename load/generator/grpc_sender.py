@@ -9,6 +9,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from load.generator.bodies import Bodies
 from load.generator.paths import inference_path
+from load.generator.settings import SERVER_NAME, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from load.generator.settings import RunSettings
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+_SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"
+_PATIENCE_S: Final = 10.0
 _STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -41,13 +44,7 @@ class GrpcSender:
         self._settings = settings
         self._now_s = now_s
         self._bodies = Bodies(settings.protocol, settings.seed)
-        target = f"{origin.host}:{origin.port}"
-        options = [("grpc.max_receive_message_length", -1)]
-        self._channel = (
-            grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options)
-            if origin.is_encrypted
-            else grpc.aio.insecure_channel(target, options)
-        )
+        self._channel = _channel(origin)
         self._infer = self._channel.unary_unary(
             _METHOD,
             request_serializer=messages.ModelInferRequest.SerializeToString,
@@ -100,6 +97,29 @@ class GrpcSender:
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
+
+
+def _channel(origin: Origin) -> grpc.aio.Channel:
+    target = f"{origin.host}:{origin.port}"
+    options = [("grpc.max_receive_message_length", -1)]
+    if origin.is_encrypted:
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options)
+    return grpc.aio.insecure_channel(target, options)
+
+
+async def layout_of(origin: Origin) -> Layout:
+    """What a target says it is; plain where it does not say, or nobody answers."""
+    async with _channel(origin) as channel:
+        ask = channel.unary_unary(
+            _SERVER_METADATA,
+            request_serializer=messages.ServerMetadataRequest.SerializeToString,
+            response_deserializer=messages.ServerMetadataResponse.FromString,
+        )
+        try:
+            server = await ask(messages.ServerMetadataRequest(), timeout=_PATIENCE_S)
+        except grpc.aio.AioRpcError:
+            return Layout.PLAIN
+    return Layout.POD if server.name == SERVER_NAME else Layout.PLAIN
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -12,7 +12,7 @@ from load.generator.content import Content, content_of_metadata
 from load.generator.errors import TargetUnreachable
 from load.generator.origin import host_headers
 from load.generator.paths import metadata_path
-from load.generator.settings import Layout
+from load.generator.settings import SERVER_NAME, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ async def inspect(
 
 async def _layout(client: httpx.AsyncClient) -> Layout:
     server = _document(await client.get("/v2"))
-    if not isinstance(server, dict) or server.get("name") != "pilotlight":
+    if not isinstance(server, dict) or server.get("name") != SERVER_NAME:
         return Layout.PLAIN
     ready = _document(await client.get("/readyz"))
     is_gateway = isinstance(ready, dict) and "registry_version" in ready

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from load.schema import RECORD_SCHEMA, STAGES
+from load.schema import RECORD_SCHEMA
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path

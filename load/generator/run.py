@@ -54,11 +54,13 @@ class Prepared:
 
 async def prepare(settings: RunSettings) -> Prepared:
     """Survey the trace and ask the target what it is. Raises GeneratorError."""
-    parse_url(settings.url, is_grpc=settings.protocol is Protocol.GRPC)
+    origin = parse_url(settings.url, is_grpc=settings.protocol is Protocol.GRPC)
     trace = open_trace(settings.trace, seed=settings.seed)
     prospect = await asyncio.to_thread(survey, trace, settings.duration_s)
     if settings.protocol is Protocol.GRPC:
-        return Prepared(settings, prospect, ())
+        from load.generator.grpc_sender import layout_of  # gRPC is not loaded for the others
+
+        return Prepared(replace(settings, layout=await layout_of(origin)), prospect, ())
     found = await inspect(settings.url, prospect.models, host_header=settings.host_header)
     given = settings.payloads
     told = {

@@ -22,6 +22,10 @@ class Protocol(StrEnum):
     GRPC = "grpc"
 
 
+SERVER_NAME: Final = "pilotlight"
+"""What our gateway and pods call themselves in the V2 protocol's server metadata."""
+
+
 class Layout(StrEnum):
     """Which paths name a model at the target."""
 

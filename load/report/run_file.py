@@ -15,7 +15,8 @@ from load.generator.merging import METADATA_KEY, read_parts
 from load.generator.record_parts import parts_folder
 from load.report.errors import BadRun, BadRuns
 from load.report.run import Names, Run
-from load.schema import RECORD_SCHEMA, STAGES
+from load.schema import RECORD_SCHEMA
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """An autoscaler in a run: counts arrivals, plans with the live autoscaler's own policies, and acts.
 
-What it sees beside the registry's copy are its own counts, and the sizes that models have. Pods are
+What it sees beside the registry's copy are its own counts, who waits, how copies are used, and the
+sizes that models have. Pods are
 as the cluster file says: actions that set their number or drain one are left out.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.planning.expecting import Learnt, expect, learn
+from autoscaler.planning.pool import Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from registry.model import Tier, name_of_key
 
@@ -64,8 +66,12 @@ class PlannedAutoscaler:
         epoch_s: float = 0.0,
         counts: Counts | None = None,
         forecaster: Forecaster | None = None,
+        is_forecasting: bool = True,
     ) -> None:
-        """`epoch_s` is the time of the run's start on the clock of `counts` from before it."""
+        """`epoch_s` is the time of the run's start on the clock of `counts` from before it.
+
+        Without `is_forecasting` nothing is counted either, for policies that do not read it.
+        """
         self.every_s = every_s
         self.wasted_byte_s = 0.0
         """Bytes of idle models on devices x time, by looking at every tick."""
@@ -76,6 +82,7 @@ class PlannedAutoscaler:
         self._epoch_s = epoch_s
         self._counts = counts or Counts(CountsParams(models=max(1, len(cluster.models))))
         self._forecaster = forecaster or LiveForecasts()
+        self._is_forecasting = is_forecasting
         self._arrived: Counter[ModelName] = Counter()
         self._last_s: dict[ModelName, float] = {}
         self._pending: list[tuple[str, float]] = []
@@ -86,17 +93,21 @@ class PlannedAutoscaler:
         """Count a request."""
         self._arrived[model] += 1
         self._last_s[model] = now_s
-        self._pending.append((str(model), self._epoch_s + now_s))
+        if self._is_forecasting:
+            self._pending.append((str(model), self._epoch_s + now_s))
 
     def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
         """Forecast, plan, act."""
         self.wasted_byte_s += actions.idle_bytes() * self.every_s
-        self._count(self._epoch_s + now_s)
-        names = tuple(str(name) for name in sorted(state.models))
-        demand = self._forecaster(self._counts, names, self._epoch_s + now_s)
+        demand = self._expected(state, self._epoch_s + now_s) if self._is_forecasting else None
         seen = Seen(
             arrived=self._arrived,
             last_arrival_s=self._last_s,
+            waiting={
+                name: Waiting(each.requests, each.starved, each.oldest_s)
+                for name, each in actions.waiting().items()
+            },
+            uses=actions.uses(),
             size_bytes=self._sizes,
             budget_bytes=self._budgets,
         )
@@ -105,6 +116,11 @@ class PlannedAutoscaler:
         self._arrived.clear()
         for action in plan:
             self._act(action, actions)
+
+    def _expected(self, state: ClusterState, now_s: float) -> Demand | None:
+        self._count(now_s)
+        names = tuple(str(name) for name in sorted(state.models))
+        return self._forecaster(self._counts, names, now_s)
 
     def _count(self, now_s: float) -> None:
         self._counts.advance(now_s)

@@ -204,18 +204,10 @@ def _node(group: _Nodes, number: int) -> NodePlan:
     total = sum(each.count for each in group.pods)
     for each in group.pods:
         for _ in range(each.count):
-            pods.append(
-                PodPlan(
-                    name=f"{name}-{len(pods)}" if total > 1 else name,
-                    slots=each.slots,
-                    memory_bytes=each.memory,
-                    speed=each.speed,
-                    device_bytes_per_s=each.device_rate,
-                    start_s=each.start,
-                    kill_s=each.kill,
-                    drain_s=each.drain,
-                )
-            )
+            pods.append(PodPlan(
+                f"{name}-{len(pods)}" if total > 1 else name, each.slots, each.memory,
+                each.speed, each.device_rate, each.start, each.kill, each.drain,
+            ))  # fmt: skip
     return NodePlan(
         name=name,
         pods=tuple(pods),

@@ -37,6 +37,11 @@ class _Queued(Queued):
 class SimulatedDevice:
     """One device. `done(flight, compute_s, share_s)` hears of the inferred, `late` of others."""
 
+    __slots__ = (
+        "_done", "_is_busy", "_jitter", "_kernel", "_lanes", "_late", "_look_s", "_number",
+        "_queue", "_rng", "_seconds", "_speed", "_times",
+    )  # fmt: skip
+
     def __init__(
         self,
         kernel: Kernel,
@@ -60,8 +65,6 @@ class SimulatedDevice:
         self._number = 0
         self._is_busy = False
         self._look_s = inf
-        self.busy_s = 0.0
-        """Time spent in inference."""
 
     def infer(self, flight: Flight) -> None:
         """Run the request's inference when its turn comes."""
@@ -126,7 +129,6 @@ class SimulatedDevice:
         if self._jitter:
             seconds *= exp(self._rng.gauss(0.0, self._jitter))
         self._is_busy = True
-        self.busy_s += seconds
         self._kernel.after(seconds, self._ended, (flights, seconds, rows))
 
     def _ended(self, batch: tuple[list[Flight], float, int]) -> None:

@@ -16,6 +16,7 @@ from gateway.policies.decision import Reject, SendTo, Wait
 from gateway.retries import RetryBudget
 from gateway.waiting import Waiter, WaitingLine, rejected
 from load.simulator.flight import Flight
+from load.simulator.queueing import Queueing
 from load.simulator.records import NEVER_S
 from registry.client import LEASE_TTL_S
 from registry.reservation import Refusal
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from load.simulator.records import Records
     from load.simulator.summary import Summary
     from registry.model import ModelName, RoutingPolicy, Tier
+    from registry.waiting import WaitingRequests
 
 LOOK_AGAIN_S: Final = 0.25
 """As in `gateway.dispatcher`: a quiet waiting room is looked at this often."""
@@ -60,7 +62,9 @@ class SimulatedGateway:
         *,
         policy: RoutingPolicy | None,
         seed: int,
+        queueing: Queueing | None = None,
     ) -> None:
+        queueing = queueing or Queueing()
         self.pods: dict[str, SimulatedPod] = {}
         self.models: dict[tuple[str, str], tuple[ModelName, ModelPlan]] = {}
         """What is known by tenant and name."""
@@ -68,6 +72,8 @@ class SimulatedGateway:
         """Requests that came and are not answered."""
         self.on_arrival: Callable[[ModelName, float], None] | None = None
         """Told of each request for a declared model."""
+        self.before_placing: Callable[[], None] | None = None
+        """Called when something changed, before those who wait are looked at."""
         self.wasted_memory_byte_s = 0.0
         """Device memory of idle models times how long they were idle, of all that ended."""
         self._kernel = kernel
@@ -80,7 +86,10 @@ class SimulatedGateway:
         self._id_prefix = f"{seed}-"
         self._sequence = 0
         self._budget = RetryBudget()
-        self._line: WaitingLine[_InLine] = WaitingLine(registry.state, kernel.now)
+        self._serves_late = queueing.serves_late
+        self._line: WaitingLine[_InLine] = WaitingLine(
+            registry.state, kernel.now, by_deadline=queueing.by_deadline, may_load=queueing.may_load
+        )
         self._is_changed = False
         self._is_looking = False
         self._in_flight: dict[str, Flight] = {}
@@ -103,6 +112,7 @@ class SimulatedGateway:
         self._budget.earn()
         if deadline_s is None:
             deadline_s = plan.spec.policy.deadline_s
+        at_s = None if deadline_s is None else now_s + deadline_s
         arrival = Arrival(
             self._id_prefix + str(self._sequence),
             name,
@@ -110,11 +120,12 @@ class SimulatedGateway:
             self._draw(),
             self._sequence,
             self._policy,
-            None if deadline_s is None else now_s + deadline_s,
+            None if self._serves_late else at_s,
+            at_s,
         )
         flight = Flight(arrival, plan, input_size, output_size)
-        if deadline_s is not None:
-            self._kernel.after(deadline_s, self._deadline, arrival)
+        if arrival.deadline_s is not None:
+            self._kernel.at(arrival.deadline_s, self._deadline, arrival)
         self._place(flight)
 
     def _not_found(self, row: Row) -> None:
@@ -174,7 +185,7 @@ class SimulatedGateway:
         self._in_flight[arrival.id] = flight
         if not entry.is_alive:
             self._suspect(entry)
-            self._again(flight)
+            self._kernel.after(0.0, self._again, flight)  # once it is out of the line
             return True
         entry.take(flight)
         return True
@@ -236,6 +247,8 @@ class SimulatedGateway:
 
     def _pump(self, *, only_if_free: bool = True) -> None:
         self._is_changed = False
+        if self.before_placing is not None and self._line:
+            self.before_placing()
         self._line.pump(
             is_leaving=_never, send=self._send, refuse=self._refuse, only_if_free=only_if_free
         )
@@ -256,6 +269,15 @@ class SimulatedGateway:
     def _refuse(self, waiter: _InLine, decision: Reject) -> None:
         self._leave(waiter)
         self._reject(waiter.flight, rejected(decision))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._line)
+
+    def waiting(self) -> dict[ModelName, WaitingRequests]:
+        """Who waits, by model."""
+        return self._line.by_model()
 
     # What pods say
 
@@ -304,6 +326,8 @@ class SimulatedGateway:
         self._kernel.after(_SUSPECT_S, forgive)
 
     def _again(self, flight: Flight) -> None:
+        if flight.is_over:
+            return
         self._give_back(flight)
         if flight.tries >= _MOST_TRIES or not self._budget.spend():
             self._finish(flight, 503, "the pod did not take the request; no retry is left")
@@ -335,14 +359,14 @@ class SimulatedGateway:
             entry, predict, start = flight.entry.name, flight.predict.name, flight.start
             if start == "warm" and flight.waited_from:
                 start = flight.waited_from
-        arrival_s, deadline_s, model = arrival.arrival_s, arrival.deadline_s, arrival.model
+        arrival_s, due_s, model = arrival.arrival_s, arrival.due_s, arrival.model
         self._records.add(
             (
                 arrival.id, model.namespace, model.name, flight.policy, arrival_s,
                 flight.placed_s, now_s, status, reason or flight.reason, error, entry, predict,
                 start or None, flight.load_s, flight.preprocess_s, flight.infer_s,
                 flight.postprocess_s, flight.input_size, flight.output_size,
-                None if deadline_s is None else deadline_s - arrival_s,
+                None if due_s is None else due_s - arrival_s,
             )
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ leaves is `runtime.loading.residents`; what a reload costs is `runtime.loading.r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from load.simulator.links import SharedLink
@@ -37,6 +38,10 @@ class Held(Resident):
     plan: ModelPlan = field(kw_only=True)
     idle_since_s: float = field(kw_only=True)
     """Since when no request uses it; where `users` is 0."""
+    served: int = 0
+    """Requests that have let it go."""
+    last_s: float = -inf
+    """When the last of them did."""
 
     @property
     def is_pinned(self) -> bool:
@@ -198,6 +203,8 @@ class Loading:
     def let_go(self, resident: Held) -> None:
         """A request needs the model no more; whoever waits for room looks again."""
         self.residents.end_use(resident)
+        resident.served += 1
+        resident.last_s = self._kernel.now_s
         if resident.users == 0:
             resident.idle_since_s = self._kernel.now_s
             if self._without_room:

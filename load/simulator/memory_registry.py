@@ -135,10 +135,10 @@ class MemoryRegistry:
         if self._members.pop(pod, None) is None:
             return
         del self.state.pods[pod]
-        for key in [key for key, holders in self.state.residency.items() if pod in holders]:
-            was_warm = self.state.residency[key].pop(pod).is_warm
-            if not self.state.residency[key]:
-                del self.state.residency[key]
+        residency = self.state.residency
+        for key in [key for key, holders in residency.items() if pod in holders]:
+            was_warm = residency[key][pod].is_warm
+            residency.drop(key, pod)
             self._drop_claim(key, pod)
             if was_warm and not is_back:  # one that is back says at once what it still holds
                 self._cooled(key)
@@ -164,14 +164,11 @@ class MemoryRegistry:
     def _set_residency(
         self, pod: str, key: str, tier: Tier, loading: Tier | None, size_bytes: int, now_s: float
     ) -> None:
-        holders = self.state.residency.setdefault(key, {})
-        before = holders.get(pod)
+        before = self.state.holders(key).get(pod)
         if tier is Tier.REMOTE and loading is None and size_bytes == 0:
-            holders.pop(pod, None)
-            if not holders:
-                del self.state.residency[key]
+            self.state.residency.drop(key, pod)
         else:
-            holders[pod] = Residency(tier, loading, now_s, size_bytes)
+            self.state.residency.put(key, pod, Residency(tier, loading, now_s, size_bytes))
         if before is not None and before.is_warm and tier is not Tier.DEVICE:
             self._cooled(key)
 

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 class SimulatedPod:
     """One pod. It lives from `start` to `kill` or to the end of its drain."""
 
+    __slots__ = (
+        "_assets_ready_s", "_beat_offset_s", "_cluster", "_gateway", "_is_beat_planned", "_kernel",
+        "_registry", "_residents", "device", "epoch", "is_alive", "loading", "measurements", "name",
+        "node", "plan",
+    )  # fmt: skip
+
     def __init__(
         self,
         plan: PodPlan,

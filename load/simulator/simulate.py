@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
+from autoscaler.planning.pool import Use
 from load.simulator.arrivals import rows
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
@@ -15,16 +18,19 @@ from load.simulator.pod import SimulatedPod
 from load.simulator.records import Records
 from load.simulator.summary import Summary
 from registry.model import Tier
+from registry.pod import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
     from load.schema import Trace
     from load.simulator.cluster import ClusterPlan, ModelPlan, PodPlan
+    from load.simulator.queueing import Queueing
     from registry.cluster import ClusterState
     from registry.model import ModelName, RoutingPolicy
+    from registry.waiting import WaitingRequests
 
 ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""
@@ -42,6 +48,12 @@ class Actions(Protocol):
     def idle_bytes(self) -> int:
         """What models that no request uses take of all devices."""
 
+    def uses(self) -> Mapping[str, Mapping[str, Use]]:
+        """How the copies on devices are used, by key, then pod."""
+
+    def waiting(self) -> Mapping[ModelName, WaitingRequests]:
+        """The requests that wait in the gateway."""
+
     def start_pod(self, pod: str) -> bool:
         """Start a pod of the cluster as a new process; False: it lives, or no such pod."""
 
@@ -50,7 +62,10 @@ class Actions(Protocol):
 
 
 class Autoscaler(Protocol):
-    """Who hears of arrivals, and is asked every `every_s` of virtual time what to do."""
+    """Who hears of arrivals, and is asked every `every_s` of virtual time what to do.
+
+    With `Queueing.plans_first` at most so often while requests wait, when something changed.
+    """
 
     every_s: float
 
@@ -72,6 +87,7 @@ class Simulation:
         seed: int = 0,
         *,
         autoscaler: Autoscaler | None = None,
+        queueing: Queueing | None = None,
     ) -> None:
         """A run that has not begun; `policy` None: the models' own.
 
@@ -83,9 +99,12 @@ class Simulation:
         self._trace = trace
         self._records = Records()
         self._gateway = SimulatedGateway(
-            self.kernel, self.registry, self._records, self.summary, policy=policy, seed=seed
-        )
+            self.kernel, self.registry, self._records, self.summary,
+            policy=policy, seed=seed, queueing=queueing,
+        )  # fmt: skip
         self._autoscaler = autoscaler
+        self._plans_first = queueing is not None and queueing.plans_first
+        self._ticked_s = -inf
         self._cluster = cluster
         self._rng = random.Random(f"{seed}:world")
         self._build()
@@ -94,6 +113,8 @@ class Simulation:
         kernel, gateway = self.kernel, self._gateway
         if self._autoscaler is not None:
             gateway.on_arrival = self._autoscaler.arrived
+            if self._plans_first:
+                gateway.before_placing = partial(self._tick_if_due, self._autoscaler)
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         for batch in self._trace:
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
@@ -138,6 +159,18 @@ class Simulation:
             if resident.users == 0
         )
 
+    def uses(self) -> dict[str, dict[str, Use]]:
+        """How the copies on devices are used, by key, then pod."""
+        found: defaultdict[str, dict[str, Use]] = defaultdict(dict)
+        for name, pod in self._gateway.pods.items():
+            for key, each in pod.loading.residents.by_key.items() if pod.is_alive else ():
+                found[key][name] = Use(each.users, each.last_s, each.served)
+        return found
+
+    def waiting(self) -> dict[ModelName, WaitingRequests]:
+        """The requests that wait in the gateway."""
+        return self._gateway.waiting()
+
     def start_pod(self, pod: str) -> bool:
         """Start a pod of the cluster as a new process; False: it lives, or no such pod."""
         before = self._gateway.pods.get(pod)
@@ -158,8 +191,30 @@ class Simulation:
         return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
-        autoscaler.tick(self.registry.state, self.kernel.now_s, self)
+        if not (self._plans_first and self._gateway.is_waiting):  # else it is asked at changes
+            self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
+
+    def _tick_if_due(self, autoscaler: Autoscaler) -> None:
+        now_s = self.kernel.now_s
+        if now_s >= self._ticked_s + autoscaler.every_s:
+            self._ticked_s = now_s
+            autoscaler.tick(self.registry.state, now_s, self)
+
+    def know(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
+        """Have the registry know models' times, by key and measure, as after some time in service.
+
+        For a run that has not begun, with a pod that lives.
+        """
+        pod = next(iter(self.registry.state.pods.values()))
+        samples = [
+            Samples(key, measure, (seconds,))
+            for key, measures in times_s.items()
+            for measure, seconds in measures.items()
+        ]
+        self.registry.beat(
+            pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
+        )
 
     # The world at its start
 
@@ -219,6 +274,7 @@ def simulate(
     seed: int = 0,
     *,
     autoscaler: Autoscaler | None = None,
+    queueing: Queueing | None = None,
 ) -> Simulation:
     """The run of a trace under a policy: its record batches when iterated, and its summary."""
-    return Simulation(cluster, trace, policy, seed, autoscaler=autoscaler)
+    return Simulation(cluster, trace, policy, seed, autoscaler=autoscaler, queueing=queueing)

@@ -1,5 +1,9 @@
-"""The flags of `load run` and `report`. What they need is imported when they run."""
+"""The flags of `load run`, `report`, `simulate` and `experiment`.
 
+What they need is an extra, and imported when they run.
+"""
+
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +11,7 @@ import typer
 
 from pilotlight.commands.options import HomeOption, JsonOption
 from pilotlight.commands.target import Target
+from pilotlight.home import Home
 from pilotlight.output import Output
 
 load_app = typer.Typer(no_args_is_help=True, help="Play traces against a gateway.")
@@ -90,3 +95,62 @@ def report_runs(
     from pilotlight.commands.report import report
 
     report(runs, output, Output(json_))
+
+
+def simulate(
+    *,
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="The cluster, as YAML.")],
+    trace: Annotated[str, typer.Option(help="The arrivals: a file, or the name of a trace.")],
+    policy: Annotated[
+        str, typer.Option(metavar="P[,P…]", help="Routing policies; own: each model's own.")
+    ] = "own",
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the records, as Parquet.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run a trace through a simulated cluster with the policies of the gateway."""
+    from pilotlight.commands.simulate import Plan, run_simulations
+
+    run_simulations(Plan(cluster, trace, policy, sweep, seed, out), Output(json_))
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Without it, all are listed.")] = None,
+    *,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live/--simulated-only", help="Also run on a real platform what can be; or not."
+        ),
+    ] = True,
+    seed: Annotated[
+        list[int], typer.Option(min=0, help="Repeat for several; without it, the experiment's own.")
+    ] = [],  # noqa: B006 - typer copies it
+    quick: Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, show_default="a core each", help="Simulations side by side."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")] = Path(
+        "experiments"
+    ),
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run an experiment of the documentation again: its tables, beside the literature's figures."""
+    from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
+    from pilotlight.demo.live import LiveDemo
+
+    output = Output(json_)
+    if name is None:
+        list_experiments(output)
+        return
+    platform = LiveDemo(Home.of(home), output) if live else None
+    cores = processes or os.cpu_count() or 1
+    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform), output)

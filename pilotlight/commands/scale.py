@@ -9,18 +9,22 @@ from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.pool_scaler import PoolScaler
 from autoscaler.kubernetes.pool_size import LeaveAlone
 from pilotlight.errors import RequestFailed
+from registry.autoscaling import Autoscaling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
+    from registry.cluster import PodState
 
 
-async def scale(target: Target, output: Output, pool: str, pods: int) -> None:
+async def scale(target: Target, output: Output, pool: str, *, pods: int, namespace: str) -> None:
     """Scale a pool; the emptiest pods go first, as far as the registry knows them."""
-    known = (await target.cluster()).pods if target.redis_url else {}
+    known = await _known_pods(target, pool) if target.redis_url else {}
     client = await connect()
     try:
-        done = await PoolScaler(client).scale(pool, pods, known)
+        done = await PoolScaler(client, namespace=namespace).scale(pool, pods, known)
     except KubernetesError as error:
         raise RequestFailed(str(error)) from error
     finally:
@@ -29,3 +33,16 @@ async def scale(target: Target, output: Output, pool: str, pods: int) -> None:
         raise RequestFailed(f"nothing was changed: {done.reason}")
     lines = [f"pool {pool} scaled to {done.pods} pods", *([done.note] if done.note else [])]
     output.result({"pool": pool, "pods": done.pods, "note": done.note}, lines)
+
+
+async def _known_pods(target: Target, pool: str) -> Mapping[str, PodState]:
+    """The registry's pods; raises RequestFailed where an autoscaler would set the number back."""
+    async with target.registry() as registry:
+        plans = await Autoscaling(registry).plans()
+        if plans.leader is not None:
+            raise RequestFailed(
+                f"nothing was changed: autoscaler {plans.leader.holder} decides about the pods of "
+                f"pool {pool}; change minReplicas and maxReplicas of its InferenceService, or stop "
+                "the autoscaler"
+            )
+        return (await registry.cluster()).pods

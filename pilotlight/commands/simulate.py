@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from load.errors import InvalidTraceName, TraceError
-from load.simulator.cluster_file import cluster_of
-from load.simulator.errors import InvalidCluster, WrongTrace
-from load.simulator.records import parquet_writer
-from load.simulator.simulate import simulate
-from load.simulator.sweep import parse_sweep, variants
-from load.traces.naming import open_trace
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import InvalidInput, MissingExtra
 from registry.model import RoutingPolicy
+
+try:
+    from load.simulator.cluster_file import cluster_of
+    from load.simulator.errors import InvalidCluster, WrongTrace
+    from load.simulator.records import parquet_writer
+    from load.simulator.simulate import simulate
+    from load.simulator.sweep import parse_sweep, variants
+    from load.traces.naming import open_trace
+except ModuleNotFoundError as error:
+    raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
     from pathlib import Path

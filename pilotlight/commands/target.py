@@ -39,7 +39,7 @@ class Target:
         pool: str = "default",
     ) -> Target:  # fmt: skip
         """A target from the flags of a verb."""
-        return cls(Home(home.expanduser()) if home else Home.default(), redis_url, gateway, pool)
+        return cls(Home.of(home), redis_url, gateway, pool)
 
     @asynccontextmanager
     async def registry(self) -> AsyncIterator[Registry]:

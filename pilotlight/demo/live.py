@@ -22,6 +22,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.home import Home
 from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform
+from pilotlight.platform.processes import free_port
 from pilotlight.platform.redis_server import redis_binary
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
@@ -94,7 +95,7 @@ class LiveDemo:
     def redis(self) -> Iterator[str]:
         """A real Redis with nothing in it, by its URL."""
         with tempfile.TemporaryDirectory(prefix="pilotlight-redis-") as folder:
-            port = _free_port()
+            port = free_port()
             server = subprocess.Popen(
                 [
                     str(redis_binary()), "--bind", "127.0.0.1", "--port", str(port),
@@ -139,13 +140,6 @@ async def _started(
             ) as client,
         ):
             yield platform, client
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:

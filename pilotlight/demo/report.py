@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from load.experiments.liu.runs import STAGES, latencies_s, mean_s, mean_stages_s, percentile_s
+from load.experiments.liu.runs import latencies_s, mean_s, mean_stages_s, percentile_s
 from load.experiments.liu.scenarios import LIU_SIMPLE, POLICIES
+from load.stages import STAGES
 from pilotlight.quantities import format_bytes
 
 if TYPE_CHECKING:

@@ -239,10 +239,12 @@ class Platform:
 
     def _start_autoscaler(self, choice: AutoscalerChoice) -> None:
         """It is not waited for: nothing that a request needs depends on it."""
+        metrics_port = free_port()
         command = [
             *python_module("autoscaler"), "--redis-url", self.redis_url,
             "--pool", self.settings.pool, "--loading", choice.loading,
             "--pod-idle", str(choice.pod_idle_s), "--pod-stable", str(choice.pod_stable_s),
+            "--metrics-port", str(metrics_port),
         ]  # fmt: skip
         if choice.min_pods is not None and self._fleet is not None:
             command += ["--min-pods", str(choice.min_pods), "--max-pods", str(self.settings.pods)]
@@ -254,6 +256,7 @@ class Platform:
         log_file = self.settings.home.logs / "autoscaler.log"
         spec = ServiceSpec("autoscaler", command, log_file, self._child_env())
         self._start_service(Service(spec, is_ready=_at_once))
+        self._step(f"autoscaler, metrics at http://{_LOOPBACK}:{metrics_port}/metrics")
 
     # Pods
 

@@ -50,7 +50,8 @@ class CudaEngine:
         """Begin a copy on the copy stream."""
         with torch.cuda.stream(self._copies):
             target.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            # Who waits for it sleeps: by default CUDA spins, and takes a core from inference.
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             done.record(self._copies)
         return CudaCopyDone(done)
 

@@ -1,14 +1,16 @@
-"""What follows when an inference does not end: its model is given up, too many end the pod.
+"""What follows when an inference does not end, or the device fails: a model's end, or the pod's.
 
 A thread cannot be killed in Python. One that is stuck keeps its model's memory and, on a CPU,
 perhaps a core; the others go on beside it. On a GPU a kernel that does not end blocks whatever
-comes after it, so there the first one ends the pod. Whoever supervises the pod starts it again.
+comes after it, so there the first one ends the pod. A GPU that failed for good, as after an illegal
+address, is of use to no one but a new process. Whoever supervises the pod starts it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Hangs:
         self._heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         device.on_hung = lambda key, reason: _tell(loop, self._heard, (key, reason))
+        device.on_lost = lambda reason: _end(loop, end_pod, reason)
 
     async def run(self) -> None:
         """Give up hung models until cancelled."""
@@ -52,3 +55,9 @@ def _tell(
     loop: asyncio.AbstractEventLoop, heard: asyncio.Queue[tuple[str, str]], news: tuple[str, str]
 ) -> None:
     loop.call_soon_threadsafe(heard.put_nowait, news)
+
+
+def _end(loop: asyncio.AbstractEventLoop, end_pod: Callable[[], None], reason: str) -> None:
+    logger.error("the pod ends", extra={"reason": reason})
+    with suppress(RuntimeError):  # the loop is closed: the pod has ended
+        loop.call_soon_threadsafe(end_pod)

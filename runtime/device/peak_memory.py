@@ -47,7 +47,8 @@ class PeakMemory:
 def available_bytes(device: str) -> int:
     """Memory that an inference could take now: of the GPU, else of the machine or container."""
     if device != CPU:
-        return int(torch.cuda.mem_get_info()[0])
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + unused  # torch keeps what was freed
     found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text())
     available = int(found.group(1)) * 1024 if found else 0
     try:

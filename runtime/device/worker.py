@@ -20,9 +20,17 @@ import torch
 
 from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
+from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.lane import Lane, Payload
 from runtime.device.queue import DeviceQueue, Job, Ran, settle
-from runtime.errors import DeadlinePassed, InferenceHung, ModelBroken, QueueFull
+from runtime.errors import (
+    DeadlinePassed,
+    Draining,
+    InferenceFailed,
+    InferenceHung,
+    ModelBroken,
+    QueueFull,
+)
 from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
 from runtime.threads import as_bearable
 
@@ -59,6 +67,10 @@ class DeviceWorker:
         self.times = BatchTimes()
         self.on_hung: Callable[[str, str], None] = lambda key, reason: None
         """Called in a thread of the worker with the key of a model that broke, and why."""
+        self.on_lost: Callable[[str], None] = lambda reason: None
+        """Called, in whatever thread saw it, when the device failed for good."""
+        self.lost: str | None = None
+        """Why the device runs nothing any more."""
         self.stuck_threads = 0
         """Threads that were abandoned and have not come back."""
         self._threads = threads
@@ -91,8 +103,21 @@ class DeviceWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a thread that runs what is asked of it."""
-        return self._thread.is_alive()
+        """Whether there is a thread that runs what is asked of it, and a device for it."""
+        return self._thread.is_alive() and self.lost is None
+
+    def lose(self, error: Exception) -> None:
+        """Take nothing more: the device failed for good, and only a new process can use it again.
+
+        Who waits is refused, and can be served elsewhere; nothing of theirs was executed.
+        """
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = f"the pod's device failed and the pod is replaced: {error}"
+            settle([(job, Draining(self.lost)) for job in self._queue.take_all()])
+        logger.error("device lost", extra={"error": error})
+        self.on_lost(self.lost)
 
     async def run(
         self,
@@ -121,6 +146,8 @@ class DeviceWorker:
         Raises:
             DeadlinePassed: its turn came too late.
             QueueFull: too many wait already.
+            InferenceFailed: the device failed for good under it.
+            Draining: the device failed for good before it.
             InferenceHung: it was under way and did not end in the model's time.
             ModelBroken: an earlier inference of the model did not end.
         """
@@ -165,6 +192,8 @@ class DeviceWorker:
         with self._lock:
             if job.lane.broken is not None:
                 raise ModelBroken(job.lane.broken)
+            if self.lost is not None:
+                raise Draining(self.lost)
             if self._is_closed:
                 raise QueueFull("the pod is stopping")
             if len(self._queue) >= self._most_waiting:
@@ -211,12 +240,13 @@ class DeviceWorker:
         """Run the batch; where it fails as a whole, each of it alone: only the guilty ones fail."""
         jobs, lane = run.jobs, run.jobs[0].lane
         outcomes = self._attempt(run, jobs)
-        if isinstance(outcomes, Exception) and len(jobs) > 1 and not run.is_abandoned:
+        is_worth_splitting = len(jobs) > 1 and not run.is_abandoned and self.lost is None
+        if isinstance(outcomes, Exception) and is_worth_splitting:
             logger.info("batch failed, run apart", extra={"key": lane.key, "error": outcomes})
             BATCHES.labels(model=lane.model, outcome="split").inc()
             for job in jobs:
                 if not run.is_abandoned:
-                    _finish(run, [job], self._attempt(run, [job]))
+                    _finish(run, [job], self._attempt(run, [job]))  # a lost device fails the rest
         else:
             _finish(run, jobs, outcomes)
 
@@ -230,6 +260,9 @@ class DeviceWorker:
             error = as_bearable(raised)
             if is_out_of_memory(error):
                 self.times.ran_out_of_memory(lane.key, rows)
+            if is_device_lost(error):
+                self.lose(error)
+                return _lost_under(error)
             return error
         compute_s = time.monotonic() - begun_s
         if jobs[0].waiting.kind is not None:
@@ -287,6 +320,14 @@ def _alone(works: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in works]
 
 
+def _lost_under(error: Exception) -> InferenceFailed:
+    """For the requests that were in the inference: one of them may be to blame, so none is sent on.
+
+    The error's own frames hold tensors, so it does not come along.
+    """
+    return InferenceFailed(f"the device failed for good under this inference: {error}")
+
+
 def _finish(run: _Run, jobs: Sequence[Job], outcomes: list[Ran[Any]] | Exception) -> None:
     """Tell the callers and count, unless all were told already that it hangs."""
     model = jobs[0].lane.model
@@ -303,10 +344,3 @@ def _finish(run: _Run, jobs: Sequence[Job], outcomes: list[Ran[Any]] | Exception
     BATCH_SIZE.labels(model=model).observe(outcomes[0].rows)
     for ran in outcomes:
         QUEUE_SECONDS.labels(model=model).observe(ran.wait_s)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device had no room for what an inference needs on the way."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        "can't allocate memory" in str(error)
-    )

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import ContinuousBatchingConfig
@@ -20,7 +20,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
-from runtime.errors import InferenceFailed, ModelInvalid
+from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid
 from runtime.generation.engine import Finish, Made, Sampling
 from runtime.generation.limits import PAGE_TOKENS, cache_shape
 from runtime.generation.sampling import PerRequestSampling
@@ -74,7 +75,10 @@ class TransformersEngine:
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Made in the device's thread; raises ModelInvalid for an architecture it cannot run."""
+        """Made in the device's thread.
+
+        Raises ModelInvalid for an architecture it cannot run, DeviceFull without room for a cache.
+        """
         shape = cache_shape(network.config, limits)
         self.most_tokens = shape.context_tokens
         self._device = device
@@ -83,6 +87,8 @@ class TransformersEngine:
         self._inboxes = _Inboxes(loop)
         self._sequence = itertools.count()
         self._turn = asyncio.Lock()
+        self._failure: MemoryError | None = None
+        """Where the last step that failed had no room; without its frames, which hold tensors."""
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=shape.pages,
@@ -99,7 +105,12 @@ class TransformersEngine:
             self._manager.output_router = self._inboxes
             self._manager.logit_processor = _sampling_alone()
             self._processor = self._manager._create_batch_processor()
+            _stay_on_one_stream(self._processor)
         except Exception as error:  # each kind of attention it does not know fails in its own way
+            if is_device_lost(error):
+                raise
+            if is_out_of_memory(error):
+                raise DeviceFull(f"there is no room for a key-value cache: {error}") from error
             raise ModelInvalid(
                 f"{network.config.model_type} cannot generate with continuous batching: {error}"
             ) from error
@@ -128,7 +139,7 @@ class TransformersEngine:
                 output = inbox.popleft()
                 is_finished = output.is_finished()
                 if output.error is not None:
-                    raise InferenceFailed(f"generation failed: {output.error}")
+                    raise InferenceFailed(f"generation failed: {output.error}") from self._failure
                 token_ids = tuple(output.generated_tokens[told:])
                 told += len(token_ids)
                 yield Made(token_ids, self._finish(token_ids) if is_finished else None)
@@ -165,8 +176,21 @@ class TransformersEngine:
             processor.update_batch()
         except Exception as error:  # whatever a network raises ends the requests of this step
             logger.exception("a generation step failed")
+            self._failure = MemoryError(str(error)) if is_out_of_memory(error) else None
             processor.fail_all_requests(error)
+            if is_device_lost(error):
+                raise
         return True
+
+
+def _stay_on_one_stream(processor: Any) -> None:
+    """Compute where the inputs of a step are written, on the stream of all other inference.
+
+    Transformers would compute on a stream of its own beside it, and waits there neither for the
+    last input nor for weights; memory that one stream frees is none for the other, either.
+    """
+    processor.inputs_and_outputs.compute_stream = None
+    processor.offloading_manager._compute_stream = None
 
 
 def _sampling_alone() -> ContinuousBatchingLogitsProcessorList:

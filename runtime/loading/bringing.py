@@ -6,14 +6,14 @@ Where the files come from is `finding`; they may be on their way while this modu
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from registry.model import Tier
-from runtime.errors import DeviceFull, ModelInvalid, RuntimePackageError
+from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.errors import DeviceFull, Draining, ModelInvalid, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.loading.wish import Wish, unless_withdrawn
@@ -23,7 +23,7 @@ from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from transformers import PreTrainedModel
@@ -103,10 +103,24 @@ class Bringer:
         """Put the model there, evicting one idle model after the other while the device is full."""
         while True:
             try:
-                return await self._try_device(spec, found, wish)
+                with self._told_apart(spec):
+                    return await self._try_device(spec, found, wish)
             except DeviceFull:
                 if not await self.store.evict_one(spec.key):
                     raise
+
+    @contextmanager
+    def _told_apart(self, spec: ModelSpec) -> Iterator[None]:
+        """An error of the device is none of the model: it is full, or its pod is replaced."""
+        try:
+            yield
+        except Exception as error:
+            if is_device_lost(error):
+                self.device.lose(error)
+                raise Draining(f"the pod's device failed while {spec.key} was loaded") from error
+            if is_out_of_memory(error) and not isinstance(error, DeviceFull):
+                raise DeviceFull(f"{spec.key} has no room: {error}") from error
+            raise
 
     async def _try_device(
         self, spec: ModelSpec, found: Found, wish: Wish
@@ -157,8 +171,9 @@ class Bringer:
     async def _build_skeleton(self, spec: ModelSpec, found: Found, wish: Wish) -> Skeleton:
         try:
             return await in_thread(self.finder.threads.of(wish), self._skeleton, spec, found)
-        except Exception:
-            wish.withdraw("its network cannot be built")
+        except Exception as error:
+            if not is_out_of_memory(error):  # with room, the next try may build it
+                wish.withdraw("its network cannot be built")
             raise
 
     def _skeleton(self, spec: ModelSpec, found: Found) -> Skeleton:
@@ -190,9 +205,9 @@ class Bringer:
             await model.warm_up()
         except RuntimePackageError:
             raise
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise DeviceFull(f"{model.spec.key} has no room to infer: {error}") from error
         except Exception as error:  # a network that cannot infer once is not served
+            if is_out_of_memory(error):
+                raise
             raise ModelInvalid(f"{model.spec.key} failed its first inference: {error}") from error
         skeleton.has_inferred = True
 

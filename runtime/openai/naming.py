@@ -26,11 +26,15 @@ def openai_head(
     *,
     allow_simulated_work: bool,
 ) -> RequestHead:
-    """The head of a request; raises ModelNotFound where path and body name different models."""
+    """The head of a request; raises ModelNotFound where path and body name different models.
+
+    A body may name what the gateway calls the model to its caller: of a canary, its stable version.
+    """
     name = model_named(body_model)
     if path_model is not None:
         addressed = ModelName.from_path_segment(path_model)
-        if body_model not in (addressed.name, str(addressed), addressed.path_segment):
+        called = headers.get("x-pilotlight-model-name")
+        if body_model not in (addressed.name, str(addressed), addressed.path_segment, called):
             raise ModelNotFound(f"the body names model {body_model!r}, the address {addressed}")
         name = addressed
     return read_head(name.path_segment, headers, allow_simulated_work=allow_simulated_work)

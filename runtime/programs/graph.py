@@ -13,10 +13,11 @@ from torch._ops import OpOverload
 
 from runtime.errors import ModelInvalid
 from runtime.programs.arguments import Arguments
+from runtime.programs.bounds import with_bounds
 from runtime.programs.operators import operator_named, takes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from torch.fx import Graph, GraphModule, Node
@@ -116,10 +117,16 @@ class _Builder:
                 args.append(arguments.read(entry["arg"]))
             elif takes(function, entry["name"]):
                 kwargs[entry["name"]] = arguments.read(entry["arg"])
-        result = self._graph.call_function(function, tuple(args), kwargs)
+        result = self._graph.call_function(self._safe(function), tuple(args), kwargs)
         if isinstance(function, OpOverload):
             self._check_memory(function, result)
         self._name_results(node["outputs"], result, values)
+
+    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; for a device that does not survive wrong indices, with a check of them."""
+        if self._device.type == "cpu" or not isinstance(function, OpOverload):
+            return function
+        return with_bounds(function)
 
     def _check_memory(self, function: OpOverload, node: Node) -> None:
         """Refuse to write to weights; note what shows their memory."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from runtime.storage.link import LinkUse
     from runtime.storage.partial_file import PartialFile
 
-LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
 LONGEST_S = 3600.0
 LOOK_EVERY_S = 0.25
 LEAST_FREE_BYTES = 64 * 1024**2

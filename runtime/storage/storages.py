@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from registry.inference_service import LIBRARY_SCHEMES, STORAGE_SCHEMES
 from runtime.errors import StorageFailed
 from runtime.storage.file import ClaimStorage, FileStorage
-from runtime.storage.library import LIBRARY_SCHEMES, LibraryStorage
+from runtime.storage.library import LibraryStorage
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, place_of
 from runtime.storage.s3_options import S3Options, options_for
 
@@ -58,7 +59,7 @@ class Storages:
             case _ if scheme in LIBRARY_SCHEMES:
                 return LibraryStorage(uri, staging, self._options.environment)
             case _:
-                known = sorted(["s3", "file", "pvc", *LIBRARY_SCHEMES])
+                known = sorted(STORAGE_SCHEMES)
                 raise StorageFailed(
                     f"storage URI {uri!r} must begin with one of"
                     f" {', '.join(f'{each}://' for each in known)}"

@@ -107,7 +107,7 @@ class TensorProgram:
         arguments = {port.given: _to_torch(tensor, network.device) for port, tensor in ports}
         try:
             values = network(arguments)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, torch.AcceleratorError):  # no fault of the tensors
             raise
         except REFUSALS as error:
             if "allocate memory" in str(error):

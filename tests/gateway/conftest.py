@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from registry.client import Registry
+from registry.client import ClaimScope, Registry
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelPolicy, ModelSpec
+from registry.pod import PodInfo
 from tests import servers
 from tests.gateway.desk import Test, WithDesk, a_desk
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+
+    from registry.model import LoadFailure
 
 _pools = itertools.count(1)
 _models = itertools.count(1)
@@ -93,6 +96,19 @@ class Floor:
         self.do(lambda registry: registry.put_models([spec]))
         self.wait_caught_up()
         return spec
+
+    def fail_load(self, failure: LoadFailure) -> None:
+        """Let a load fail at a pod that then leaves; return when the gateway knows."""
+
+        async def fail(registry: Registry) -> None:
+            epoch = await registry.register_pod(PodInfo("failing", "127.0.0.1:1", "failing"))
+            token = await registry.claim_load("failing", epoch, failure.key, ClaimScope.POD)
+            assert token is not None
+            await registry.fail_load("failing", epoch, failure.key, token, failure)
+            await registry.deregister_pod("failing", epoch)
+
+        self.do(fail)
+        self.wait_caught_up()
 
     def redis_answers(self) -> bool:
         """Whether Redis takes our operations; it does not while it reads its own data."""

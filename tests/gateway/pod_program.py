@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
 PIECE = b"x" * 65536
+NOT_REACHED = (502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n")
+BROKEN_OFF = (502, b"read tcp 127.0.0.1:40000->127.0.0.1:8080: read: connection reset by peer\n")
+QUEUE_PROXY = {
+    "gone": {"POST": NOT_REACHED, "GET": NOT_REACHED},
+    "crash": {"POST": BROKEN_OFF, "GET": NOT_REACHED},
+    "broken": {"POST": BROKEN_OFF, "GET": (200, b'{"live": true}')},
+    "full": {"POST": (503, b"pending request queue full\n"), "GET": (200, b'{"live": true}')},
+}
+"""What Knative's queue-proxy, asked in place of the pod, says of a container in this state."""
 
 
 @dataclass
@@ -69,6 +78,7 @@ class Pod:
         self._is_draining = False
         self._refusals: dict[str, int] = {}
         self._release = asyncio.Event()
+        self._state = ""
         self._order: list[str] = []
         self.counts = {
             "busy": 0, "most_busy": 0, "asked": 0, "executed": 0, "loads": 0, "left": 0,
@@ -110,7 +120,7 @@ class Pod:
             await self._registry.deregister_pod(self.name, self._epoch)
 
     async def control(self, request: Request) -> dict[str, object]:
-        """What tests order: warm, drain, release, samples; always answers with the counters."""
+        """What tests order, such as warm, drain or release; always answers with the counters."""
         text = request.body.decode()
         match request.path:
             case "/control/warm":
@@ -122,6 +132,8 @@ class Pod:
             case "/control/release":
                 self._release.set()
                 self._release = asyncio.Event()
+            case "/control/queue-proxy":
+                self._state = text
             case "/control/samples":
                 for item in json.loads(text):
                     self._samples.append(Samples(item[0], item[1], tuple(item[2])))
@@ -136,6 +148,10 @@ class Pod:
             await self._reply(request, answer, start, self.name)
             return
         self.counts["asked"] += 1
+        if self._state:
+            status, said = QUEUE_PROXY[self._state][request.method]
+            await answer.whole(status, {"content-type": "text/plain; charset=utf-8"}, said)
+            return
         refusal = self._refusal(request)
         if refusal:
             self.counts["refused"] += 1

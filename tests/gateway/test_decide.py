@@ -103,6 +103,21 @@ def test_a_cold_start_is_refused_only_when_the_load_was_measured() -> None:
         assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, kind)
 
 
+def test_who_may_not_load_waits_for_who_does() -> None:
+    cold, warm = a_cluster(PodSketch("pod-a")), a_cluster(PodSketch("pod-a", "warm"))
+    for state, expected in ((cold, Wait), (warm, SendTo)):
+        declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+        arrival = Arrival("r", NAME, NOW_S, 0.0, 1)
+        found = decide(arrival, state.models, state, now_s=NOW_S, may_load=False)
+        assert isinstance(found.decision, expected)
+
+
+def test_when_it_should_be_answered_is_no_ground_to_refuse() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    assert isinstance(decided(state, due_s=NOW_S - 1.0).decision, SendTo)
+
+
 def test_a_deadline_that_has_passed_is_refused() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"))
     declare(state)

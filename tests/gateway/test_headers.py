@@ -18,6 +18,7 @@ def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
     [
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
         "transfer-encoding", "upgrade", "host", "content-length", "expect", "x-request-id",
+        "k-network-probe", "k-proxy-request",
         "x-pilotlight-load-token", "x-pilotlight-reservation", "x-pilotlight-seed",
         "x-pilotlight-predict", "x-pilotlight-stage", "x-pilotlight-deadline-ms",
     ],

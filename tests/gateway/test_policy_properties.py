@@ -133,6 +133,17 @@ def test_queueing_never_starts_cold_while_any_pod_is_warm_or_warming(
         assert decision.mode is not LoadMode.LOAD
 
 
+@given(clusters(), times, draws)
+def test_auto_does_not_proxy_to_a_pod_that_could_take_the_request_itself(
+    pods: list[PodSketch], measured: dict[str, float], draw: float
+) -> None:
+    state = cluster(*pods, measured=measured)
+    decision = decide(RoutingPolicy.AUTO, state, draw=draw)
+    if isinstance(decision, SendTo) and decision.mode is LoadMode.WARM:
+        is_there = decision.entry == decision.predict
+        assert is_there or not state.pods[decision.predict].has_free_slot
+
+
 @given(policies, clusters(), times, draws)
 def test_waits_only_if_its_best_way_is_not_free(
     policy: RoutingPolicy, sketches: list[PodSketch], measured: dict[str, float], draw: float

@@ -12,9 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.client import ClaimScope
 from registry.model import LoadFailure, ModelSpec, RoutingPolicy
-from registry.pod import PodInfo
 from tests import servers
 from tests.gateway.conftest import Floor, exchange_bytes, metric, read_answer
 from tests.servers import wait_until
@@ -22,7 +20,6 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from registry.client import Registry
 
 MIB = 1 << 20
 
@@ -333,17 +330,7 @@ def test_an_unknown_model_is_404(floor: Floor, path: str) -> None:
 def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
     spec = floor.declare()
     floor.pods("pod-a")
-    failure = LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507)
-
-    async def fail(registry: Registry) -> None:
-        epoch = await registry.register_pod(PodInfo("pod-b", "127.0.0.1:1", "pod-b"))
-        token = await registry.claim_load("pod-b", epoch, spec.key, ClaimScope.POD)
-        assert token is not None
-        await registry.fail_load("pod-b", epoch, spec.key, token, failure)
-        await registry.deregister_pod("pod-b", epoch)
-
-    floor.do(fail)
-    floor.wait_caught_up()
+    floor.fail_load(LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507))
     answer = floor.predict(spec)
     assert answer.status_code == 507
     assert "does not fit" in answer.json()["error"]

@@ -13,7 +13,7 @@ from tests.kubernetes.kubectl import APPLY, Kubectl
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
-from tests.kubernetes.scaling import Scaler
+from tests.kubernetes.scaling import Autoscalers, Pool, Scaler
 from tests.kubernetes.suite import Cluster, own_cluster
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def installed(cluster: Cluster) -> Kubectl:
     if cluster.store is not None:
         admin.apply([storage_secret(cluster.store, NAMESPACE)])
     admin(*APPLY, "-k", str(manifests / "overlays" / "minimal"))
+    Pool(admin).allow(1, 1)  # until a test lets the autoscaler decide
     return admin
 
 
@@ -70,7 +71,7 @@ def gateway(installed: Kubectl, node: Cluster) -> Gateway:
     """The gateway's Service, with the platform's pods all ready."""
     of_pool = "serving.kserve.io/inferenceservice=pool"
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
-    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool, timeout_s=300)
+    installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool)
     platform = "app.kubernetes.io/part-of=pilotlight"
     installed.wait("condition=Available", *IN_NAMESPACE, "deployment", "-l", platform)
     service = installed.get(*IN_NAMESPACE, "service", "pilotlight-gateway")
@@ -83,6 +84,20 @@ def tenant(installed: Kubectl) -> Tenant:
     metadata = {"name": "tenant"}
     installed.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
     return Tenant(installed, metadata["name"])
+
+
+@pytest.fixture
+def pool(installed: Kubectl, gateway: Gateway) -> Pool:
+    """The pool, up, and held at one pod."""
+    assert gateway.url
+    return Pool(installed)
+
+
+@pytest.fixture
+def autoscalers(installed: Kubectl, gateway: Gateway) -> Autoscalers:
+    """The autoscaler's Deployment, with one pod."""
+    assert gateway.url
+    return Autoscalers(installed)
 
 
 @pytest.fixture

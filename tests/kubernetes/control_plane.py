@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-START_TIMEOUT_S = 180.0
 ETCD_URL = "http://127.0.0.1:2379"
 ETCD_PEER_URL = "http://127.0.0.1:2380"
 API_NAMES = (
@@ -63,7 +62,7 @@ class ControlPlane:
 
     def wait(self, condition: str, url: str) -> None:
         """Wait until an address answers 200; raises with the log of a program that has ended."""
-        wait_until(lambda: self._answers(url), timeout_s=START_TIMEOUT_S, what=condition)
+        wait_until(lambda: self._answers(url), what=condition)
 
     def _answers(self, url: str) -> bool:
         self.require_running()

@@ -10,13 +10,12 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tests.kubernetes.certificates import write_kubeconfig
-from tests.kubernetes.kubectl import APPLY
+from tests.kubernetes.kubectl import kustomize
 from tests.kubernetes.places import API_URL, program, source_tree
 from tests.servers import wait_until
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tests.kubernetes.control_plane import ControlPlane
 
 NAMESPACE = "kserve"
-KNATIVE = "knative-serving"
 ACCOUNT = "kserve-controller-manager"
 WEBHOOK_PORT = 9443
 HEALTH_PORT = 9081
@@ -42,7 +40,6 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 
 def install_kserve(plane: ControlPlane) -> None:
     """Apply what KServe ships, then start its manager and wait until its webhooks answer."""
-    _install_knatives_kinds(plane)
     objects = _shipped_objects()
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
     for configuration in objects:
@@ -58,25 +55,11 @@ def install_kserve(plane: ControlPlane) -> None:
     plane.admin.apply(webhooks)
 
 
-def _install_knatives_kinds(plane: ControlPlane) -> None:
-    """Knative's Service, which KServe's manager looks for when it starts, with default settings."""
-    path = source_tree(PROGRAM) / "test" / "crds" / "knative_service.yaml"
-    plane.admin(*APPLY, "-f", str(path))
-    plane.admin.wait("condition=Established", "crd/services.serving.knative.dev")
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KNATIVE}}
-    metadata = {"name": "config-autoscaler", "namespace": KNATIVE}
-    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    plane.admin.apply([namespace, settings])
-
-
 def _shipped_objects() -> list[dict[str, Any]]:
     """KServe's default installation without cert-manager's objects and without Deployments."""
     folder = source_tree(PROGRAM) / "config" / "default"
-    text = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True
-    ).stdout
     left_out = {"Certificate", "Issuer", "Deployment"}
-    return [item for item in yaml.safe_load_all(text) if item["kind"] not in left_out]
+    return [item for item in kustomize(folder) if item["kind"] not in left_out]
 
 
 def _namespace() -> dict[str, Any]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-DEADLINE_S = 300.0
+LONGEST_S = 300.0
+DEADLINE_S = LONGEST_S + 60.0
 RETRY_S = 0.2
 APPLY = ("apply", "--server-side", "--warnings-as-errors")
 
@@ -81,7 +82,7 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", *arguments, "-o", "json"))
         return found
 
-    def wait(self, what: str, *arguments: str, timeout_s: float = 90.0) -> str:
+    def wait(self, what: str, *arguments: str, timeout_s: float = LONGEST_S) -> str:
         """Wait until `what`, such as `condition=Ready`, holds for an object.
 
         kubectl itself gives up on objects that are not there yet or that have no status.
@@ -95,3 +96,12 @@ class Kubectl:
             if time.monotonic() >= give_up_s:
                 raise TimeoutError(f"{what} of {' '.join(arguments)}: {answer.errors}")
             time.sleep(RETRY_S)
+
+
+def kustomize(folder: Path) -> list[dict[str, Any]]:
+    """The objects that a kustomization makes."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))

@@ -12,21 +12,25 @@ import httpx
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.kubernetes.models import Gateway, Tenant
 
 CLIENTS = 2
 PAUSE_S = 0.05
+TIMEOUT_S = 300.0
 
 
 class Load:
     """A few clients that call one model again and again."""
 
-    def __init__(self, gateway: Gateway, tenant: Tenant, model: str) -> None:
-        self._gateway, self._tenant, self._model = gateway, tenant, model
+    def __init__(self, call: Callable[[], httpx.Response]) -> None:
+        self._call = call
         self._is_over = threading.Event()
-        self._answers: list[httpx.Response] = []
+        self._lock = threading.Lock()
+        self._answer_total = 0
+        self.refused: list[str] = []
+        """Answers other than 200."""
         self.broken: list[str] = []
         """Requests that got no answer, since the connection broke."""
 
@@ -34,7 +38,7 @@ class Load:
         """Call until told to stop."""
         while not self._is_over.is_set():
             try:
-                self._answers.append(self._gateway.predict(self._tenant, self._model))
+                self._note(self._call())
             except httpx.TransportError as error:
                 self.broken.append(repr(error))
             time.sleep(PAUSE_S)
@@ -43,28 +47,39 @@ class Load:
         """Let the clients finish what they are at."""
         self._is_over.set()
 
-    @property
-    def refused(self) -> list[str]:
-        """Answers other than 200."""
-        return [answer.text for answer in list(self._answers) if answer.status_code != 200]
+    def _note(self, answer: httpx.Response) -> None:
+        if answer.status_code != 200:
+            self.refused.append(f"{answer.status_code}: {answer.text}")
+        with self._lock:
+            self._answer_total += 1
 
     def wait_for_more(self, count: int) -> None:
         """Return when `count` more requests have been answered."""
-        wanted = len(self._answers) + count
-        wait_until(lambda: len(self._answers) >= wanted, what=f"{count} more answers")
+        wanted = self._answer_total + count
+        wait_until(
+            lambda: self._answer_total >= wanted, timeout_s=TIMEOUT_S, what=f"{count} more answers"
+        )
 
 
 @contextlib.contextmanager
-def load(gateway: Gateway, tenant: Tenant, model: str) -> Iterator[Load]:
+def load(
+    gateway: Gateway,
+    tenant: Tenant,
+    model: str,
+    *,
+    clients: int = CLIENTS,
+    instances: Sequence[object] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[Load]:
     """Load that has begun to be answered, and ends with the block."""
-    started = Load(gateway, tenant, model)
-    clients = [threading.Thread(target=started.run) for _ in range(CLIENTS)]
-    for client in clients:
-        client.start()
+    started = Load(lambda: gateway.predict(tenant, model, *instances, headers=headers))
+    threads = [threading.Thread(target=started.run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
-        started.wait_for_more(CLIENTS)
+        started.wait_for_more(clients)
         yield started
     finally:
         started.stop()
-        for client in clients:
-            client.join()
+        for thread in threads:
+            thread.join()

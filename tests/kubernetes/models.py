@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.kubectl import Answer, Kubectl
 
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 300.0
 
 
 def model_object(
-    namespace: str, name: str, annotations: Mapping[str, str] | None = None
+    namespace: str,
+    name: str,
+    annotations: Mapping[str, str] | None = None,
+    *,
+    uri: str = MODEL_URI,
 ) -> dict[str, Any]:
-    """The InferenceService of a model that pool `default` serves; our webhook adds its mode."""
+    """The InferenceService of a model; our webhook adds its mode. Pool `default` unless named."""
     ours = {"pilotlight.io/pool": "default"}
     model = {
         "modelFormat": {"name": "huggingface"},
         "protocolVersion": "v2",
-        "storageUri": MODEL_URI,
+        "storageUri": uri,
     }
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -47,9 +51,9 @@ class Tenant:
     kubectl: Kubectl
     namespace: str
 
-    def declare(self, name: str, **annotations: str) -> None:
+    def declare(self, name: str, *, uri: str = MODEL_URI, **annotations: str) -> None:
         """Apply a model; keys are those of `pilotlight.io/` with underscores."""
-        self.kubectl.apply([self._object(name, annotations)])
+        self.kubectl.apply([self._object(name, annotations, uri)])
 
     def declare_again(self, name: str) -> None:
         """Apply a model until it is accepted: webhooks refuse while who answers them is away."""
@@ -59,9 +63,11 @@ class Tenant:
         """What the cluster says to a model that it may refuse."""
         return self.kubectl.try_apply([self._object(name, annotations)])
 
-    def _object(self, name: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+    def _object(
+        self, name: str, annotations: Mapping[str, str], uri: str = MODEL_URI
+    ) -> dict[str, Any]:
         ours = {f"pilotlight.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
-        return model_object(self.namespace, name, ours)
+        return model_object(self.namespace, name, ours, uri=uri)
 
     def wait_ready(self, name: str) -> None:
         """Wait as a user does."""
@@ -83,12 +89,20 @@ class Gateway:
 
     url: str
 
-    def predict(self, tenant: Tenant, name: str, instance: object = "hello") -> httpx.Response:
+    def predict(
+        self,
+        tenant: Tenant,
+        name: str,
+        *instances: object,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
         """Call a model over V1."""
         path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
         return httpx.post(
             self.url + path,
-            json={"instances": [instance]},
+            json={"instances": instances or ["hello"]},
+            headers=headers,
             timeout=CALL_TIMEOUT_S,
             trust_env=False,
+            verify=False,  # over HTTP; reading the authorities costs more than the call
         )

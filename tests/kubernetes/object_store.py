@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tests.kubernetes.kubectl import DEADLINE_S
 from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
 from tests.servers import S3Server, wait_until
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 
 PORT = 9000
 MODEL_URI = "s3://models/tiny-bert"
+GENERATIVE_URI = "s3://models/tiny-gpt2"
 CONTENT = {
     "tiny-bert": "tiny-bert",
+    "tiny-gpt2": "tiny-gpt2",
     "all-minilm-l6-v2": "tiny-bert",
     "t5-small": "tiny-t5",
+    "t5-base": "tiny-t5",
     "vit-base": "tiny-vit",
 }
 """Models by folder of the bucket; at the places of the samples lie tiny ones of the same kind."""
@@ -32,7 +36,7 @@ def start_object_store(plane: ControlPlane) -> S3Server:
     module = [sys.executable, "-m", "moto.server"]
     plane.run("object-store", [*module, "-H", HOST_ADDRESS, "-p", str(PORT)], **server.environment)
     models = _tiny_models()
-    wait_until(server.is_up, what="S3 server accepts")
+    wait_until(server.is_up, timeout_s=DEADLINE_S, what="S3 server accepts")
     for folder, kind in CONTENT.items():
         server.put_folder(models / kind, f"s3://models/{folder}")
     return server

@@ -56,13 +56,19 @@ class Program:
         return "\n".join([f"--- {self.log}", *lines[-LAST_LINES:]])
 
 
-def kill_pod(name: str) -> None:
-    """Kill all processes of a pod of this machine's node, as a crash would."""
-    wanted = f"HOSTNAME={name}".encode()
-    killed = 0
+def kill_pod(name: str, variable: str = "HOSTNAME") -> None:
+    """Kill a pod's processes, as a crash would: those in whose environment it is named so."""
+    reached = signal_pod(name, signal.SIGKILL, variable)
+    assert reached, f"pod {name} has no process here"
+
+
+def signal_pod(name: str, number: signal.Signals, variable: str = "HOSTNAME") -> int:
+    """Send a signal to the processes of a pod of this machine's node; how many there are."""
+    wanted = f"{variable}={name}".encode()
+    reached = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-                killed += 1
-    assert killed, f"pod {name} has no process here"
+                os.kill(int(folder.name), number)
+                reached += 1
+    return reached

@@ -1,31 +1,160 @@
-"""`pilotlight scale` with the rights of the controller."""
+"""The number of a pool's pods: the autoscaler, the pool's bounds, `pilotlight scale`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.kubernetes.inference_services import POOL
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.kubernetes.kubectl import Kubectl
 
+AUTOSCALER = "deployment/pilotlight-autoscaler"
+ACCOUNT = "pilotlight-autoscaler"
+OF_AUTOSCALER = "app.kubernetes.io/name=pilotlight-autoscaler"
+OF_POOL = "serving.kserve.io/inferenceservice=pool"
+DEPLOYMENT = "deployment/pool-predictor"
+PORT = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The pool of `manifests/base`, as its administrator sees it."""
+
+    kubectl: Kubectl
+
+    def allow(self, least: int, most: int) -> None:
+        """Set the bounds of the number of its pods."""
+        patch = f'{{"spec": {{"predictor": {{"minReplicas": {least}, "maxReplicas": {most}}}}}}}'
+        self.kubectl(*IN_NAMESPACE, "patch", "isvc", "pool", "--type=merge", "-p", patch)
+
+    def delete_models(self) -> None:
+        """Have no model whose requests are expected."""
+        for item in self.kubectl.get("isvc", "-A")["items"]:
+            metadata = item["metadata"]
+            if POOL in metadata.get("annotations", {}):
+                self.kubectl("-n", metadata["namespace"], "delete", "isvc", metadata["name"])
+
+    def wanted(self) -> int:
+        """Pods that its Deployment is to have."""
+        found = self.kubectl.get(*IN_NAMESPACE, "deployment", "pool-predictor")
+        return int(found["spec"]["replicas"])
+
+    def wait_wanted(self, pods: int) -> None:
+        """Return when its Deployment is to have so many pods."""
+        wait_until(lambda: self.wanted() == pods, what=f"{pods} are wanted")
+
+    def wait_ready(self, pods: int) -> None:
+        """Return when so many of its pods are ready, and no other is there."""
+        wait_until(
+            lambda: self._readiness() == [True] * pods,
+            what=f"{pods} pods are ready",
+        )
+
+    def _readiness(self) -> list[bool]:
+        pods = self.kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"]
+        return [
+            "deletionTimestamp" not in pod["metadata"]
+            and any(
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in pod["status"].get("conditions", [])
+            )
+            for pod in pods
+        ]
+
+    def reasons(self) -> set[str]:
+        """Reasons of the events about it."""
+        return {event["reason"] for event in self._events("involvedObject.name=pool")}
+
+    def wait_told(self, words: str) -> None:
+        """Return when an event about it says this."""
+        wait_until(
+            lambda: any(
+                words in each["message"] for each in self._events("involvedObject.name=pool")
+            ),
+            what=f"an event says {words!r}",
+        )
+
+    def created(self) -> set[str]:
+        """Names of all pods that were ever made for it."""
+        events = self._events("reason=SuccessfulCreate")
+        names = {event["message"].removeprefix("Created pod: ") for event in events}
+        return {name for name in names if name.startswith("pool-predictor-")}
+
+    def _events(self, selector: str) -> list[dict[str, Any]]:
+        found = self.kubectl.get(*IN_NAMESPACE, "events", f"--field-selector={selector}")
+        return list(found["items"])
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscalers:
+    """The Deployment of the autoscaler."""
+
+    kubectl: Kubectl
+
+    def run(self, replicas: int) -> None:
+        """Have so many of them, all ready, and no other."""
+        self.kubectl(*IN_NAMESPACE, "scale", AUTOSCALER, f"--replicas={replicas}")
+        self.wait(replicas)
+
+    def wait(self, replicas: int) -> None:
+        """Return when so many of them are there and answer."""
+        wait_until(
+            lambda: (
+                len(self.metrics("pilotlight_autoscaler_is_leader")) == replicas
+                and len(self._pods()) == replicas
+            ),
+            what=f"{replicas} autoscalers are there",
+        )
+
+    def leader(self) -> str:
+        """The pod of the one that leads; empty while none does."""
+        leads = self.metrics("pilotlight_autoscaler_is_leader")
+        return next((pod for pod, value in sorted(leads.items()) if value), "")
+
+    def metrics(self, name: str, **labels: str) -> dict[str, float]:
+        """A metric of each of them that answers, by pod."""
+        found = {}
+        for pod in self._pods():
+            address = pod["status"].get("podIP")
+            try:
+                text = httpx.get(f"http://{address}:{PORT}/metrics", trust_env=False).text
+            except httpx.HTTPError:
+                continue
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name == name and labels.items() <= sample.labels.items():
+                        found[pod["metadata"]["name"]] = sample.value
+        return found
+
+    def _pods(self) -> list[dict[str, Any]]:
+        return list(self.kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_AUTOSCALER)["items"])
+
 
 class Scaler:
-    """The command, for pools by name."""
+    """`pilotlight scale` with the rights of the autoscaler, for pools by name."""
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        account = kubectl.as_account(NAMESPACE, "pilotlight-controller", folder)
+        account = kubectl.as_account(NAMESPACE, ACCOUNT, folder)
         redis = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")["spec"]["clusterIP"]
         self._environment = {**os.environ, "KUBECONFIG": str(account.kubeconfig)}
         self._redis = f"redis://{redis}:6379"
 
     def __call__(self, pods: int, *, pool: str = "default") -> subprocess.CompletedProcess[str]:
-        scale = ["scale", pool, "--pods", str(pods), "--redis-url", self._redis]
+        scale = ["scale", pool, "--pods", str(pods), *IN_NAMESPACE, "--redis-url", self._redis]
         return subprocess.run(
             [sys.executable, "-m", "pilotlight", *scale],
             cwd=REPOSITORY,
@@ -34,3 +163,20 @@ class Scaler:
             text=True,
             check=False,
         )
+
+
+@contextlib.contextmanager
+def rival(kubectl: Kubectl, *, least: int = 1) -> Iterator[None]:
+    """A HorizontalPodAutoscaler that somebody made for the pool's Deployment."""
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "pool-predictor"}
+    rival = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "rival", "namespace": NAMESPACE},
+        "spec": {"scaleTargetRef": target, "minReplicas": least, "maxReplicas": 3},
+    }
+    kubectl.apply([rival])
+    try:
+        yield
+    finally:
+        kubectl(*IN_NAMESPACE, "delete", "hpa", "rival")

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.kubernetes.control_plane import ControlPlane, control_plane
+from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
+from tests.kubernetes.kubectl import DEADLINE_S
 from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
 from tests.servers import wait_until
@@ -40,6 +42,8 @@ def own_cluster(folder: Path) -> Iterator[Cluster]:
         _start_services(plane)
         _start_node(plane)
         store = start_object_store(plane)
+        if is_built():
+            install_kinds(plane.admin)  # KServe's manager looks for them when it starts
         install_kserve(plane)
         plane.admin.wait("condition=Ready", f"node/{NODE}")
         yield Cluster(plane.admin, folder, plane, store)
@@ -59,4 +63,8 @@ def _start_node(plane: ControlPlane) -> None:
     module = [sys.executable, "-m", "tests.kubernetes.node", "--node", NODE]
     plane.run("node", [*module, "--kubeconfig", str(user), "--folder", str(folder)])
     found = f"node/{NODE}"
-    wait_until(lambda: plane.admin.answer("get", found).is_ok, what=f"{found} is registered")
+    wait_until(
+        lambda: plane.admin.answer("get", found).is_ok,
+        timeout_s=DEADLINE_S,
+        what=f"{found} is registered",
+    )

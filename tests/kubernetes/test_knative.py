@@ -1,58 +1,181 @@
-"""A pool in Knative mode: KServe hands it to Knative with the pool's bounds; we leave it alone."""
+"""A pool in Knative mode, under the real Knative: its pods serve behind real queue-proxies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING
 
+import httpx
 import pytest
-import yaml
 
-from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
+from tests.kubernetes.knative import is_built, start_knative
+from tests.kubernetes.load import load
+from tests.kubernetes.models import CALL_TIMEOUT_S
+from tests.kubernetes.object_store import GENERATIVE_URI
+from tests.kubernetes.places import IN_NAMESPACE
+from tests.kubernetes.processes import kill_pod
+from tests.kubernetes.serverless import (
+    LEAST,
+    MOST,
+    POOL,
+    QUEUE_PROXY_PORT,
+    START_TIMEOUT_S,
+    Serverless,
+    start_serverless,
+)
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
     from tests.kubernetes.scaling import Scaler
+    from tests.kubernetes.suite import Cluster
+
+logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.kubernetes
 
-POOL = "serverless"
-MODE = "serving.kserve.io/deploymentMode"
+MODEL = "behind-a-queue"
+WRITER = "writer-behind-a-queue"
+ENOUGH = 20
+ONE_SECOND = {"x-pilotlight-simulate": "preprocess=1.0"}
+"""So that pods are busy however slow the machine is."""
+KINDS = "ksvc,configuration,revision,route,podautoscaler,sks"
 
 
-def knative_pool() -> dict[str, Any]:
-    """The pool of `manifests/base`, under Knative, with two pods at least and five at most."""
-    text = (REPOSITORY / "manifests" / "base" / "pool.yaml").read_text()
-    pool: dict[str, Any] = next(
-        item for item in yaml.safe_load_all(text) if item["kind"] == "InferenceService"
-    )
-    pool["metadata"] |= {"name": POOL, "namespace": NAMESPACE}
-    pool["metadata"] |= {"labels": {"pilotlight.io/pool": POOL}, "annotations": {MODE: "Knative"}}
-    predictor = pool["spec"]["predictor"]
-    predictor |= {"minReplicas": 2, "maxReplicas": 5}
-    del predictor["deploymentStrategy"]  # refused in this mode
-    return pool
+@pytest.fixture(scope="module")
+def serverless(
+    installed: Kubectl, gateway: Gateway, node: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Serverless:
+    """A pool in Knative mode with its least number of pods, beside pool `default`."""
+    assert gateway.url
+    assert node.plane is not None
+    if not is_built():
+        pytest.skip("needs Knative's programs: scripts/kubernetes/build")
+    start_knative(node.plane)
+    return start_serverless(installed, tmp_path_factory.mktemp("serverless"))
 
 
-@pytest.fixture
-def service(installed: Kubectl) -> dict[str, Any]:
-    """The Knative Service that KServe makes of the pool."""
-    installed.apply([knative_pool()])
-    installed.wait("create", *IN_NAMESPACE, f"ksvc/{POOL}-predictor")
-    return installed.get(*IN_NAMESPACE, "ksvc", f"{POOL}-predictor")
+@pytest.fixture(scope="module")
+def warm(serverless: Serverless, tenant: Tenant) -> Tenant:
+    """A tenant with a model that is warm on the pool."""
+    tenant.declare(MODEL, pool=POOL, policy="least-loaded")
+    tenant.wait_ready(MODEL)
+    answer = serverless.gateway.predict(tenant, MODEL)
+    assert (answer.status_code, answer.headers["x-pilotlight-start"]) == (200, "remote")
+    return tenant
 
 
-def test_its_bounds_reach_the_knative_service(service: dict[str, Any]) -> None:
-    template = service["spec"]["template"]
+def test_the_pool_becomes_ready(installed: Kubectl, serverless: Serverless) -> None:
+    assert serverless.revision
+    installed.wait("condition=Ready", *IN_NAMESPACE, f"isvc/{POOL}", timeout_s=START_TIMEOUT_S)
+    logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))
+
+
+def test_kserve_hands_its_bounds_to_knative(serverless: Serverless) -> None:
+    template = serverless.get("ksvc")["spec"]["template"]
     annotations = template["metadata"]["annotations"]
-    assert annotations["autoscaling.knative.dev/min-scale"] == "2"
-    assert annotations["autoscaling.knative.dev/max-scale"] == "5"
+    assert annotations["autoscaling.knative.dev/min-scale"] == str(LEAST)
+    assert annotations["autoscaling.knative.dev/max-scale"] == str(MOST)
     assert template["metadata"]["labels"]["pilotlight.io/pool"] == POOL
-    container = template["spec"]["containers"][0]
-    assert container["command"] == ["python", "-m", "runtime"]
+    assert serverless.wanted == LEAST
 
 
-@pytest.mark.usefixtures("service")
-def test_our_actuator_leaves_it_to_knative(scale: Scaler) -> None:
+def test_pods_are_entered_at_the_port_of_their_queue_proxy(serverless: Serverless) -> None:
+    pods = serverless.pods()
+    names = {container["name"] for pod in pods for container in pod["spec"]["containers"]}
+    assert names == {"kserve-container", "queue-proxy"}
+    entered = serverless.addresses()
+    for pod in pods:
+        expected = f"{pod['status']['podIP']}:{QUEUE_PROXY_PORT}"
+        assert entered[pod["metadata"]["name"]] == expected
+
+
+def test_a_model_answers_through_the_queue_proxy(serverless: Serverless, warm: Tenant) -> None:
+    answer = serverless.gateway.predict(warm, MODEL)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pilotlight-start"] == "warm"
+    assert answer.headers["x-pilotlight-pod"] in serverless.addresses()
+    assert len(answer.json()["predictions"]) == 1
+
+
+def test_an_answer_is_streamed_through_the_queue_proxy(
+    serverless: Serverless, tenant: Tenant
+) -> None:
+    tenant.declare(WRITER, pool=POOL, uri=GENERATIVE_URI)
+    tenant.wait_ready(WRITER)
+    path = f"/serving/{tenant.namespace}/{WRITER}/openai/v1/completions"
+    answer = httpx.post(
+        serverless.gateway.url + path,
+        json={"model": WRITER, "prompt": "hello", "max_tokens": 8, "stream": True},
+        timeout=CALL_TIMEOUT_S,
+        trust_env=False,
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert len(events) > 2
+    assert events[-1] == "data: [DONE]"
+
+
+def test_our_actuator_leaves_it_to_knative(scale: Scaler, serverless: Serverless) -> None:
     done = scale(3, pool=POOL)
     assert done.returncode != 0
     assert "'Knative'" in done.stdout + done.stderr
+    assert serverless.wanted == LEAST
+
+
+def test_a_runtime_that_dies_behind_its_queue_proxy_costs_no_request(
+    serverless: Serverless, warm: Tenant
+) -> None:
+    serves = serverless.gateway.predict(warm, MODEL).headers["x-pilotlight-pod"]
+    with load(serverless.gateway, warm, MODEL) as running:
+        kill_pod(serves, "PILOTLIGHT_POD_NAME")
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+    serverless.wait_for_pods(LEAST)
+
+
+def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
+    serverless: Serverless, warm: Tenant
+) -> None:
+    sends = load(serverless.gateway, warm, MODEL, clients=2 * MOST, headers=ONE_SECOND)
+    with sends as running:
+        wait_until(
+            lambda: running.refused or serverless.wanted == MOST,
+            timeout_s=START_TIMEOUT_S,
+            what=f"Knative wants {MOST} pods",
+        )
+        assert running.refused == []
+        serverless.wait_for_pods(MOST)
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+    wait_until(
+        lambda: serverless.wanted == LEAST,
+        timeout_s=START_TIMEOUT_S,
+        what=f"Knative wants {LEAST} pods again",
+    )
+
+
+def test_another_bound_is_another_revision_and_costs_no_request(
+    installed: Kubectl, serverless: Serverless, warm: Tenant
+) -> None:
+    before = serverless.revision
+    pool = serverless.objects[0]
+    pool["spec"]["predictor"]["minReplicas"] = LEAST + 1
+    with load(serverless.gateway, warm, MODEL) as running:
+        installed.apply([pool])
+        wait_until(
+            lambda: serverless.revision != before,
+            timeout_s=START_TIMEOUT_S,
+            what="the new bounds have a Revision",
+        )
+        serverless.wait_for_pods(LEAST + 1)
+        wait_until(
+            lambda: not any(before in name for name in serverless.addresses()),
+            timeout_s=START_TIMEOUT_S,
+            what="the pods of the old Revision take no requests",
+        )
+        running.wait_for_more(ENOUGH)
+    assert (running.refused, running.broken) == ([], [])
+    logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))

@@ -9,9 +9,11 @@ import pytest
 from tests.kubernetes.load import CLIENTS, load
 from tests.kubernetes.places import API_URL, IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod
-from tests.servers import wait_until
+from tests.kubernetes.scaling import OF_POOL, Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.kubernetes.control_plane import ControlPlane
     from tests.kubernetes.kubectl import Kubectl
     from tests.kubernetes.models import Gateway, Tenant
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kubernetes
 
 MODEL = "steady"
-OF_POOL = "serving.kserve.io/inferenceservice=pool"
 ENOUGH = 20
 
 
@@ -78,17 +79,20 @@ def test_a_killed_gateway_costs_no_more_than_what_it_was_at(
     assert len(running.broken) <= CLIENTS
 
 
-@pytest.fixture
-def two_pods(installed: Kubectl, gateway: Gateway) -> None:
-    """A pool of two pods, both ready."""
-    installed(*IN_NAMESPACE, "scale", "deployment/pool-predictor", "--replicas=2")
-    wait_until(lambda: _count_ready(installed) == 2, timeout_s=300, what="two pods are ready")
+@pytest.fixture(scope="module")
+def two_pods(installed: Kubectl, gateway: Gateway) -> Iterator[Pool]:
+    """A pool of two pods, whatever its autoscaler thinks."""
+    pool = Pool(installed)
+    pool.allow(2, 2)
+    yield pool
+    pool.allow(1, 1)
+    pool.wait_ready(1)
 
 
-@pytest.mark.usefixtures("two_pods")
 def test_a_killed_pod_costs_no_request(
-    installed: Kubectl, gateway: Gateway, tenant: Tenant
+    installed: Kubectl, two_pods: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
+    two_pods.wait_ready(2)
     warm = _warm_pod(installed, gateway, tenant)
     with load(gateway, tenant, MODEL) as running:
         kill_pod(warm)
@@ -96,10 +100,10 @@ def test_a_killed_pod_costs_no_request(
     assert (running.refused, running.broken) == ([], [])
 
 
-@pytest.mark.usefixtures("two_pods")
 def test_a_deleted_pod_ends_its_requests_and_costs_none(
-    installed: Kubectl, gateway: Gateway, tenant: Tenant
+    installed: Kubectl, two_pods: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
+    two_pods.wait_ready(2)
     warm = _warm_pod(installed, gateway, tenant)
     with load(gateway, tenant, MODEL) as running:
         installed(*IN_NAMESPACE, "delete", "pod", warm)  # returns when it is gone
@@ -112,17 +116,6 @@ def _warm_pod(kubectl: Kubectl, gateway: Gateway, tenant: Tenant) -> str:
     warm = gateway.predict(tenant, MODEL).headers["x-pilotlight-pod"]
     assert warm in _pods(kubectl, OF_POOL)
     return warm
-
-
-def _count_ready(kubectl: Kubectl) -> int:
-    """How many of the pool's pods are ready and not on their way out."""
-    pods = kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"]
-    return sum(
-        condition["type"] == "Ready" and condition["status"] == "True"
-        for pod in pods
-        if "deletionTimestamp" not in pod["metadata"]
-        for condition in pod["status"].get("conditions", [])
-    )
 
 
 def _pods(kubectl: Kubectl, label: str) -> list[str]:

@@ -30,7 +30,7 @@ def test_the_pool_becomes_ready_with_pods_that_run_the_runtime(
     installed: Kubectl, node: Cluster
 ) -> None:
     of_pool = (*IN_NAMESPACE, "pods", "-l", "serving.kserve.io/inferenceservice=pool")
-    installed.wait("condition=Ready", *of_pool, timeout_s=240)
+    installed.wait("condition=Ready", *of_pool)
     installed.wait("condition=Ready", *IN_NAMESPACE, "inferenceservice/pool")
     logger.info("\n%s\n%s", installed("get", "isvc", "-A"), installed("get", "pods", "-A"))
     pods = installed.get(*of_pool)["items"]

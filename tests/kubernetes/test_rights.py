@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kubernetes
 
 CONTROLLER = "pilotlight-controller"
-ACCOUNTS = (CONTROLLER, "pilotlight-gateway", "pilotlight-runtime")
+AUTOSCALER = "pilotlight-autoscaler"
+ACCOUNTS = (CONTROLLER, AUTOSCALER, "pilotlight-gateway", "pilotlight-runtime")
 FORBIDDEN = "forbidden"
+SCALE = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/pool-predictor/scale"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,44 @@ def test_the_controller_may_do_what_it_needs(
     installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
 ) -> None:
     installed.as_account(NAMESPACE, CONTROLLER, tmp_path)(*call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(("get", "inferenceservices"), id="list-pools"),
+        pytest.param(("get", "pods"), id="list-pods"),
+        pytest.param(("get", "hpa"), id="list-autoscalers-of-others"),
+        pytest.param(("get", "--raw", SCALE), id="read-the-scale"),
+    ],
+)
+def test_the_autoscaler_may_do_what_it_needs_in_its_namespace(
+    installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
+) -> None:
+    installed.as_account(NAMESPACE, AUTOSCALER, tmp_path)(*IN_NAMESPACE, *call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(("get", "inferenceservices", "-A"), id="list-models"),
+        pytest.param(("get", "pods", "-A"), id="list-pods-of-others"),
+        pytest.param((*IN_NAMESPACE, "annotate", "isvc", "pool", "other=1"), id="change-the-pool"),
+        pytest.param((*IN_NAMESPACE, "get", "deployments"), id="list-deployments"),
+        pytest.param(
+            (*IN_NAMESPACE, "set", "env", "deployment/pool-predictor", "A=1"), id="change-pods"
+        ),
+    ],
+)
+def test_the_autoscaler_may_do_no_more(
+    installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
+) -> None:
+    _is_denied(installed.as_account(NAMESPACE, AUTOSCALER, tmp_path), call)
+
+
+def test_the_controller_does_not_scale(installed: Kubectl, tmp_path: Path) -> None:
+    call = (*IN_NAMESPACE, "scale", "deployment/pool-predictor", "--replicas=2")
+    _is_denied(installed.as_account(NAMESPACE, CONTROLLER, tmp_path), call)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +91,20 @@ def test_the_controller_may_do_what_it_needs(
 def test_no_component_may_do_more(
     installed: Kubectl, tmp_path: Path, account: str, call: tuple[str, ...]
 ) -> None:
-    answer = installed.as_account(NAMESPACE, account, tmp_path).answer(*call)
+    _is_denied(installed.as_account(NAMESPACE, account, tmp_path), call)
+
+
+def _is_denied(account: Kubectl, call: tuple[str, ...]) -> None:
+    answer = account.answer(*call)
     assert not answer.is_ok
     assert FORBIDDEN in answer.errors.lower()
 
 
-def test_only_the_controller_is_given_a_token(installed: Kubectl) -> None:
+def test_only_controller_and_autoscaler_are_given_a_token(installed: Kubectl) -> None:
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
     wait_until(lambda: set(ACCOUNTS) <= _accounts(installed).keys(), what="a pod of each account")
     accounts = _accounts(installed)
-    assert {name for name, has_token in accounts.items() if has_token} == {CONTROLLER}
+    assert {name for name, has_token in accounts.items() if has_token} == {CONTROLLER, AUTOSCALER}
 
 
 def _accounts(kubectl: Kubectl) -> dict[str, bool]:

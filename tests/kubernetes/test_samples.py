@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from PIL import Image
 
-from tests.kubernetes.kubectl import APPLY
+from tests.kubernetes.kubectl import APPLY, kustomize
 from tests.kubernetes.places import REPOSITORY
 
 if TYPE_CHECKING:
@@ -33,15 +31,8 @@ def _picture() -> dict[str, Any]:
 
 @pytest.mark.parametrize("overlay", ["minimal", "production"])
 def test_the_api_server_takes_all_objects_of_an_overlay(installed: Kubectl, overlay: str) -> None:
-    text = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    objects = [
-        item for item in yaml.safe_load_all(text) if not item["apiVersion"].startswith(NOT_HERE)
-    ]
+    made = kustomize(MANIFESTS / "overlays" / overlay)
+    objects = [item for item in made if not item["apiVersion"].startswith(NOT_HERE)]
     installed.apply(objects, "--dry-run=server", "--force-conflicts")
 
 
@@ -58,3 +49,15 @@ def test_the_samples_become_ready_and_answer(
         answer = gateway.predict(tenant, name, instance)
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["predictions"]) == 1
+
+
+def test_the_samples_for_clusters_become_ready(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    for name in ("tuned", "canary"):
+        path = MANIFESTS / "samples" / "kubernetes" / f"{name}.yaml"
+        installed(*APPLY, "-n", tenant.namespace, "-f", str(path))
+    for name in ("translate-tuned", "translate-canary"):
+        tenant.wait_ready(name)
+        answer = gateway.predict(tenant, name, "quick brown fox jumps over")
+        assert answer.status_code == 200, answer.text

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from load.experiments.liu.runs import STAGES, Answer, SimpleRun, WinRun, percentile_s
+from load.experiments.liu.runs import Answer, SimpleRun, WinRun, percentile_s
 from load.experiments.liu.scenarios import (
     FULL,
     LIU_REDUCTION_RATIO,
@@ -12,6 +12,7 @@ from load.experiments.liu.scenarios import (
     WIN_SCENARIOS,
     Pace,
 )
+from load.stages import STAGES
 from pilotlight.demo.calls import parse_server_timing
 from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
 

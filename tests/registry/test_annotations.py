@@ -26,6 +26,8 @@ GOOD: list[tuple[str, str, object]] = [
     ("max-batch-size", "4096", 4096),
     ("max-batch-wait", "5ms", 0.005),
     ("max-infer-time", "2m", 120.0),
+    ("canary-of", "translate", "translate"),
+    ("canary-percent", "0", 0),
     ("application", "shop-1", "shop-1"),
     ("profile", "p", "p"),
     ("placement", "usher", "usher"),
@@ -53,6 +55,8 @@ BAD: dict[str, list[str]] = {
     "max-batch-size": [*WHOLE, "0", "4097"],
     "max-batch-wait": DURATION,
     "max-infer-time": [*DURATION, "0s"],
+    "canary-of": LABEL,
+    "canary-percent": [*WHOLE, "-1", "101", "20%"],
     "application": LABEL,
     "profile": LABEL,
     "placement": LABEL,
@@ -132,6 +136,17 @@ def test_more_copies_at_least_than_at_most_is_a_mistake() -> None:
         "metadata.annotations[pilotlight.io/min-copies] must be at most max-copies, "
         "was 3 with max-copies 2",
     )
+
+
+def test_a_share_needs_the_model_it_is_a_share_of() -> None:
+    parsed = parse_annotations({PREFIX + "canary-percent": "20"})
+    assert parsed.problems == (
+        "metadata.annotations[pilotlight.io/canary-percent] needs pilotlight.io/canary-of, "
+        "which names the model of whose requests it takes a share",
+    )
+    both = {PREFIX + "canary-percent": "20", PREFIX + "canary-of": "translate"}
+    policy = parse_annotations(both).policy
+    assert (policy.canary_of, policy.canary_percent) == ("translate", 20)
 
 
 @given(st.dictionaries(st.sampled_from([PREFIX + key for key in KEYS]), st.text(max_size=12)))

@@ -153,6 +153,13 @@ def _top(**changes: object) -> Change:
         pytest.param(_metadata(annotations={"pilotlight.io/pin": True}),
                      "metadata.annotations[pilotlight.io/pin] must be a string "
                      "(put it in quotes), was True", id="annotation-a-boolean"),
+        pytest.param(_metadata(annotations={"pilotlight.io/canary-of": "translate"}),
+                     "metadata.annotations[pilotlight.io/canary-of] must name another model, "
+                     "was 'translate' itself", id="its-own-canary"),
+        pytest.param(lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=9),
+                     "spec.predictor.canaryTrafficPercent is not supported; declare the new "
+                     "version as a model of its own, with the annotations pilotlight.io/canary-of "
+                     "and pilotlight.io/canary-percent", id="kserves-canary"),
         pytest.param(_metadata(annotations=["a"]),
                      "metadata.annotations must be an object, was ['a']", id="annotations-a-list"),
     ],
@@ -165,7 +172,8 @@ def test_a_mistake_is_named_with_file_object_field_and_value(change: Change, lin
 
 @pytest.mark.parametrize(
     "uri",
-    [None, 5, "", "t5", "gs://b/m", "http://b/m", "s3://", "s3://b", "s3://key@bucket/m",
+    [None, 5, "", "t5", "gs://", "https:///m", "hf://org", "hf://org/", "hf://org/m/file", "pvc:///m",
+     "https://user:secret@host/m", "ftp://host/m", "s3://", "s3://b", "s3://key@bucket/m",
      "s3://bucket/../m", "s3://bucket/m?x=1", "s3://bucket/m#x", "file://host/m", "file:m",
      "file:///a/%2e%2e/etc", "file:///a/./b", "s3://buck\net/m", "s3://bucket/m\t", "s3://[bad/m"],
 )  # fmt: skip
@@ -173,8 +181,20 @@ def test_refuses_storage_uris_that_nobody_can_load(uri: object) -> None:
     declared = declaration()
     declared["spec"]["predictor"]["model"]["storageUri"] = uri
     (problem,) = problems_of(declared)
-    assert "spec.predictor.model.storageUri must be s3://… or file://…, was " in problem
+    assert "spec.predictor.model.storageUri must be a plain URI that begins with one" in problem
     assert repr(uri) in problem
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://bucket/m", "file:///models/m", "pvc://claim/m", "pvc://claim", "hf://org/model",
+     "hf://org/model:main", "gs://bucket/m", "https://host/m.tar.gz", "oci://host/image:tag"],
+)  # fmt: skip
+def test_takes_storage_uris_that_the_runtime_reads(uri: str) -> None:
+    declared = declaration()
+    declared["spec"]["predictor"]["model"]["storageUri"] = uri
+    [spec] = read_documents([("a", yaml.safe_dump(declared))])
+    assert spec.storage_uri == uri
 
 
 @pytest.mark.parametrize("name", [None, "", "T5", "5t", "a_b", "a-", "-a", "a" * 64, 5, "a/b", "ä"])
@@ -186,7 +206,7 @@ def test_refuses_names_that_kserve_refuses(name: object) -> None:
 
 def test_two_mistakes_in_one_object_are_reported_together() -> None:
     declared = declaration(**{"target-ongoing-requests": "-3", "polcy": "auto"})
-    declared["spec"]["predictor"]["model"]["storageUri"] = "gs://x"
+    declared["spec"]["predictor"]["model"]["storageUri"] = "ftp://x"
     problems = problems_of(declared)
     assert len(problems) == 3
     assert "did you mean pilotlight.io/policy?" in "\n".join(problems)

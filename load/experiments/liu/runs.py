@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from load.stages import STAGES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from load.experiments.liu.scenarios import WinScenario
-
-STAGES = ("queue", "load", "preprocess", "infer", "postprocess", "network")
-"""The stages of `server-timing`."""
 
 
 @dataclass(frozen=True, slots=True)

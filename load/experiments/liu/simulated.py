@@ -13,12 +13,11 @@ import pyarrow.compute as pc
 
 from load.experiments.liu.runs import Answer, SimpleRun, WinRun
 from load.experiments.liu.scenarios import THESIS_SLEEP_S
-from load.schema import STAGES
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
+from load.stages import STAGES
 from load.traces.batches import Names, arrivals
 from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.pod import Samples
 from registry.profile import ProfilePoint
 
 if TYPE_CHECKING:
@@ -84,15 +83,8 @@ def cluster_of(models: Sequence[ModelPlan], *, models_per_pod: int = 10) -> Clus
 
 def tell_times(run: Simulation, known: Mapping[str, Times]) -> None:
     """Have the registry know the models' times (by name), as after some time in service."""
-    pod = next(iter(run.registry.state.pods.values()))
-    samples = [
-        Samples(record.spec.key, measure, (seconds,))
-        for record in run.registry.state.models.values()
-        for measure, seconds in _measures(known[record.spec.name.name]).items()
-    ]
-    run.registry.beat(
-        pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
-    )
+    specs = [record.spec for record in run.registry.state.models.values()]
+    run.know({spec.key: _measures(known[spec.name.name]) for spec in specs})
 
 
 def _measures(times: Times) -> dict[str, float]:

@@ -44,7 +44,7 @@ VALUES: Final[Mapping[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process is given."""
+    """A policy, a value of its parameter, and what it is played on."""
 
     policy: str
     value: float
@@ -102,7 +102,7 @@ def run_one(task: Task) -> Outcome:
         requests.total(),
         cold.total(),
         float(np.quantile(shares, 0.75)) if shares else 0.0,
-        scaler.wasted_byte_s / MODEL_BYTES / 3600,
+        simulation.summary.wasted_memory_byte_s / MODEL_BYTES / 3600,
         scaler.actions["load forecast"],
         requests.total() - simulation.summary.statuses[200],
     )

@@ -22,6 +22,7 @@ import redis
 from gateway.policies.decision import Reason, SendTo
 from gateway.reservations import Reservation, Reservations
 from load.experiments.errors import ExperimentError
+from load.experiments.parentage import end_with_parent
 from registry.client import Registry
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier
@@ -166,6 +167,7 @@ def _pod(number: int) -> str:
 def _gateway(
     url: str, pool: str, task: LoadTask, number: int, begin: Barrier, told: Queue[Any]
 ) -> None:
+    end_with_parent()
     try:
         told.put(asyncio.run(_play(url, pool, task, number, begin)))
     except Exception as error:

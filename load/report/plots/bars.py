@@ -21,7 +21,7 @@ from load.report.style import (
 )
 from load.report.summary import fairness, good_shares
 from load.report.times import axis_unit, spoken
-from load.schema import STAGES
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import datetime
 import ssl
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.certificates import RENEW_BEFORE, VALID, is_worn, make_certificates
-from autoscaler.kubernetes.webhook_setup import context_of
+from autoscaler.kubernetes.certificates import (
+    RENEW_BEFORE,
+    VALID,
+    beside,
+    is_worn,
+    make_certificates,
+)
+from autoscaler.kubernetes.webhook_setup import context_of, read_folder, take_up
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = ["hook.space.svc", "hook.space.svc.cluster.local"]
 NOW = datetime.datetime.now(datetime.UTC)
@@ -24,6 +35,39 @@ def test_a_client_that_trusts_another_authority_does_not() -> None:
     client_context = ssl.create_default_context(cadata=other.authority.decode())
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(context_of(made), client_context, NAMES[0])
+
+
+def test_a_renewed_certificate_is_shown_to_who_connects_next() -> None:
+    before, after = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
+    server = context_of(before)
+    take_up(server, after)
+    client_context = ssl.create_default_context(cadata=after.authority.decode())
+    assert handshake(server, client_context, NAMES[0])
+
+
+def test_both_authorities_are_trusted_while_replicas_change_over() -> None:
+    oldest, before, after = (make_certificates(NAMES, NOW) for _ in range(3))
+    bundle = beside(after.authority, beside(before.authority, oldest.authority))
+    client_context = ssl.create_default_context(cadata=bundle.decode())
+    for shown in (before, after):
+        assert handshake(context_of(shown), client_context, NAMES[0])
+    assert len(client_context.get_ca_certs()) == 2
+    assert beside(after.authority, b"no certificate") == after.authority
+
+
+def test_a_pair_that_does_not_fit_is_refused_and_the_one_before_stays() -> None:
+    made, other = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
+    server = context_of(made)
+    with pytest.raises(ssl.SSLError):
+        take_up(server, replace(made, key=other.key))
+    assert handshake(server, ssl.create_default_context(cadata=made.authority.decode()), NAMES[0])
+
+
+def test_certificates_of_a_mounted_secret_are_read(tmp_path: Path) -> None:
+    made = make_certificates(NAMES, NOW)
+    (tmp_path / "tls.crt").write_bytes(made.certificate)
+    (tmp_path / "tls.key").write_bytes(made.key)
+    assert read_folder(str(tmp_path)) == replace(made, authority=b"")
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> bool:

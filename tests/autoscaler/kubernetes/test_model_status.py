@@ -9,6 +9,7 @@ from autoscaler.kubernetes.inference_services import ServiceObject, read_service
 from autoscaler.kubernetes.model_status import (
     FIRST_S,
     GATHER_S,
+    CanaryVersion,
     Copies,
     ModelFacts,
     count_copies,
@@ -16,7 +17,7 @@ from autoscaler.kubernetes.model_status import (
     seconds_until_write,
 )
 from registry.cluster import Residency
-from registry.model import LoadFailure, Tier
+from registry.model import LoadFailure, ModelName, Tier
 from tests.autoscaler.kubernetes.objects import service
 
 NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
@@ -69,6 +70,27 @@ def test_tiers_become_states(copies: Copies, state: str, transition: str) -> Non
     assert model_status["states"]["activeModelState"] == state
     assert model_status["transitionStatus"] == transition
     assert model_status["copies"] == {"failedCopies": 0, "totalCopies": copies.device}
+
+
+def test_canaries_show_as_the_latest_revision_beside_the_previous_one() -> None:
+    assert MODEL.spec is not None
+    following = replace(MODEL.spec, name=ModelName("team", "translate-next"))
+    other = replace(MODEL.spec, name=ModelName("team", "translate-other"))
+    canaries = (CanaryVersion(following, 20), CanaryVersion(other, 5))
+    predictor = make_status(MODEL, replace(FACTS, canaries=canaries), NOW)["components"][
+        "predictor"
+    ]
+    own, new = f"translate-{MODEL.spec.generation}", f"translate-next-{following.generation}"
+    assert predictor["latestReadyRevision"] == new
+    assert predictor["previousRolledoutRevision"] == own
+    assert predictor["traffic"] == [
+        {"latestRevision": True, "percent": 20, "revisionName": new},
+        {"latestRevision": False, "percent": 5,
+         "revisionName": f"translate-other-{other.generation}"},
+        {"latestRevision": False, "percent": 75, "revisionName": own, "tag": "prev"},
+    ]  # fmt: skip
+    only = make_status(MODEL, FACTS, NOW)["components"]["predictor"]
+    assert only["traffic"] == [{"latestRevision": True, "percent": 100, "revisionName": own}]
 
 
 def test_a_failed_load_makes_it_unready_unless_it_is_warm_somewhere() -> None:

@@ -11,6 +11,7 @@ from autoscaler.kubernetes.pool_size import (
     ScaleTo,
     decide_size,
     deletion_costs,
+    pods_to_drain,
     read_pool,
 )
 from registry.cluster import PodState
@@ -82,3 +83,28 @@ def test_idle_and_empty_pods_go_first() -> None:
     costs = deletion_costs(pods)
     assert sorted(costs, key=lambda name: costs[name]) == ["bare", "full", "busy"]
     assert all(abs(cost) < 1 << 31 for cost in costs.values())
+
+
+def test_those_that_were_named_go_before_any_other() -> None:
+    pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("named", "bare")}
+    pods["named"].slots_used = 1
+    costs = deletion_costs(pods, ["named", "gone"])
+    assert costs["named"] < costs["bare"]
+    assert "gone" not in costs
+
+
+@pytest.mark.parametrize(
+    ("leaving", "standing", "pods", "drained"),
+    [
+        pytest.param(["b"], ["a", "b"], 1, ["b"], id="one-of-two"),
+        pytest.param(["b", "a"], ["a", "b"], 0, ["b", "a"], id="to-zero"),
+        pytest.param(["b"], ["a", "b"], 2, [], id="no-longer-too-many"),
+        pytest.param(["b", "c"], ["a", "b", "c"], 2, ["b"], id="as-many-as-needed-in-order"),
+        pytest.param(["b"], ["a"], 0, [], id="gone-already"),
+        pytest.param([], ["a", "b"], 1, [], id="nobody-was-named"),
+    ],
+)
+def test_only_named_pods_that_are_too_many_drain(
+    leaving: list[str], standing: list[str], pods: int, drained: list[str]
+) -> None:
+    assert pods_to_drain(leaving, standing, pods=pods) == drained

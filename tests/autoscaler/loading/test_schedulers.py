@@ -136,6 +136,42 @@ def test_only_as_many_leave_as_make_room_the_longest_unused_first() -> None:
     assert _baseline(view)[0] == ["b<p", "new>p"]
 
 
+@pytest.mark.parametrize(
+    ("came_s", "told"),
+    [
+        pytest.param(NOW_S - 2, [], id="later"),
+        pytest.param(NOW_S - 4, ["b<p", "new>p"], id="first"),
+    ],
+)
+def test_a_machine_is_for_the_requests_that_came_first(came_s: float, told: list[str]) -> None:
+    """It is idle and holds `a`, whose request came 3 s ago."""
+    held = [
+        model("a", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 20)},
+              waiting=Waiting(1, 0, NOW_S - 3)),
+        model("b", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 30)}),
+    ]  # fmt: skip
+    new = model("new", waiting=Waiting(1, 0, came_s))
+    view = pool([pod("p", memory_bytes=2_000, used_bytes=2_000)], [*held, new])
+    assert _baseline(view)[0] == told
+
+
+def test_as_many_idle_machines_are_left_to_a_model_as_requests_of_it_wait() -> None:
+    both = {"p": Tier.DEVICE, "q": Tier.DEVICE}
+    new = model("new", waiting=WAITS)
+    served = {each: Use(last_s=NOW_S - 1) for each in both}
+    held = model("a", at=both, waiting=Waiting(1, 0, NOW_S - 3), uses=served)
+    assert _baseline(pool([pod("p"), pod("q")], [held, new]))[0] == ["new>q"]
+
+
+@pytest.mark.parametrize(
+    "plan", [lambda view: _baseline(view)[0], _clockwork, lambda view: _turns(view)[0]]
+)
+def test_room_is_what_models_leave_not_what_the_pod_told_last(plan: Any) -> None:
+    held = model("old", at={"p": Tier.DEVICE}, since_s=NOW_S, uses={"p": Use(last_s=NOW_S + 1)})
+    told_late = pod("p", memory_bytes=2_000, used_bytes=2_000)
+    assert plan(pool([told_late], [held, model("new", waiting=WAITS)])) == ["new>p"]
+
+
 # Clockwork
 
 
@@ -223,8 +259,15 @@ def test_most_starved_first_and_of_those_alike_the_one_with_fewest_copies() -> N
     ]
     assert _turns(pool(pods, models), STARVED_FIRST)[0] == ["c>p"]
     assert _turns(pool(pods, [models[0], models[1], models[3]]), STARVED_FIRST)[0] == ["b>p"]
-    assert _turns(pool(pods, [models[0]]), STARVED_FIRST)[0] == ["a>p"]
-    assert _turns(pool(pods, [models[0]]), RENEWED)[0] == []
+
+
+@pytest.mark.parametrize("refinements", [PLAIN, RENEWED, STARVED_FIRST])
+def test_a_model_has_its_turn_wherever_else_it_is(refinements: int) -> None:
+    pods = [pod("p"), pod("q", inferring=1)]
+    there = model("a", at={"q": Tier.DEVICE}, waiting=WAITS)
+    assert _turns(pool(pods, [there]), refinements)[0] == ["a>p"]
+    bounded = model("a", at={"q": Tier.DEVICE}, waiting=WAITS, policy={"max_copies": 1})
+    assert _turns(pool(pods, [bounded]), refinements)[0] == []
 
 
 def test_what_is_dear_to_load_stays_longer() -> None:
@@ -237,6 +280,16 @@ def test_what_is_dear_to_load_stays_longer() -> None:
         assert _turns(view, PER_MODEL)[0] == told
     view = pool([one], [new, model("old", since_s=NOW_S - 10, **old)])  # type: ignore[arg-type]
     assert _turns(view, STARVED_FIRST)[0] == ["old<p", "new>p"]
+
+
+def test_what_loads_in_no_time_keeps_half_a_quantum() -> None:
+    one = pod("p", memory_bytes=1_000, used_bytes=1_000)
+    for ago_s, told in ((4, []), (5, ["old<p", "new>p"])):
+        old = model(
+            "old", at={"p": Tier.DEVICE}, load_s={Tier.REMOTE: 0.001}, since_s=NOW_S - ago_s
+        )
+        view = pool([one], [model("new", waiting=WAITS), old])
+        assert _turns(view, PER_MODEL)[0] == told
 
 
 def test_quanta_follow_how_well_they_were_used() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.planning.expecting import expect
 from autoscaler.service.acting import Actor
-from autoscaler.service.demand import Forecaster
+from autoscaler.service.forecaster import Forecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.expecting import Learnt
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool import Demand
+    from autoscaler.service.pod_owner import PodOwner
 
     Expect = Callable[[History, Learnt], Demand]
 
@@ -161,7 +162,12 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def autoscaler(
-        self, policy: LoadingPolicy[Any], *, expect: Expect = expect, **settings: Any
+        self,
+        policy: LoadingPolicy[Any],
+        *,
+        expect: Expect = expect,
+        owner: PodOwner | None = None,
+        **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
         """An autoscaler that ticks; it ends without a word, as if it was killed."""
         registry = Registry(self.url, self.pool)
@@ -173,7 +179,7 @@ class Stage:
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
         forecaster = Forecaster(expect)
-        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster)
+        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, owner)
         client = PodClient(load_timeout_s=120)
 
         async def run() -> None:

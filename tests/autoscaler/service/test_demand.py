@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.service.demand import DemandReader, Forecaster, is_sound
+from autoscaler.service.demand import DemandReader
+from autoscaler.service.forecaster import Forecaster, is_sound
 from registry.arrivals import Arrivals
 from tests.autoscaler.service.conftest import model
 
@@ -29,7 +30,7 @@ async def _declared(stage: Stage) -> Arrivals:
 
 
 def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) -> Demand:
-    past = reader.past(now_s, names)
+    past = reader.past(now_s, tuple(str(name) for name in names))
     assert past is not None
     demand = Forecaster().forecast(past)
     assert is_sound(demand)
@@ -43,6 +44,7 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     reader, now_s = DemandReader(stage.registry), time.time()
     await reader.read(now_s, NAMES)
     demand = _expected(reader, now_s, NAMES)
+    assert demand.history is not None
     assert demand.history.tens.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
     assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60

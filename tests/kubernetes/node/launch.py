@@ -94,9 +94,10 @@ def prepare(specification: dict[str, Any]) -> None:
     for item, source in zip(specification["mounts"], sources, strict=True):
         target = item["target"]
         folders += make_mount_point(Path(target), is_folder=os.path.isdir(source))
-        mount(source, target, flags=MS_BIND)
+        # With what is mounted below it: a user namespace may not uncover what lies under that.
+        mount(source, target, flags=MS_BIND | MS_REC)
         if item["read_only"]:
-            make_read_only(target, is_recursive=False)
+            make_read_only(target, is_recursive=True)
         elif is_read_only:
             mount("none", target, flags=MS_REMOUNT | MS_BIND)
     if is_read_only:

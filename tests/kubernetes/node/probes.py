@@ -13,6 +13,9 @@ import httpx
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+AGENT = {"user-agent": "kube-probe/1.34"}
+"""How a kubelet's probes are told from requests; Knative's programs look for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -57,7 +60,7 @@ def _http_get(get: Mapping[str, Any], target: Target, *, timeout_s: float) -> st
     host = get.get("host") or target.address
     scheme = get.get("scheme", "HTTP").lower()
     url = f"{scheme}://{host}:{target.port(get['port'])}{get.get('path', '/')}"
-    headers = {item["name"]: item["value"] for item in get.get("httpHeaders", [])}
+    headers = AGENT | {item["name"]: item["value"] for item in get.get("httpHeaders", [])}
     answer = httpx.get(url, headers=headers, timeout=timeout_s, trust_env=False, verify=False)
     return "" if answer.status_code < 400 else f"HTTP {answer.status_code}: {answer.text[:200]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,6 +12,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from pyarrow import parquet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.load.generator.conftest import WriteTrace
@@ -18,13 +20,63 @@ if TYPE_CHECKING:
 
 
 def _infer(request: Any, context: grpc.ServicerContext) -> Any:
-    if request.model_name == "full":
+    if request.model_name.endswith("full"):
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
     context.set_trailing_metadata((
         ("x-pilotlight-start", "disk"), ("server-timing", "infer;dur=2.5"),
         ("x-pilotlight-pod", f"{len(request.raw_input_contents)}-{request.inputs[0].shape[0]}"),
+        ("x-pilotlight-predict-pod", request.model_name),
     ))  # fmt: skip
     return messages.ModelInferResponse(model_name=request.model_name)
+
+
+def _tells(request: Any, context: grpc.ServicerContext) -> Any:
+    del request, context
+    return messages.ServerMetadataResponse(name="pilotlight")
+
+
+@contextmanager
+def _serving(*, is_ours: bool) -> Iterator[int]:
+    """A server of KServe's messages, by its port; ours tells what it is."""
+    methods = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(
+            _infer,
+            request_deserializer=messages.ModelInferRequest.FromString,
+            response_serializer=messages.ModelInferResponse.SerializeToString,
+        )
+    }
+    if is_ours:
+        methods["ServerMetadata"] = grpc.unary_unary_rpc_method_handler(
+            _tells,
+            request_deserializer=messages.ServerMetadataRequest.FromString,
+            response_serializer=messages.ServerMetadataResponse.SerializeToString,
+        )
+    name = "inference.GRPCInferenceService"
+    server = grpc.server(
+        ThreadPoolExecutor(2), handlers=[grpc.method_handlers_generic_handler(name, methods)]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_ours", "name"), [(True, "default~good"), (False, "good")], ids=["pilotlight", "kserve"]
+)
+def test_names_the_tenant_where_the_server_is_ours(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path, *, is_ours: bool, name: str
+) -> None:
+    output = tmp_path / "run.parquet"
+    with _serving(is_ours=is_ours) as port:
+        flags = ("--protocol", "grpc", "-o", str(output), "--url", f"127.0.0.1:{port}")
+        ran = cli("load", "run", "--trace", write_trace(["good"], count=1, gap_s=0.0), *flags)
+    assert ran.status == 0, ran.err
+    [row] = parquet.read_table(output).to_pylist()
+    assert (row["status"], row["predict_pod"]) == (200, name)
 
 
 @pytest.mark.slow
@@ -32,23 +84,10 @@ def test_answers_refusals_and_absence_over_grpc(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
-    handler = grpc.unary_unary_rpc_method_handler(
-        _infer,
-        request_deserializer=messages.ModelInferRequest.FromString,
-        response_serializer=messages.ModelInferResponse.SerializeToString,
-    )
-    service = grpc.method_handlers_generic_handler(
-        "inference.GRPCInferenceService", {"ModelInfer": handler}
-    )
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[service])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    flags = ("--protocol", "grpc", "-o", str(output), "--url", f"127.0.0.1:{port}", "--json")
     trace = write_trace(["good", "full"], count=2, gap_s=0.0)
-    try:
+    with _serving(is_ours=False) as port:
+        flags = ("--protocol", "grpc", "-o", str(output), "--url", f"127.0.0.1:{port}", "--json")
         ran = cli("load", "run", "--trace", trace, *flags)
-    finally:
-        server.stop(None).wait()
     assert ran.status == 0, ran.err
     rows = {row["model"]: row for row in parquet.read_table(output).to_pylist()}
     assert (rows["good"]["status"], rows["good"]["error"]) == (200, None)

@@ -11,7 +11,7 @@ from load.report.loading import merged, usages
 from load.report.plots.tradeoffs import pareto
 from load.report.run_file import read_run
 from load.report.summary import fairness, summarise
-from load.schema import STAGES
+from load.stages import STAGES
 from tests.load.report.runs import write_run
 
 if TYPE_CHECKING:

@@ -125,6 +125,15 @@ def test_requests_of_a_pod_that_dies_go_elsewhere() -> None:
     assert [(row["status"], row["entry_pod"]) for row in rows] == [(200, "n-1"), (200, "n-1")]
 
 
+def test_who_left_the_line_for_a_dead_pod_stands_in_it_again() -> None:
+    pods = [{"slots": 2, "kill": "2s"}, {"slots": 1}]
+    policy = {"queue-timeout": "500ms"}
+    plan = cluster({"pods": pods}, {"count": 3, "annotations": policy})
+    rows = run(plan, [(at * 0.02, f"m-{at % 3}") for at in range(300)], RoutingPolicy.AUTO)
+    assert len({row["request_id"] for row in rows}) == len(rows) == 300
+    assert {row["status"] for row in rows} == {200, 504}
+
+
 def test_a_draining_pod_answers_what_it_has_and_takes_nothing_new() -> None:
     node = {"pods": [{"drain": "50ms"}, {}]}
     rows = run(cluster(node, {"at": {"n-0": "device"}}), [(0.0, "m"), (0.1, "m")])

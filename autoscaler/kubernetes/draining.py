@@ -1,0 +1,112 @@
+"""Pods that are to go finish what they have, while the registry sends them nothing new."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.kubernetes.pool_size import pods_to_drain
+from registry.errors import LeaseLost
+from registry.pod import PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from autoscaler.kubernetes.pods import PodObject
+    from registry.cluster import PodState
+    from registry.watch import ClusterWatch
+
+logger = logging.getLogger(__name__)
+
+STRAY_S: Final = 60.0
+"""Whoever led before may have sent a pod away and not called it back; a process that ends by
+itself drains for less."""
+
+
+class Draining:
+    """The pods of one pool that were sent away. One owner."""
+
+    def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
+        self._watch = watch
+        self._drain_s = drain_s
+        self._sent_s: dict[str, float] = {}
+        """When a pod was sent away by us."""
+        self._drains_s: dict[str, float] = {}
+        """Since when a pod has been seen draining."""
+        self._awaited: list[str] = []
+
+    def is_over(self) -> bool:
+        """Whether the pods that the last `follow` waited for are done."""
+        return bool(self._awaited) and not self._busy(self._awaited)
+
+    async def follow(
+        self,
+        leaving: Sequence[str],
+        *,
+        pods: int,
+        list_pods: Callable[[], Awaitable[list[PodObject]]],
+    ) -> tuple[str, ...] | None:
+        """Send away those that leave, call back those that stay.
+
+        Answers those that leave once all of them are done, or were given long enough; None before.
+        Raises RegistryUnavailable, KubernetesError.
+        """
+        state, now_s = self._watch.state.pods, time.monotonic()
+        self._drains_s = {
+            name: self._drains_s.get(name, now_s)
+            for name, pod in state.items()
+            if pod.phase is PodPhase.DRAINING
+        }
+        self._sent_s = {name: at_s for name, at_s in self._sent_s.items() if name in state}
+        standing = [name for name in state if name not in self._drains_s or name in self._sent_s]
+        going = pods_to_drain(leaving, standing, pods=pods)
+        await self._call_back(going, now_s, list_pods)
+        for name in going:
+            if name not in self._sent_s:
+                logger.info("pod drains", extra={"pod": name})
+                await self._set_phase(state[name], PodPhase.DRAINING)
+                self._sent_s[name] = now_s
+        self._awaited = self._busy(going)
+        return None if self._awaited else tuple(going)
+
+    def _busy(self, names: Sequence[str]) -> list[str]:
+        """Those of them that have requests left, and time."""
+        state, now_s = self._watch.state.pods, time.monotonic()
+        return [
+            name
+            for name in names
+            if name in state
+            and not _is_done(state[name])
+            and now_s - self._sent_s.get(name, now_s) < self._drain_s
+        ]
+
+    async def _call_back(
+        self,
+        going: Sequence[str],
+        now_s: float,
+        list_pods: Callable[[], Awaitable[list[PodObject]]],
+    ) -> None:
+        strays = [
+            name
+            for name, since_s in self._drains_s.items()
+            if name not in going and (name in self._sent_s or now_s - since_s > STRAY_S)
+        ]
+        if not strays:
+            return
+        staying = {pod.name for pod in await list_pods() if not pod.is_ending}
+        for name in strays:
+            pod = self._watch.state.pods.get(name)
+            if name in staying and pod is not None:
+                logger.info("pod stays", extra={"pod": name})
+                await self._set_phase(pod, PodPhase.READY)
+                self._sent_s.pop(name, None)
+
+    async def _set_phase(self, pod: PodState, phase: PodPhase) -> None:
+        with suppress(LeaseLost):  # it is gone already
+            await self._watch.registry.set_phase(pod.name, pod.epoch, phase)
+
+
+def _is_done(pod: PodState) -> bool:
+    return pod.phase is PodPhase.DRAINING and not pod.slots_busy and not pod.inferring

@@ -1,0 +1,122 @@
+"""CPU time of the autoscaler's tick at 1,000 pods and 10,000 models, part by part.
+
+Half of the models are warm, three quarters of those at two pods; arrivals are those of
+`benchmarks.forecasting`, a second of them between two plans. Nothing is sent to any pod.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autoscaler.forecasting.counts import Counts
+from autoscaler.loading.predictive import predictive
+from autoscaler.planning.pool import Limits
+from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from autoscaler.service.forecaster import Forecaster, Past
+from load.simulator.memory_registry import MemoryRegistry
+from registry.model import ModelName, ModelSpec, Tier
+from registry.pod import PodInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from autoscaler.forecasting.history import History
+    from autoscaler.planning.pool import Demand
+    from registry.cluster import ClusterState
+
+    Timed = Callable[[str, Callable[[], object]], None]
+
+PODS = 1_000
+_NOW_S = 2_016 * 600.0
+_MODEL_BYTES = 10**9
+
+
+def cluster(models: int, pods: int = PODS) -> ClusterState:
+    """A pool in which half of the models are warm."""
+    registry = MemoryRegistry()
+    names = [ModelName("default", f"m{row:05d}") for row in range(models)]
+    specs = [ModelSpec(name, f"s3://models/{name.name}") for name in names]
+    registry.put_models(specs, 0.0)
+    epochs = {}
+    for at in range(pods):
+        name = f"pod-{at:04d}"
+        address, node = f"10.0.0.1:{at + 1}", f"node-{at // 8}"
+        info = PodInfo(name, address, node=node, slots=4, memory_bytes=16 * _MODEL_BYTES)
+        epochs[name] = registry.register_pod(info, 0.0)
+    for row, spec in enumerate(specs[::2]):
+        for copy in range(1 + (row % 4 > 0)):
+            pod = f"pod-{(row * 7 + copy * 13) % pods:04d}"
+            registry.set_tier(pod, epochs[pod], spec.key, Tier.DEVICE, _MODEL_BYTES, 0.0)
+    return registry.state
+
+
+def counted(history: History) -> Counts:
+    """A store that holds a part of the history."""
+    counts = Counts()
+    counts.advance(_NOW_S)
+    names = names_of(history.models)
+    for name in names:
+        counts.declare(name)
+    for back in range(0, 2_880, 20):  # one minute in twenty: filling takes time, reading does not
+        column = history.minutes[:, -1 - back]
+        rows = np.flatnonzero(column)
+        times_s = [_NOW_S - 60.0 * (back + 1)] * rows.size
+        counts.add([names[row] for row in rows], times_s, column[rows].tolist())
+    return counts
+
+
+def names_of(models: int) -> tuple[str, ...]:
+    """The models of `cluster`, in the order of a view."""
+    return tuple(f"default/m{row:05d}" for row in range(models))
+
+
+def measure(history: History, timed: Timed) -> None:
+    """Time each part: `timed` is given a name and what to do."""
+    models = history.models
+    names, state = names_of(models), cluster(models)
+    rng = np.random.default_rng(2)
+    per_minute = 10 ** rng.uniform(-4, 1, models)
+    counts, forecaster = counted(history), Forecaster()
+    now_s = _NOW_S
+    demand = forecaster.forecast(_past(counts, names, now_s, forecaster))
+
+    def forecast_next() -> None:
+        nonlocal now_s, demand
+        now_s += 2.0
+        came = np.flatnonzero(rng.poisson(per_minute / 30))
+        changed = {names[row] for row in came.tolist()}
+        counts.advance(now_s)
+        counts.add(sorted(changed), [now_s] * len(changed), [1] * len(changed))
+        demand = forecaster.forecast(_past(counts, names, now_s, forecaster, changed))
+
+    def forecast_all() -> None:
+        forecaster.forecast(_past(counts, names, now_s, None))
+
+    for _ in range(6):  # until every model has been due
+        forecast_next()
+    timed("tick: copy of counts and forecast of what is due", forecast_next)
+    timed("  the same of all models", forecast_all)
+    timed("tick: view, plan, pods", lambda: _plan(state, demand))
+
+
+def _past(
+    counts: Counts,
+    names: tuple[str, ...],
+    now_s: float,
+    forecaster: Forecaster | None,
+    changed: set[str] | None = None,
+) -> Past:
+    rows = None if forecaster is None else forecaster.due(names, changed or set(), now_s)
+    places = counts.rows_of(names)
+    chosen = places if rows is None else places[rows]
+    return Past(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+
+
+def _plan(state: ClusterState, demand: Demand) -> None:
+    policy = predictive()
+    view = read_pool(state, _NOW_S, Seen(), limits=Limits(0, PODS), demand=demand)
+    policy.plan(view, policy.start)
+    scale_pods(view, PodState(), PodParams())

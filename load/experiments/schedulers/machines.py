@@ -1,0 +1,66 @@
+"""The cluster: machines alike that serve one request at a time and hold two models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from load.experiments.schedulers.models import PROFILES
+from load.experiments.schedulers.workload import deadlines_s
+from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.profile import ProfilePoint
+
+MODELS_PER_MACHINE: Final = 2
+"""Blinowski et al. 2024, section 6.1; in bytes, so that every model takes one place."""
+_PLACE_BYTES: Final = 10**6
+_PATIENCE_S: Final = 3600.0
+"""Nobody is turned away: late requests are served late."""
+
+
+def profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
+    """What schedulers know of the models from the start, by key and measure."""
+    return {
+        each.spec.key: {
+            "infer": each.infer_s(1),
+            "share": each.infer_s(1),
+            **{f"load:{tier}": seconds for tier, seconds in each.load_s.items()},
+        }
+        for each in plan.models
+    }
+
+
+def cluster(machines: int, seed: int) -> ClusterPlan:
+    """So many machines, and the nine models with their deadlines of a seed."""
+    due_s = deadlines_s(seed)
+    return ClusterPlan(
+        nodes=tuple(
+            NodePlan(
+                f"machine-{at}",
+                (PodPlan(f"machine-{at}", memory_bytes=MODELS_PER_MACHINE * _PLACE_BYTES),),
+            )
+            for at in range(machines)
+        ),
+        models=tuple(
+            ModelPlan(
+                ModelSpec(
+                    ModelName("default", each.name),
+                    f"s3://models/{each.name}",
+                    policy=ModelPolicy(
+                        routing=RoutingPolicy.COLOCATION_QUEUEING,
+                        deadline_s=due_s[each.name],
+                        queue_depth=10**6,
+                        queue_timeout_s=_PATIENCE_S,
+                    ),
+                ),
+                size_bytes=_PLACE_BYTES,
+                memory_bytes=_PLACE_BYTES,
+                infer=(ProfilePoint(1, each.infer_s),),
+                preprocess_s=0.0,
+                postprocess_s=0.0,
+                assets_s=0.0,
+                load_s=dict.fromkeys((Tier.REMOTE, Tier.DISK, Tier.HOST), each.load_s),
+                is_batched=False,
+            )
+            for each in PROFILES
+        ),
+    )

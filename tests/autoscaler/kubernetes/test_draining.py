@@ -1,0 +1,128 @@
+"""Pods that leave finish what they have, and those that stay are called back: with a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.kubernetes.draining import Draining
+from autoscaler.kubernetes.pods import PodObject
+from registry.client import Registry
+from registry.pod import PodPhase
+from registry.reservation import Granted, Refusal
+from registry.watch import ClusterWatch
+from tests import servers
+from tests.registry.actors import SPEC, Pod, release, reserve, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 30.0
+LONG_S = 600.0
+_pools = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
+    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@dataclass
+class Stage:
+    """A pool of two pods, of which `b` serves a request until it is told to stop."""
+
+    registry: Registry
+    watch: ClusterWatch
+    draining: Draining
+    ending: set[str] = field(default_factory=set)
+    """Pods whose objects are on their way out."""
+
+    async def follow(self, *leaving: str, pods: int) -> tuple[str, ...] | None:
+        return await self.draining.follow(leaving, pods=pods, list_pods=self._list_pods)
+
+    async def _list_pods(self) -> list[PodObject]:
+        return [
+            PodObject("pilotlight", name, "p", "pool", "n", "10.0.0.1", name in self.ending, 0)
+            for name in "ab"
+        ]
+
+    def phases(self) -> dict[str, PodPhase]:
+        return {name: pod.phase for name, pod in self.watch.state.pods.items()}
+
+
+@pytest.fixture
+async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
+    registry = await Registry.connect(redis.url, f"draining-{next(_pools)}")
+    watch = ClusterWatch(registry)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(watch.run())
+        await watch.wait_synced()
+        await registry.put_models([SPEC])
+        first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
+        for pod in (first, second):
+            await pod.load()
+        assert isinstance(await reserve(registry, "b", id_="request"), Granted)
+        await until(lambda: _is_busy(watch, "b"), timeout_s=LIMIT_S, what="the request is known")
+        yield Stage(registry, watch, Draining(watch, drain_s=LONG_S))
+        following.cancel()
+    await registry.close()
+
+
+def _is_busy(watch: ClusterWatch, name: str) -> bool:
+    pod = watch.state.pods.get(name)
+    return pod is not None and pod.slots_busy > 0
+
+
+async def _wait_phase(stage: Stage, **phases: PodPhase) -> None:
+    await until(lambda: stage.phases() == phases, timeout_s=LIMIT_S, what=f"{phases}")
+
+
+async def test_a_busy_pod_that_leaves_gets_nothing_new_and_finishes(stage: Stage) -> None:
+    assert await stage.follow("b", pods=1) is None
+    await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
+    assert await reserve(stage.registry, "b") is Refusal.GONE
+    assert not stage.draining.is_over()
+    assert await stage.follow("b", pods=1) is None
+    await release(stage.registry, "request", "b")
+    await until(stage.draining.is_over, timeout_s=LIMIT_S, what="it is done")
+    assert await stage.follow("b", pods=1) == ("b",)
+
+
+async def test_a_pod_that_is_busy_for_too_long_is_not_waited_for(stage: Stage) -> None:
+    hasty = replace(stage, draining=Draining(stage.watch, drain_s=0.0))
+    assert await hasty.follow("b", pods=1) == ("b",)
+
+
+async def test_pods_that_are_wanted_again_are_called_back(stage: Stage) -> None:
+    await stage.follow("b", pods=1)
+    await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
+    assert await stage.follow(pods=2) == ()
+    await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.READY)
+
+
+async def test_a_pod_whose_end_was_decided_is_not_called_back(stage: Stage) -> None:
+    await stage.follow("b", pods=1)
+    await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
+    stage.ending.add("b")
+    await stage.follow(pods=2)
+    assert stage.phases()["b"] is PodPhase.DRAINING
+
+
+async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
+    await stage.registry.set_phase("a", stage.watch.state.pods["a"].epoch, PodPhase.DRAINING)
+    await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
+    assert await stage.follow("a", pods=1) == ()
+    assert await stage.follow(pods=2) == ()
+    assert stage.phases()["a"] is PodPhase.DRAINING

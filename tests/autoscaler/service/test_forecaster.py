@@ -1,0 +1,103 @@
+"""A forecast of what changed is the forecast of all, row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from autoscaler.forecasting.counts import Counts, CountsParams
+from autoscaler.planning.expecting import expect
+from autoscaler.service.forecaster import Forecaster, Past
+
+if TYPE_CHECKING:
+    from autoscaler.forecasting.history import History, Integers
+    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.pool import Demand
+
+NAMES = tuple(f"default/m{row}" for row in range(12))
+START_S = 3 * 86_400.0
+
+
+def _counts() -> Counts:
+    counts = Counts(CountsParams(models=len(NAMES)))
+    counts.advance(START_S)
+    for name in NAMES:
+        counts.declare(name)
+    for row, name in enumerate(NAMES[:-1]):
+        times_s = [START_S - 600 - step * 120 * (row + 1) for step in range(200)]
+        counts.add([name] * len(times_s), times_s, [1] * len(times_s))
+    return counts
+
+
+def _past(counts: Counts, now_s: float, rows: Integers | None) -> Past:
+    counts.advance(now_s)
+    places = counts.rows_of(NAMES)
+    chosen = places if rows is None else places[rows]
+    return Past(NAMES, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+
+
+def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
+    counts = _counts()
+    forecaster = Forecaster()
+    first = forecaster.forecast(_past(counts, START_S, forecaster.due(NAMES, (), START_S)))
+    now_s = START_S + 4
+    counts.advance(now_s)
+    counts.add([NAMES[3]], [now_s], [5])
+    rows = forecaster.due(NAMES, {NAMES[3]}, now_s)
+    assert rows is not None
+    assert rows.tolist() == [3]
+    part = forecaster.forecast(_past(counts, now_s, rows))
+
+    whole = Forecaster(is_partial=False)
+    whole.forecast(_past(_counts(), START_S, None))
+    full = whole.forecast(_past(counts, now_s, None))
+    assert part.p_minute[3] == pytest.approx(full.p_minute[3], rel=1e-6)
+    assert part.forecast.mean[3] == pytest.approx(full.forecast.mean[3], rel=1e-6)
+    others = np.arange(len(NAMES)) != 3
+    assert (part.forecast.mean[others] == first.forecast.mean[others]).all()
+    assert part.history is None
+    assert full.history is not None
+
+
+def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> None:
+    counts, forecaster = _counts(), Forecaster()
+    assert forecaster.due(NAMES, (), START_S) is None
+    forecaster.forecast(_past(counts, START_S, None))
+    assert forecaster.due(NAMES, (), START_S + 1) is not None
+    assert forecaster.due(NAMES[1:], (), START_S + 1) is None
+    assert forecaster.due(NAMES, (), START_S - 100) is None
+    assert forecaster.due(NAMES, (), START_S + 86_400) is None
+
+
+def test_after_a_failure_all_are_forecast_anew() -> None:
+    calls = 0
+
+    def breaks_once(history: History, learnt: Learnt) -> Demand:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ZeroDivisionError("a mistake of the forecast")
+        return expect(history, learnt)
+
+    counts, forecaster = _counts(), Forecaster(breaks_once)
+    forecaster.forecast(_past(counts, START_S, None))
+    with pytest.raises(ZeroDivisionError):
+        forecaster.forecast(_past(counts, START_S + 20, np.array([2])))
+    assert forecaster.due(NAMES, (), START_S + 21) is None
+    assert forecaster.forecast(_past(counts, START_S + 21, None)).p_minute.shape == (12,)
+
+
+def test_a_silent_week_in_between_breaks_nothing() -> None:
+    counts, forecaster = _counts(), Forecaster()
+    forecaster.forecast(_past(counts, START_S, None))
+    now_s = START_S + 7 * 86_400
+    demand = forecaster.forecast(_past(counts, now_s, forecaster.due(NAMES, (), now_s)))
+    assert (demand.p_minute < 0.05).all()
+    counts.add([NAMES[0]] * 3, [now_s - 2, now_s - 1, now_s], [4, 4, 4])
+    later_s = now_s + 1
+    rows = forecaster.due(NAMES, {NAMES[0]}, later_s)
+    again = forecaster.forecast(_past(counts, later_s, rows))
+    assert again.p_minute[0] > 5 * demand.p_minute[0]
+    assert np.isfinite(again.forecast.quantiles).all()

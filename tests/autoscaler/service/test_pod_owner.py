@@ -1,0 +1,97 @@
+"""An autoscaler whose pods are somebody's who says their bounds and number, as a cluster does."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.planning.pool import Limits
+from autoscaler.service.pod_owner import PoolSize
+from registry.actions import WantedPods
+from registry.arrivals import Arrivals
+from registry.autoscaling import Autoscaling
+from registry.waiting import WaitingRequests
+from tests.autoscaler.service.conftest import metric, model
+from tests.registry.actors import eventually, until
+
+if TYPE_CHECKING:
+    from tests.autoscaler.service.conftest import Stage
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 30.0
+
+
+@dataclass
+class Cluster:
+    """Notes what it is told."""
+
+    given: PoolSize | None
+    wanted: list[int] = field(default_factory=list)
+    is_led: bool = False
+
+    def size(self) -> PoolSize | None:
+        return self.given
+
+    def lead(self, *, is_leading: bool) -> None:
+        self.is_led = is_leading
+
+    def want(self, wanted: WantedPods) -> None:
+        self.wanted.append(wanted.pods)
+
+
+async def test_starts_from_the_pods_there_are_and_keeps_the_pools_bounds(stage: Stage) -> None:
+    cluster = Cluster(PoolSize(Limits(1, 4), pods=3))
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, owner=cluster, pod_stable=0.1, pod_idle=0.1):
+        await until(lambda: cluster.wanted[-1:] == [1], timeout_s=LIMIT_S, what="the least")
+        cluster.given = PoolSize(Limits(2, 4), pods=1)
+        await until(lambda: cluster.wanted[-1:] == [2], timeout_s=LIMIT_S, what="the new least")
+        assert cluster.is_led
+    assert cluster.wanted == [3, 1, 2]
+    wanted = (await Autoscaling(stage.registry).under_way()).wanted
+    assert wanted == WantedPods(2)
+
+
+async def test_what_the_registry_says_does_not_count_where_a_cluster_knows(stage: Stage) -> None:
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, min_pods=4):
+        scaling = Autoscaling(stage.registry)
+
+        async def is_told() -> bool:
+            return (await scaling.under_way()).wanted == WantedPods(4)
+
+        await eventually(is_told, timeout_s=LIMIT_S, what="four are wanted")
+    cluster = Cluster(PoolSize(Limits(0, None), pods=2))
+    async with stage.autoscaler(policy, owner=cluster):
+        await until(lambda: cluster.wanted, timeout_s=LIMIT_S, what="told")
+    assert cluster.wanted == [2]
+
+
+async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
+    stage: Stage,
+) -> None:
+    await stage.registry.put_models([model("a")])
+    cluster = Cluster(None)
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, owner=cluster) as metrics:
+        waiting = {model("a").name: WaitingRequests(40, 0, 0.0)}
+        sequence = itertools.count(1)
+
+        async def tell() -> None:
+            await Arrivals(stage.registry).tell("gateway", next(sequence), [], waiting)
+
+        async def is_woken() -> bool:
+            await tell()
+            return cluster.wanted[-1:] == [1]
+
+        await tell()
+        plans = "pilotlight_autoscaler_plan_seconds_count"
+        await until(lambda: metric(metrics, plans) >= 5, timeout_s=LIMIT_S, what="five plans")
+        assert cluster.wanted == []
+        cluster.given = PoolSize(Limits(0, 5), pods=0)
+        await eventually(is_woken, timeout_s=LIMIT_S, what="one is wanted")

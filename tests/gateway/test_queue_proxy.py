@@ -1,0 +1,79 @@
+"""Pods behind Knative's queue-proxy, which answers in their place when they are gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.model import RoutingPolicy
+from registry.queue_proxy import Unanswered, read_queue_proxy
+
+if TYPE_CHECKING:
+    from tests.gateway.conftest import Floor
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        pytest.param(
+            502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n", Unanswered.NOT_REACHED,
+            id="nobody-listens",
+        ),
+        pytest.param(502, b"EOF\n", Unanswered.BROKEN_OFF, id="closed"),
+        pytest.param(
+            502, b"read tcp 127.0.0.1:4->127.0.0.1:8080: read: connection reset by peer\n",
+            Unanswered.BROKEN_OFF, id="reset",
+        ),
+        pytest.param(503, b"pending request queue full\n", Unanswered.FULL, id="full"),
+        pytest.param(503, b"context deadline exceeded\n", Unanswered.FULL, id="waited-in-vain"),
+    ],
+)  # fmt: skip
+def test_its_own_answers_are_told_apart(status: int, body: bytes, expected: Unanswered) -> None:
+    assert read_queue_proxy(status, body) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("gone", "pod-died"), ("crash", "pod-died"), ("full", "slots")]
+)
+def test_what_the_pod_cannot_have_answered_is_served_elsewhere(
+    floor: Floor, state: str, reason: str
+) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec)
+    floor.pods("pod-b")
+    pods.control("pod-a", "queue-proxy", state)
+    before = floor.metric("pilotlight_gateway_retries_total", reason=reason)
+    answer = floor.predict(spec, b"abc")
+    assert (answer.status_code, answer.content) == (200, b"abc")
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    assert pods.counts("pod-a")["executed"] == 0
+    assert floor.metric("pilotlight_gateway_retries_total", reason=reason) > before
+    floor.wait_idle(pods)
+
+
+def test_what_a_living_pod_may_have_executed_is_not_sent_again(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    pods.control("pod-a", "queue-proxy", "broken")
+    answer = floor.predict(spec)
+    assert answer.status_code == 502
+    assert "may have executed" in answer.json()["error"]
+    assert others.counts("pod-b")["asked"] == 0
+    floor.wait_idle(pods)
+
+
+@pytest.mark.parametrize("state", ["gone", "full"])
+def test_a_long_body_that_was_streamed_is_not_sent_again_cut(floor: Floor, state: str) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    pods = floor.pods("pod-a", warm=spec)
+    others = floor.pods("pod-b")
+    pods.control("pod-a", "queue-proxy", state)
+    answer = floor.predict(spec, b"b" * 3 * MIB)
+    assert answer.status_code == 502
+    assert answer.json()["error"]
+    assert others.counts("pod-b")["asked"] == 0
+    floor.wait_idle(pods)

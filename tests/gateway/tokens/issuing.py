@@ -1,0 +1,99 @@
+"""An identity provider of the tests: it signs tokens and publishes its keys."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import jwt
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ISSUER = "https://id.example.com"
+AUDIENCE = "pilotlight"
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+
+
+def new_key(algorithm: str = "ES256") -> PrivateKey:
+    """A fresh private key."""
+    if algorithm == "ES256":
+        return ec.generate_private_key(ec.SECP256R1())
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def public_jwk(key: PrivateKey, key_id: str | None, **more: str) -> dict[str, Any]:
+    """A key as a JWKS lists it."""
+    public = key.public_key()
+    if isinstance(public, rsa.RSAPublicKey):
+        entry = RSAAlgorithm.to_jwk(public, as_dict=True)
+    else:
+        entry = ECAlgorithm.to_jwk(public, as_dict=True)
+    return {**entry, **({"kid": key_id} if key_id is not None else {}), **more}
+
+
+def key_set(*entries: dict[str, Any]) -> bytes:
+    """A JWKS document."""
+    return json.dumps({"keys": entries}).encode()
+
+
+@dataclass
+class Issuer:
+    """Keys by name, and tokens signed with them."""
+
+    keys: dict[str, PrivateKey] = field(default_factory=dict)
+
+    @property
+    def document(self) -> bytes:
+        """Its JWKS."""
+        return key_set(*(public_jwk(key, name) for name, key in self.keys.items()))
+
+    def token(
+        self, key: str, *, algorithm: str = "ES256", headers: dict[str, Any] | None = None,
+        **claims: Any,
+    ) -> str:  # fmt: skip
+        """A token that is good for ten minutes, but for what the claims say; None drops one."""
+        usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + 600}
+        content = {name: value for name, value in {**usual, **claims}.items() if value is not None}
+        return jwt.encode(content, self.keys[key], algorithm, {"kid": key, **(headers or {})})
+
+
+@contextlib.contextmanager
+def published(issuer: Issuer) -> Iterator[str]:
+    """The URL at which an issuer's keys can be read while the block runs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            document = issuer.document
+            self.send_response(200)
+            self.send_header("content-length", str(len(document)))
+            self.end_headers()
+            self.wfile.write(document)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/keys"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def trust(folder: Path, tenant: str, jwks: str, **more: Any) -> None:
+    """Let a tenant trust the issuer."""
+    entry = {"issuer": ISSUER, "audience": AUDIENCE, "jwks": jwks, **more}
+    (folder / tenant).write_text(yaml.safe_dump([entry]))

@@ -1,0 +1,146 @@
+"""A pool in Knative mode beside pool `default`, with a gateway of its own, from our manifests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.kubernetes.kubectl import Kubectl, kustomize
+from tests.kubernetes.models import Gateway
+from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POOL = "serverless"
+PREDICTOR = f"{POOL}-predictor"
+GATEWAY = f"{POOL}-gateway"
+OF_POOL = ("-l", f"pilotlight.io/pool={POOL}")
+OF_GATEWAY = "app.kubernetes.io/name"
+WINDOW = {"autoscaling.knative.dev/window": "6s"}
+"""The shortest over which Knative counts: a test need not wait for a minute of load."""
+LEAST, MOST = 2, 4
+START_TIMEOUT_S = 300.0
+QUEUE_PROXY_PORT = 8012
+
+
+def serverless_objects(folder: Path) -> list[dict[str, Any]]:
+    """The pool and its gateway, from the overlay `minimal` with the component `knative`."""
+    parts = {
+        "resources": [_from(folder, "overlays/minimal")],
+        "components": [_from(folder, "components/knative")],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+    made = {(item["kind"], item["metadata"]["name"]): item for item in kustomize(folder)}
+    pool = made["InferenceService", "pool"]
+    pool["metadata"] |= {"name": POOL, "labels": {"pilotlight.io/pool": POOL}}
+    pool["metadata"]["annotations"] |= WINDOW
+    predictor = pool["spec"]["predictor"]
+    predictor |= {"minReplicas": LEAST, "maxReplicas": MOST}
+    _name_pool(predictor["containers"][0])
+    predictor["containers"][0]["env"] += [
+        {"name": "PILOTLIGHT_ALLOW_SIMULATED_WORK", "value": "true"}
+    ]
+    gateway = made["Deployment", "pilotlight-gateway"]
+    gateway["metadata"]["name"] = GATEWAY
+    gateway["spec"]["selector"]["matchLabels"] = {OF_GATEWAY: GATEWAY}
+    gateway["spec"]["template"]["metadata"]["labels"] = {OF_GATEWAY: GATEWAY}
+    _name_pool(gateway["spec"]["template"]["spec"]["containers"][0])
+    service = made["Service", "pilotlight-gateway"]
+    service["metadata"]["name"] = GATEWAY
+    service["spec"]["selector"] = {OF_GATEWAY: GATEWAY}
+    return [pool, gateway, service]
+
+
+def _from(folder: Path, name: str) -> str:
+    return os.path.relpath(REPOSITORY / "manifests" / name, folder)
+
+
+def _name_pool(container: dict[str, Any]) -> None:
+    for item in container["env"]:
+        if item["name"] == "PILOTLIGHT_POOL":
+            item["value"] = POOL
+
+
+@dataclass(frozen=True, slots=True)
+class Serverless:
+    """The pool as Knative runs it, its pods ready."""
+
+    kubectl: Kubectl
+    gateway: Gateway
+    objects: list[dict[str, Any]]
+
+    def get(self, kind: str, name: str = PREDICTOR) -> dict[str, Any]:
+        """An object of the pool's namespace."""
+        return self.kubectl.get(*IN_NAMESPACE, kind, name)
+
+    @property
+    def revision(self) -> str:
+        """The name of the newest Revision that is ready."""
+        return str(
+            self.get("configuration.serving.knative.dev")["status"]["latestReadyRevisionName"]
+        )
+
+    @property
+    def wanted(self) -> int:
+        """How many pods Knative's autoscaler wants of the newest Revision."""
+        status = self.get("podautoscaler", self.revision)["status"]
+        return int(status.get("desiredScale", -1))
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The ready pods of the newest Revision that are to stay."""
+        label = f"serving.knative.dev/revision={self.revision}"
+        return [
+            pod
+            for pod in self.kubectl.get(*IN_NAMESPACE, "pods", "-l", label)["items"]
+            if "deletionTimestamp" not in pod["metadata"]
+            for condition in pod["status"].get("conditions", [])
+            if (condition["type"], condition["status"]) == ("Ready", "True")
+        ]
+
+    def wait_for_pods(self, count: int) -> None:
+        """Wait until so many pods are ready."""
+        wait_until(
+            lambda: len(self.pods()) == count,
+            timeout_s=START_TIMEOUT_S,
+            what=f"{count} pods of pool {POOL} are ready",
+        )
+
+    def addresses(self) -> dict[str, str]:
+        """Where the gateway finds the pool's pods, as `pilotlight get pods` tells it."""
+        redis = self.get("service", "pilotlight-redis")["spec"]["clusterIP"]
+        names_pool = ["--redis-url", f"redis://{redis}:6379", "--pool", POOL]
+        told = subprocess.run(
+            [sys.executable, "-m", "pilotlight", "get", "pods", *names_pool, "--json"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return {pod["name"]: pod["address"] for pod in json.loads(told)}
+
+
+def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
+    """Apply the pool and its gateway and wait until both are ready."""
+    objects = serverless_objects(folder)
+    kubectl.apply(objects)
+    kubectl.wait(
+        "condition=Ready",
+        *IN_NAMESPACE,
+        f"configuration.serving.knative.dev/{PREDICTOR}",
+        timeout_s=START_TIMEOUT_S,
+    )
+    kubectl.wait(
+        "condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}", timeout_s=START_TIMEOUT_S
+    )
+    service = kubectl.get(*IN_NAMESPACE, "service", GATEWAY)
+    pool = Serverless(kubectl, Gateway(f"http://{service['spec']['clusterIP']}"), objects)
+    pool.wait_for_pods(LEAST)
+    return pool

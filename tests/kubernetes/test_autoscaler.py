@@ -1,0 +1,145 @@
+"""The autoscaler on a cluster: pods follow demand, drain, go and come back; nobody is fought."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.kubernetes.kubectl import LONGEST_S
+from tests.kubernetes.load import load
+from tests.kubernetes.places import IN_NAMESPACE
+from tests.kubernetes.processes import signal_pod
+from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, Autoscalers, Pool, rival
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
+
+pytestmark = pytest.mark.kubernetes
+
+PATIENT = "280s"
+"""Queue timeout of models whose requests wait for a pod to start on a busy machine."""
+LEFT_ALONE = "pilotlight_autoscaler_pods_left_alone"
+WORK = ("many words " * 200,) * 128
+"""Instances of a request that keep a pod busy for longer than it takes on its way."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(installed: Kubectl, gateway: Gateway) -> Iterator[None]:
+    """An autoscaler that lets pods go after seconds instead of minutes."""
+    _set_environment(installed, "PILOTLIGHT_POD_STABLE=5", "PILOTLIGHT_POD_IDLE=5")
+    yield
+    Pool(installed).allow(1, 1)
+    _set_environment(installed, "PILOTLIGHT_POD_STABLE-", "PILOTLIGHT_POD_IDLE-")
+
+
+def _set_environment(kubectl: Kubectl, *changes: str) -> None:
+    kubectl(*IN_NAMESPACE, "set", "env", AUTOSCALER, *changes)
+    kubectl(*IN_NAMESPACE, "rollout", "status", AUTOSCALER, f"--timeout={LONGEST_S:.0f}s")
+
+
+@pytest.fixture(autouse=True)
+def one_pod(pool: Pool) -> Iterator[None]:
+    """A pool that is held at one pod before and after."""
+    pool.allow(1, 1)
+    pool.wait_ready(1)
+    yield
+    pool.allow(1, 1)
+
+
+def test_demand_brings_a_pod_and_its_end_takes_one_away(
+    pool: Pool, gateway: Gateway, tenant: Tenant
+) -> None:
+    tenant.declare("busy", queue_timeout=PATIENT)
+    tenant.wait_ready("busy")
+    pool.allow(1, 2)
+    with load(gateway, tenant, "busy", clients=8, instances=WORK) as running:
+        pool.wait_ready(2)
+        running.wait_for_more(8)
+    pool.wait_ready(1)
+    assert (running.refused, running.broken) == ([], [])
+    assert "Scaled" in pool.reasons()
+    assert gateway.predict(tenant, "busy").status_code == 200
+
+
+def test_an_idle_pool_goes_and_requests_wake_one_pod_and_one_load(
+    pool: Pool, gateway: Gateway, tenant: Tenant
+) -> None:
+    pool.delete_models()
+    tenant.declare("sleeper", queue_timeout=PATIENT, deadline=PATIENT)
+    tenant.wait_ready("sleeper")
+    pool.allow(0, 4)
+    pool.wait_ready(0)
+    before = pool.created()
+    with ThreadPoolExecutor(5) as clients:
+        answers = list(clients.map(lambda _: gateway.predict(tenant, "sleeper"), range(5)))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    pods = {answer.headers["x-pilotlight-pod"] for answer in answers}
+    assert len(pods) == 1
+    wait_until(lambda: pods <= pool.created(), what="an event says that the pod was made")
+    assert pool.created() - before == pods
+
+
+def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
+    installed: Kubectl, pool: Pool, autoscalers: Autoscalers
+) -> None:
+    with rival(installed, least=2):
+        wait_until(
+            lambda: 1.0 in autoscalers.metrics(LEFT_ALONE, owner="rival").values(),
+            what="the autoscaler leaves the pool alone",
+        )  # fmt: skip
+        pool.wait_wanted(2)  # more than the pool allows: it is the other's now
+        set_by_us = _calls(installed, "PATCH", "deployments", "scale")
+        looks = _calls(installed, "LIST", "horizontalpodautoscalers")
+        wait_until(
+            lambda: _calls(installed, "LIST", "horizontalpodautoscalers") >= looks + 3,
+            what="the autoscaler has looked again",
+        )  # fmt: skip
+        assert _calls(installed, "PATCH", "deployments", "scale") == set_by_us
+        assert pool.wanted() == 2
+        assert "ScalingLeftAlone" in pool.reasons()
+    pool.wait_wanted(1)
+
+
+def test_a_number_that_somebody_sets_is_told_of_and_set_again(
+    installed: Kubectl, pool: Pool
+) -> None:
+    pool.allow(1, 4)
+    installed(*IN_NAMESPACE, "scale", DEPLOYMENT, "--replicas=3")
+    pool.wait_told("by somebody else")
+    pool.wait_wanted(1)
+
+
+def test_another_takes_over_from_one_that_hangs_or_is_killed(
+    pool: Pool, autoscalers: Autoscalers
+) -> None:
+    autoscalers.run(2)
+    wait_until(autoscalers.leader, what="an autoscaler leads")
+    first = autoscalers.leader()
+    assert signal_pod(first, signal.SIGSTOP)
+    pool.allow(2, 2)
+    pool.wait_wanted(2)
+    signal_pod(first, signal.SIGKILL)  # unless its liveness probe was quicker
+    autoscalers.wait(2)
+    pool.allow(1, 1)
+    pool.wait_wanted(1)
+    autoscalers.run(1)
+
+
+def _calls(kubectl: Kubectl, verb: str, resource: str, subresource: str = "") -> float:
+    """How often the API server was asked this, of one namespace or object."""
+    wanted = {"verb": verb, "resource": resource, "subresource": subresource}
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(kubectl("get", "--raw", "/metrics"))
+        if family.name == "apiserver_request"
+        for sample in family.samples
+        if wanted.items() <= sample.labels.items() and sample.labels["scope"] != "cluster"
+    )

@@ -1,0 +1,66 @@
+"""A canary as users declare it: requests shared by weight, and told in the status."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
+
+logger = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.kubernetes
+
+VERSION = "x-pilotlight-version"
+PATIENCE_S = 120.0
+
+
+def test_versions_share_requests_and_the_status_says_how(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    tenant.declare("stable")
+    tenant.declare("stable-next", canary_of="stable", canary_percent="50")
+    tenant.wait_ready("stable")
+    tenant.wait_ready("stable-next")
+    seen: set[str | None] = set()
+
+    def both_answered() -> bool:
+        answer = gateway.predict(tenant, "stable")
+        assert answer.status_code == 200, answer.text
+        seen.add(answer.headers.get(VERSION))
+        return {"stable", "stable-next"} <= seen
+
+    wait_until(both_answered, timeout_s=PATIENCE_S, what="both versions answer")
+    wait_until(
+        lambda: _shares(tenant) == {"stable-next": 50, "stable": 50},
+        timeout_s=PATIENCE_S,
+        what="the shares in the status",
+    )
+    logger.info("\n%s", installed("get", "isvc", "-n", tenant.namespace))
+
+
+def _shares(tenant: Tenant) -> dict[str, int]:
+    traffic = tenant.status("stable")["components"]["predictor"]["traffic"]
+    return {each["revisionName"].rpartition("-")[0]: each["percent"] for each in traffic}
+
+
+def test_a_canary_goes_and_all_requests_are_the_models_again(
+    gateway: Gateway, tenant: Tenant
+) -> None:
+    tenant.declare("whole")
+    tenant.declare("whole-next", canary_of="whole", canary_percent="100")
+    tenant.wait_ready("whole-next")
+    wait_until(
+        lambda: gateway.predict(tenant, "whole").headers.get(VERSION) == "whole-next",
+        timeout_s=PATIENCE_S,
+        what="the canary answers",
+    )
+    tenant.delete("whole-next")
+    answer = gateway.predict(tenant, "whole")
+    assert (answer.status_code, answer.headers.get(VERSION)) == (200, None)

@@ -1,0 +1,86 @@
+"""A service of one model: KServe makes its pods from our runtime and brings the weights."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.kubernetes.kubectl import APPLY
+from tests.kubernetes.models import CALL_TIMEOUT_S
+from tests.kubernetes.places import REPOSITORY
+
+if TYPE_CHECKING:
+    from tests.kubernetes.models import Tenant
+    from tests.kubernetes.suite import Cluster
+
+logger = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.kubernetes
+
+MANIFESTS = REPOSITORY / "manifests"
+RUNTIME = MANIFESTS / "components" / "one-model" / "runtime.yaml"
+SAMPLE = MANIFESTS / "samples" / "kubernetes" / "one-model.yaml"
+READER = "reader"
+
+
+def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
+    """A service account with S3 credentials, as KServe's documentation has them."""
+    assert cluster.store is not None
+    environment = cluster.store.environment
+    prefix = "serving.kserve.io/s3-"
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": READER,
+            "namespace": namespace,
+            "annotations": {
+                prefix + "endpoint": cluster.store.url.removeprefix("http://"),
+                prefix + "usehttps": "0",
+                prefix + "region": "us-east-1",
+            },
+        },
+        "stringData": {
+            name: environment[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        },
+    }
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": READER, "namespace": namespace},
+        "secrets": [{"name": READER}],
+    }
+    return [secret, account]
+
+
+def test_kserve_makes_a_deployment_whose_pod_serves_the_model(
+    node: Cluster, tenant: Tenant
+) -> None:
+    admin, here = node.admin, ("-n", tenant.namespace)
+    admin(*APPLY, "-f", str(RUNTIME))
+    admin.apply(_account(node, tenant.namespace))
+    service = yaml.safe_load(SAMPLE.read_text())
+    name = service["metadata"]["name"]
+    service["metadata"]["namespace"] = tenant.namespace
+    service["spec"]["predictor"]["serviceAccountName"] = READER
+    admin.apply([service])
+    admin.wait("create", *here, f"deployment/{name}-predictor")
+    admin.wait("condition=Available", *here, f"deployment/{name}-predictor", timeout_s=280)
+    admin.wait("condition=Ready", *here, f"isvc/{name}")
+    logger.info("\n%s", admin("get", *here, "isvc,deployment,pods"))
+    address = admin.get(*here, "service", f"{name}-predictor")["spec"]["clusterIP"]
+    answer = httpx.post(
+        f"http://{address}/v1/models/{name}:predict",
+        json={"instances": ["a cat sat down"]},
+        timeout=CALL_TIMEOUT_S,
+        trust_env=False,
+    )
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["predictions"]) == 1
+    status = tenant.status(name)
+    assert status["clusterServingRuntimeName"] == "pilotlight"
+    admin("delete", *here, f"isvc/{name}")

@@ -1,0 +1,81 @@
+"""Tasks side by side: order is kept, failures are raised, and no worker outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from load.experiments.experiment import Settings
+from load.experiments.side_by_side import run_side_by_side
+from tests.servers import wait_until
+
+PATIENCE_S = 180.0
+_PARENT = """
+import sys
+from load.experiments.experiment import Settings
+from load.experiments.side_by_side import run_side_by_side
+from tests.load.experiments.test_side_by_side import say_and_stay
+
+if __name__ == "__main__":
+    run_side_by_side(say_and_stay, sys.argv[1:], Settings(processes=2), what="tasks")
+"""
+
+
+def double(number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return 2 * number
+
+
+def say_and_stay(path: str) -> None:
+    """Leave the number of this process in a file, and go on for longer than any test."""
+    aside = Path(path + ".tmp")
+    aside.write_text(str(os.getpid()))
+    aside.rename(path)
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_keep_the_order_and_failures_are_raised(processes: int) -> None:
+    settings = Settings(processes=processes)
+    assert run_side_by_side(double, [3, 1, 2], settings, what="tasks") == [6, 2, 4]
+    with pytest.raises(ValueError, match="-1 is negative"):
+        run_side_by_side(double, [1, -1], settings, what="tasks")
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    files = [tmp_path / name for name in ("one", "two")]
+    code = str(Path(__file__).parents[3])
+    parent = subprocess.Popen(
+        [sys.executable, script, *files], env={**os.environ, "PYTHONPATH": code}
+    )
+    try:
+        wait_until(
+            lambda: all(file.exists() for file in files),
+            timeout_s=PATIENCE_S,
+            what="both workers at work",
+        )
+        workers = [int(file.read_text()) for file in files]
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    wait_until(
+        lambda: not any(map(_is_alive, workers)), timeout_s=PATIENCE_S, what="no worker is left"
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs: one that has ended and is not collected yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

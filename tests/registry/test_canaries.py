@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from registry.canaries import Canary, find_canaries
+from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
+
+
+def record(
+    name: str, canary_of: str | None = None, percent: int = 0, namespace: str = "a"
+) -> ModelRecord:
+    policy = ModelPolicy(canary_of=canary_of, canary_percent=percent)
+    return ModelRecord(ModelSpec(ModelName(namespace, name), "s3://bucket/m", policy=policy))
+
+
+def test_a_canary_stands_in_for_a_model_of_its_namespace() -> None:
+    found = find_canaries([record("m"), record("next", "m", 20), record("next", "m", 30, "b")])
+    assert found == {
+        ModelName("a", "m"): (Canary(ModelName("a", "next"), 20),),
+        ModelName("b", "m"): (Canary(ModelName("b", "next"), 30),),
+    }
+
+
+def test_shares_beyond_the_whole_give_way_in_order_of_names() -> None:
+    declared = [record("c", "m", 50), record("a", "m", 70), record("b", "m", 50)]
+    found = find_canaries(declared)[ModelName("a", "m")]
+    assert [(each.model.name, each.percent) for each in found] == [("a", 70), ("b", 30)]
+
+
+def test_a_share_of_nothing_is_none() -> None:
+    assert find_canaries([record("m"), record("next", "m", 0)]) == {}

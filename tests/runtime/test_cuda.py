@@ -1,0 +1,85 @@
+"""What only a GPU can show of the device's memory, and what forked pods need of their parent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from runtime.device.cuda import CudaEngine
+from runtime.device.peak_memory import PeakMemory, available_bytes
+from runtime.errors import DeviceFull
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1024**2
+gpu = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+FORK = """
+import os
+import torch
+from runtime.preload import import_everything
+
+import_everything()
+child = os.fork()
+if child == 0:
+    os._exit(int(torch.cuda._is_in_bad_fork()))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture
+def little_memory() -> Iterator[int]:
+    """A bound on what this process may take of the device, in bytes."""
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
+    bound = torch.cuda.memory_reserved() + 512 * MIB
+    torch.cuda.set_per_process_memory_fraction(bound / total)
+    yield bound
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@gpu
+@needs_cuda
+def test_a_full_gpu_refuses_and_gives_room_again(little_memory: int) -> None:
+    engine = CudaEngine()
+    before = torch.cuda.memory_allocated()
+    held = engine.allocate(400 * MIB)
+    with pytest.raises(DeviceFull, match="bytes free"):
+        engine.allocate(400 * MIB)
+    del held
+    engine.allocate(450 * MIB)  # a block of another size: the one that was kept is given up
+    assert torch.cuda.memory_allocated() == before
+
+
+@gpu
+@needs_cuda
+def test_what_torch_keeps_of_freed_memory_is_available() -> None:
+    torch.empty(1, device="cuda")
+    before = available_bytes("cuda:0")
+    freed = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    assert available_bytes("cuda:0") <= before - 500 * MIB
+    del freed
+    assert available_bytes("cuda:0") >= before - 12 * MIB
+
+
+@gpu
+@needs_cuda
+def test_the_peak_of_an_inference_is_seen() -> None:
+    peak = PeakMemory("cuda:0")
+    torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    taken = peak.taken_bytes()
+    assert taken is not None
+    assert 64 * MIB <= taken < 80 * MIB
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_forked_may_use_a_gpu() -> None:
+    """Whoever has asked CUDA for devices cannot hand it to children: no import may."""
+    subprocess.run([sys.executable, "-c", FORK], check=True, cwd=servers.REPOSITORY)

@@ -1,0 +1,221 @@
+"""A GPU that failed for good: its pod takes nothing more and ends; no model is blamed for it.
+
+The errors are torch's own, with the codes CUDA gives; no GPU is needed to raise them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.continuous_batching import cache
+
+from registry.model import Tier
+from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.device.lane import Lane, Payload
+from runtime.device.staged_memory import StagedMemory
+from runtime.device.worker import DeviceWorker
+from runtime.errors import DeviceFull, Draining, InferenceFailed
+from runtime.networks.make_model import make_model
+from runtime.tasks.tensors import TensorProgram
+from tests.runtime.bringers import LocalPod, local_pod, spec_of
+from tests.runtime.fake_engine import FakeCopy, FakeEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
+
+
+def device_error(code: int) -> torch.AcceleratorError:
+    error = torch.AcceleratorError(f"CUDA error {code}")
+    error.error_code = code  # type: ignore[attr-defined]  # torch sets it in C++
+    return error
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    worker = DeviceWorker(threads=1, most_waiting=8)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+class Faulty:
+    """A model whose inferences fail with a code, the first one once it is let go."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.calls = 0
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.lane = Lane("default/bad@1", "default/bad", self.infer)
+
+    def infer(self, contents: Sequence[Any]) -> list[Any]:
+        del contents
+        self.calls += 1
+        self.entered.set()
+        assert self.open.wait(30)
+        raise device_error(self.code)
+
+
+async def _outcome(device: DeviceWorker, lane: Lane, content: Any, kind: str | None) -> Any:
+    try:
+        return (await device.infer(lane, Payload(content, kind=kind))).value
+    except Exception as error:
+        return error
+
+
+def test_whoever_waits_for_a_lost_device_is_sent_on(device: DeviceWorker) -> None:
+    bad, good = Faulty(ASSERTION), Lane("default/good@1", "default/good")
+    told: list[str] = []
+    device.on_lost = told.append
+
+    async def run() -> list[Any]:
+        under = asyncio.create_task(_outcome(device, bad.lane, 1, None))
+        assert await asyncio.to_thread(bad.entered.wait, 30)
+        behind = asyncio.create_task(_outcome(device, good, 2, "number"))
+        await asyncio.sleep(0)  # it waits for the device now
+        bad.open.set()
+        return [await under, await behind, await _outcome(device, good, 3, "number")]
+
+    under, behind, later = asyncio.run(run())
+    assert isinstance(under, InferenceFailed)
+    assert under.refusal is None  # it was executed: elsewhere it might do the same again
+    assert isinstance(behind, Draining)
+    assert isinstance(later, Draining)
+    assert behind.refusal == later.refusal == "draining"
+    assert not device.is_alive
+    assert len(told) == 1
+    assert "710" in told[0]
+
+
+def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -> None:
+    bad = Faulty(ILLEGAL_ADDRESS)
+
+    async def run() -> list[Any]:
+        first = asyncio.create_task(_outcome(device, Lane("default/w@1", "w", wait), 0, None))
+        assert await asyncio.to_thread(entered.wait, 30)
+        batch = [asyncio.create_task(_outcome(device, bad.lane, n, "number")) for n in range(3)]
+        await asyncio.sleep(0)
+        bad.open.set()
+        leave.set()
+        await first
+        return [await each for each in batch]
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(contents: Sequence[Any]) -> list[Any]:
+        entered.set()
+        assert leave.wait(30)
+        return list(contents)
+
+    assert all(isinstance(each, InferenceFailed) for each in asyncio.run(run()))
+    assert bad.calls == 1
+
+
+def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
+    bad, good = Faulty(TOO_MANY_RESOURCES), Lane("default/good@1", "default/good")
+    bad.open.set()
+
+    async def run() -> list[Any]:
+        return [await _outcome(device, lane, 1, None) for lane in (bad.lane, good)]
+
+    failed, answered = asyncio.run(run())
+    assert isinstance(failed, torch.AcceleratorError)
+    assert answered == 1
+    assert device.is_alive
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "is_full"),
+    [
+        pytest.param(device_error(ASSERTION), True, False, id="assertion"),
+        pytest.param(device_error(2), False, False, id="allocation by another library"),
+        pytest.param(torch.AcceleratorError("no code"), True, False, id="no code"),
+        pytest.param(torch.OutOfMemoryError("CUDA out of memory"), False, True, id="memory"),
+        pytest.param(RuntimeError("shapes differ"), False, False, id="other"),
+    ],
+)
+def test_errors_are_told_apart(error: Exception, is_lost: bool, is_full: bool) -> None:
+    assert (is_device_lost(error), is_out_of_memory(error)) == (is_lost, is_full)
+
+
+def test_out_of_memory_is_seen_behind_another_error() -> None:
+    error = InferenceFailed("generation failed")
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert is_out_of_memory(error)
+
+
+def test_a_program_is_not_blamed_for_the_device(tmp_path: Path) -> None:
+    task = TensorProgram(make_model("tiny-program", tmp_path) / "model.pt2", None)
+
+    class Network:
+        device = torch.device("cpu")
+
+        def __call__(self, inputs: Any) -> Any:
+            raise device_error(ASSERTION)
+
+    inputs = task.joining.random_example(1, np.random.default_rng(0))
+    with pytest.raises(torch.AcceleratorError):
+        task.infer(Network(), inputs)  # type: ignore[arg-type]
+
+
+class BreakingEngine(FakeEngine):
+    """Fails at the first copy."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> FakeCopy:
+        if source.nbytes:
+            raise device_error(ILLEGAL_ADDRESS)
+        return super().copy(target, source)
+
+
+def test_a_load_that_meets_a_lost_device_keeps_the_files(models: Path, tmp_path: Path) -> None:
+    spec = spec_of("m", models / "tiny-bert")
+    engine = BreakingEngine()
+    told: list[str] = []
+
+    async def run() -> None:
+        memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
+        async with local_pod(tmp_path, memory=memory) as pod:
+            pod.bringer.device.on_lost = told.append
+            with pytest.raises(Draining, match="device failed while default/m"):
+                await pod.load(spec)
+            assert spec.key in set(pod.bringer.finder.cache.keys())
+            assert pod.bringer.store.used_bytes == 0
+
+    asyncio.run(run())
+    assert engine.allocated_bytes == 0
+    assert len(told) == 1
+
+
+def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, generating = spec_of("idle", models / "tiny-bert"), spec_of("chat", models / "tiny-gpt2")
+
+    def nothing_left() -> tuple[torch.device, int, int, int]:
+        return torch.device("cpu"), 1 << 20, 1 << 20, 1 << 20
+
+    async def work(pod: LocalPod) -> None:
+        await pod.load(idle)
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "get_device_and_memory_breakdown", nothing_left)
+            with pytest.raises(DeviceFull, match="key-value cache"):
+                await pod.load(generating)
+        assert [each.reason for each in pod.evictions] == ["device-full"]
+        assert await pod.load(generating) is Tier.DISK
+
+    _in_pod(tmp_path, work)
+
+
+def _in_pod(folder: Path, work: Callable[[LocalPod], Any]) -> None:
+    async def main() -> None:
+        async with local_pod(folder) as pod:
+            await work(pod)
+
+    asyncio.run(main())

@@ -1,0 +1,92 @@
+"""A predict pod behind Knative's queue-proxy, which answers in its place when it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.runtime.http import post, predict
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
+
+STATES = [
+    pytest.param(502, "dial tcp 127.0.0.1:8080: connect: connection refused", "unreachable", 503,
+                 id="nobody-listens"),
+    pytest.param(502, "EOF", None, 503, id="broke-off"),
+    pytest.param(503, "pending request queue full", "slots", 503, id="full"),
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def queue_proxy(status: int, said: str) -> Iterator[int]:
+    """A server that answers every request so, at the port that is given."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            content = f"{said}\n".encode()
+            self.send_response(status)
+            self.send_header("content-type", "text/plain; charset=utf-8")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("status", "said", "refusal", "expected"), STATES)
+def test_inference_that_only_its_queue_proxy_answers(
+    cluster: Cluster, models: Path, status: int, said: str, refusal: str | None, expected: int
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    with queue_proxy(status, said) as port:
+        entry, other = cluster.pod("entry"), cluster.pod("other", advertise_port=port)
+        assert other.port != port
+        address = f"127.0.0.1:{port}"
+        wait_until(lambda: said in predict(entry.url, "m", "x", predict=address).text)
+        answer = predict(entry.url, "m", "x", predict=address)
+    assert answer.status_code == expected
+    assert said in answer.json()["error"]
+    assert answer.headers.get("x-pilotlight-not-executed") == refusal
+    assert answer.headers["x-pilotlight-pod"] == "entry"
+
+
+@pytest.mark.parametrize(("status", "said", "refusal", "expected"), STATES)
+def test_generation_that_only_its_queue_proxy_answers(
+    cluster: Cluster, models: Path, status: int, said: str, refusal: str | None, expected: int
+) -> None:
+    cluster.declare("chat", models / "tiny-gpt2")
+    with queue_proxy(status, said) as port:
+        entry = cluster.pod("entry")
+        cluster.pod("other", advertise_port=port)
+        url = f"{entry.url}/openai/v1/completions"
+        wish = {"model": "chat", "prompt": "babe", "max_tokens": 2, "stream": True}
+
+        def ask() -> Any:
+            return post(url, wish, x_pilotlight_predict=f"127.0.0.1:{port}")
+
+        wait_until(lambda: said in ask().text)
+        answer = ask()
+    assert answer.status_code == expected
+    assert said in answer.json()["error"]["message"]
+    assert answer.headers.get("x-pilotlight-not-executed") == refusal
