@@ -66,7 +66,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be collected does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in {"Z", "X"}
 

@@ -16,7 +16,7 @@ from tests import servers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def post(url: str, document: object = None, **headers: str) -> httpx.Response:

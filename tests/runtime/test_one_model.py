@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
-PATIENCE_S = 60.0
-
 
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
     found = cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
@@ -37,7 +35,7 @@ def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path)
         is_declared = record is not None and record.spec == one_model_spec("alone", folder)
         return is_declared and predict(pod.url, "alone", "a cat").status_code == 200
 
-    wait_until(is_there_again, timeout_s=PATIENCE_S, what="the model is there again")
+    wait_until(is_there_again, what="the model is there again")
 
 
 def test_it_is_not_ready_before_its_model_can_be_loaded(
@@ -54,7 +52,7 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
             record = find(cluster, "late")
             return record is not None and record.failure is not None
 
-        wait_until(has_failed, timeout_s=PATIENCE_S, what="the failed load is told")
+        wait_until(has_failed, what="the failed load is told")
         assert get(f"{url}/v2/health/live").json() == {"live": True}
         assert get(f"{url}/v2/health/ready").status_code == 503
         servers.copy_model(models / "tiny-bert", place)
