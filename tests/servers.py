@@ -302,7 +302,13 @@ class Pod:
 
 @contextlib.contextmanager
 def pod(
-    parent: Zygote, *, name: str, redis_url: str, folder: Path, **settings: object
+    parent: Zygote,
+    *,
+    name: str,
+    redis_url: str,
+    folder: Path,
+    ready_within_s: float = START_TIMEOUT_S,
+    **settings: object,
 ) -> Iterator[Pod]:
     """A ready pod with its files below `folder`; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +330,7 @@ def pod(
     started = Pod(name, int(parent.wait_event(spawned=name)["pid"]), port, folder)
     try:
         try:
-            wait_until(started.is_ready, what=f"pod {name} ready")
+            wait_until(started.is_ready, timeout_s=ready_within_s, what=f"pod {name} ready")
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{started.log}") from error
         yield started

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
 from autoscaler.kubernetes.inference_services import Role
 from autoscaler.kubernetes.metrics import FAILURES, MODELS
+from autoscaler.kubernetes.revisions import replaced_pods
 from registry.errors import LeaseLost, RegistryError, RegistryUnavailable
 from registry.pod import PodPhase
 
@@ -149,20 +150,26 @@ class Controller:
         removed, self._objects.removed_pods = self._objects.removed_pods, []
         for pod in removed:
             await self._leave(pod)
-        for pod in list(self._objects.pods.values()):
-            if pod.is_ending:
-                await self._drain(pod)
+        pods = list(self._objects.pods.values())
+        services = self._objects.services.items()
+        replaced = replaced_pods(pods, {name: each.status for name, each in services})
+        for pod in pods:
+            if pod.is_ending or pod in replaced:
+                await self._turn(pod, PodPhase.DRAINING)
+            elif pod.revision:  # Knative may have gone back to it
+                await self._turn(pod, PodPhase.READY)
 
-    async def _drain(self, pod: PodObject) -> None:
+    async def _turn(self, pod: PodObject, phase: PodPhase) -> None:
+        """Say in the registry whether a pod takes requests, before its process knows."""
         link = self._links.known().get(pod.pool)
         registered = link.state.pods.get(pod.name) if link is not None else None
-        if link is None or registered is None or registered.phase is not PodPhase.READY:
+        if link is None or registered is None or registered.phase is phase:
             return
         try:
-            await link.registry.set_phase(pod.name, registered.epoch, PodPhase.DRAINING)
+            await link.registry.set_phase(pod.name, registered.epoch, phase)
         except LeaseLost:
             return  # it is gone already
-        logger.info("pod drains", extra={"pod": pod.name})
+        logger.info("pod turns", extra={"pod": pod.name, "phase": phase.value})
 
     async def _leave(self, pod: PodObject) -> None:
         link = self._links.known().get(pod.pool)

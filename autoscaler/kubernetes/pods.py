@@ -2,7 +2,8 @@
 
 Pods enter themselves in the registry, with an address and a node they know from the downward
 API, and their lease says within seconds that they are gone. What only the cluster knows, and
-the controller adds, is that somebody decided to end a pod, or that it was removed.
+the controller adds, is that somebody decided to end a pod, or that it was removed; and for pods
+of Knative, that theirs is an old Revision (`revisions.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE = "serving.kserve.io/inferenceservice"
+REVISION = "serving.knative.dev/revision"
+GENERATION = "serving.knative.dev/configurationGeneration"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -34,6 +37,10 @@ class PodObject:
     is_ending: bool
     """Marked for deletion, or ended."""
     deletion_cost: int
+    revision: str = ""
+    """Of Knative; empty in other modes."""
+    generation: int = 0
+    """Of Knative's Configuration: higher in newer Revisions."""
 
 
 def read_pod(document: Mapping[str, Any]) -> PodObject:
@@ -41,6 +48,7 @@ def read_pod(document: Mapping[str, Any]) -> PodObject:
     metadata = document["metadata"]
     labels = metadata.get("labels") or {}
     status = document.get("status") or {}
+    generation = labels.get(GENERATION, "")
     cost = (metadata.get("annotations") or {}).get(DELETION_COST, "0")
     return PodObject(
         namespace=metadata["namespace"],
@@ -51,4 +59,6 @@ def read_pod(document: Mapping[str, Any]) -> PodObject:
         address=status.get("podIP") or "",
         is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),
         deletion_cost=int(cost) if cost.removeprefix("-").isdigit() else 0,
+        revision=labels.get(REVISION, ""),
+        generation=int(generation) if generation.isdigit() else 0,
     )

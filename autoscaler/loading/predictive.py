@@ -58,16 +58,16 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
     worth = worth_of(view, view.demand, params.prices)
     infer_s = np.array([each.infer_s for each in view.models])
     expected = expected_copies(view.demand, infer_s, params.copies)
-    wanted = wanted_copies(view.models, expected, worth.is_worth[Tier.DEVICE], params.copies)
+    wanted = wanted_copies(view, expected, worth.is_worth[Tier.DEVICE], params.copies)
     stays = worth.margin[Tier.DEVICE] > params.stay_share
-    kept = wanted_copies(view.models, expected, stays, params.copies)
+    kept = wanted_copies(view, expected, stays, params.copies)
     sinking = _sink(params, view, worth, kept)
     return (*sinking, *_load_missing(params, view, worth, wanted, sinking)), None
 
 
 def _floors(view: PoolView, params: Predictive) -> list[int]:
     nothing = np.zeros(len(view.models))
-    return wanted_copies(view.models, nothing, nothing > 0, params.copies)
+    return wanted_copies(view, nothing, nothing > 0, params.copies)
 
 
 # What goes

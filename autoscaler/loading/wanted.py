@@ -12,7 +12,7 @@ from registry.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Booleans, Floats
-    from autoscaler.planning.pool import Demand, ModelView
+    from autoscaler.planning.pool import Demand, ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,26 @@ def expected_copies(demand: Demand, infer_s: Floats, params: CopyParams) -> Floa
 
 
 def wanted_copies(
-    models: tuple[ModelView, ...], expected: Floats, is_worth: Booleans, params: CopyParams
+    view: PoolView, expected: Floats, is_worth: Booleans, params: CopyParams
 ) -> list[int]:
     """Per model: by forecast where it is worth it, by what waits in any case, within its bounds."""
     by_load = np.where(is_worth, np.maximum(np.ceil(expected), 1.0), 0.0).astype(np.int64)
     return [
-        _bounded(model, max(count, _for_waiting(model, params)))
-        for model, count in zip(models, by_load.tolist(), strict=True)
+        _bounded(model, max(count, _for_waiting(model, view.time_s, params)))
+        for model, count in zip(view.models, by_load.tolist(), strict=True)
     ]
 
 
-def _for_waiting(model: ModelView, params: CopyParams) -> int:
+def _for_waiting(model: ModelView, now_s: float, params: CopyParams) -> int:
+    """So many that the queue ends in time; copies that let it grow are busy with what comes."""
     if not model.waiting.requests:
         return 0
+    warm_since_s = [each.since_s for each in model.holders.values() if each.is_warm]
+    if warm_since_s and now_s - min(warm_since_s) < params.patience_s:
+        return len(warm_since_s)  # what waited for the load is being served now
     within_s = model.spec.policy.deadline_s or params.patience_s
-    return max(1, ceil(model.waiting.requests * model.infer_s / max(within_s, 1e-3)))
+    more = ceil(model.waiting.requests * model.infer_s / max(within_s, 1e-3))
+    return len(warm_since_s) + max(1, more)
 
 
 def _bounded(model: ModelView, count: int) -> int:

@@ -19,6 +19,8 @@ class Why(StrEnum):
 
     FORECAST = "forecast"
     """Requests are expected."""
+    ARRIVING = "arriving"
+    """As many requests came of late."""
     WAITING = "waiting"
     """Requests wait."""
     COPIES = "copies"

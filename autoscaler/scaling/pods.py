@@ -46,6 +46,9 @@ class PodParams:
     """A model that comes within the next minute with this probability keeps a pod."""
     patience_s: float = 2.0
     """What waits should be over within it."""
+    rate_s: float = 3.0
+    """Pods are at least for as much as came within it, once the first is there. Gateways tell
+    arrivals once a second, so that a shorter time would see none or twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class PodState:
     wanted: tuple[tuple[float, int], ...] = ()
     current: int | None = None
     """Pods asked for last; None: nothing yet, those that are there count."""
+    arrived: tuple[tuple[float, float], ...] = ()
+    """(time, seconds of slots that what came by then takes of `rate_s`), of the last `rate_s`."""
     there: int | None = None
     """Those that are there, where a cluster knows better than the registry."""
 
@@ -65,7 +70,8 @@ def scale_pods(
     """The pods to have: nothing where the number stays as it is."""
     there = len(view.pods) if state.there is None else state.there
     current = there if state.current is None else state.current
-    need, why, words = _need(view, current, params)
+    arrived = _arrived(view, state, params)
+    need, why, words = _need(view, current, arrived, params)
     low, high = view.limits.min_pods, view.limits.max_pods
     bounded = max(need, low) if high is None else min(max(need, low), high)
     if bounded > need:
@@ -82,13 +88,23 @@ def scale_pods(
     if pods < current and why not in (Why.FLOOR, Why.CEILING):
         why, words = Why.IDLE, f"{pods} were enough for {params.stable_s:g} s"
     if pods == current and state.current is not None:
-        return (), PodState(recent, current)
+        return (), PodState(recent, current, arrived)
     surplus = len(view.pods) - pods
     leaving = [DrainPod(pod, why, words) for pod in _emptiest(view, surplus)] if surplus > 0 else []
-    return (SetPods(pods, why, words), *leaving), PodState(recent, pods)
+    return (SetPods(pods, why, words), *leaving), PodState(recent, pods, arrived)
 
 
-def _need(view: PoolView, current: int, params: PodParams) -> tuple[int, Why, str]:
+def _arrived(view: PoolView, state: PodState, params: PodParams) -> tuple[tuple[float, float], ...]:
+    """What came of late, with what came since the last plan. Bounded by the ticks within it."""
+    now_s = view.time_s
+    kept = tuple(each for each in state.arrived if now_s - params.rate_s < each[0] <= now_s)
+    work_s = sum(model.arrived * min(model.hold_s, params.rate_s) for model in view.models)
+    return (*kept, (now_s, work_s)) if work_s > 0 else kept
+
+
+def _need(
+    view: PoolView, current: int, arrived: tuple[tuple[float, float], ...], params: PodParams
+) -> tuple[int, Why, str]:
     """Pods by what waits, by what is expected, and by copies that must be; the most of them."""
     waiting = sum(model.waiting.requests for model in view.models)
     accepting = [pod for pod in view.pods.values() if pod.is_accepting]
@@ -97,15 +113,23 @@ def _need(view: PoolView, current: int, params: PodParams) -> tuple[int, Why, st
         (*_for_copies(view), Why.COPIES),
         (*_for_recent(view, params), Why.IDLE),
     ]
+    busy = sum(work_s for _, work_s in arrived) / params.rate_s
+    by_rate = ceil(busy / (_slots(view) * params.busy_share) - 0.5) if accepting else 0
+    needs.append((by_rate, f"{busy:.2g} slots were asked for lately", Why.ARRIVING))
     if waiting:  # first, since it names the cause where several ask for as many
-        pods = _for_waiting(view, len(accepting), current, params)
+        pods = _for_waiting(view, len(accepting), current, by_rate, params)
         needs.insert(0, (pods, f"{waiting} requests wait", Why.WAITING))
     pods, words, why = max(needs, key=lambda each: each[0])
     return pods, why, words
 
 
-def _for_waiting(view: PoolView, accepting: int, current: int, params: PodParams) -> int:
-    """Pods so that what waits is over in time; more of them do not make a load any shorter."""
+def _for_waiting(
+    view: PoolView, accepting: int, current: int, by_rate: int, params: PodParams
+) -> int:
+    """Pods so that what waits is over in time, beside those for what goes on to come.
+
+    More of them do not make a load any shorter.
+    """
     if not accepting:
         return max(current, 1)
     requests, work_s = 0, 0.0
@@ -120,7 +144,8 @@ def _for_waiting(view: PoolView, accepting: int, current: int, params: PodParams
             requests += bool(model.waiting.requests)  # the others wait for its load
             work_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
     extra = min(requests, work_s / params.patience_s) / _slots(view)
-    return max(current, accepting + ceil(extra - 0.5))  # those on their way count
+    # Those on their way count.
+    return max(current, max(accepting, by_rate) + ceil(extra - 0.5))
 
 
 def _for_expected(view: PoolView, params: PodParams) -> tuple[int, str]:

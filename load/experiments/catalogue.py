@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments import liu_grid, liu_simple, liu_wins, prewarming, scale, traces, warsaw
+from load.experiments import (
+    liu_grid,
+    liu_simple,
+    liu_wins,
+    prewarming,
+    scale,
+    spike,
+    traces,
+    warsaw,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +26,7 @@ _ALL: Final = (
     liu_grid.EXPERIMENT,
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
+    spike.EXPERIMENT,
     warsaw.EXPERIMENT,
     scale.EXPERIMENT,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.liu.amortisation import amortisation_table
+from load.experiments.liu.figures import draw_figures
 from load.experiments.liu.runs import mean_s, mean_stages_s
 from load.experiments.liu.scenarios import FULL, SIMPLE_REQUESTS
 from load.experiments.liu.simulated import simple_run
@@ -19,6 +20,7 @@ from load.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from load.experiments.experiment import Cell
     from load.experiments.liu.runs import SimpleRun
@@ -43,7 +45,11 @@ def run(settings: Settings) -> Result:
         _stages_table(simulated, live),
         amortisation_table(settings, thesis, seeds),
     ]
-    return Result(tuple(tables), tuple(_notes(settings, thesis, seeds)))
+    images: tuple[Path, ...] = ()
+    if settings.out is not None:
+        kinds = {"simulated": simulated, "live": live}
+        images = (draw_figures(kinds, thesis, settings.out),)
+    return Result(tuple(tables), tuple(_notes(settings, thesis, seeds)), images)
 
 
 def _simple(task: Task) -> SimpleRun:

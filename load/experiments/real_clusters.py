@@ -79,7 +79,7 @@ def language_cluster(names: Sequence[str]) -> ClusterPlan:
     ]  # fmt: skip
     models = [
         ModelPlan(
-            _spec(name, ModelPolicy(max_batch_size=8, target_ongoing_requests=8)),
+            _spec(name, ModelPolicy(max_batch_size=8)),
             size_bytes=LLAMA_7B_BYTES,
             memory_bytes=LLAMA_7B_BYTES,
             infer=(ProfilePoint(1, PREFILL_S), ProfilePoint(8, PREFILL_S)),

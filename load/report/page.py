@@ -37,6 +37,17 @@ th { border-bottom: 2px solid #888; }
 nav { font-size: .9rem; }
 """
 
+_OVERVIEW: Final = (
+    "Offered: requests per second that the trace asks for. Goodput: answers per second that came "
+    "within their deadline, or came at all where there is none. Cold starts: requests that waited "
+    "until their model was loaded. Jain's index: fairness between tenants, 1 where all are served "
+    "alike; - where there is one tenant only."
+)
+_PERCENTILES: Final = (
+    "Of the answered requests, from the time at which the trace has them to the last byte: half of "
+    "them took no longer than p50, 99 % no longer than p99."
+)
+
 
 def page(
     summaries: Sequence[Mapping[str, Any]],
@@ -56,9 +67,11 @@ def page(
             f"<h1>{escape(title)}</h1>",
             *_warnings(summaries),
             _overview(summaries, abouts),
+            f'<p class="note">{_OVERVIEW}</p>',
             f"<nav>{links}</nav>",
             "<h2>Percentiles of completion times</h2>",
             _percentile_table("Run", [(each["run"], each) for each in summaries]),
+            f'<p class="note">{_PERCENTILES}</p>',
             *(_section(plot, image) for plot, image in shown),
             *_model_tables(summaries),
             *_left_out(left_out),

@@ -42,6 +42,10 @@ class Actions(Protocol):
     def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
         """Begin to bring a model to a tier of a pod; False: it is there, on its way, or no pod."""
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that came and are not answered yet."""
+
     def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
         """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""
 
@@ -138,6 +142,11 @@ class Simulation:
         """Begin to bring a model to a tier of a pod; False: it is there, on its way, or no pod."""
         at = self._at(model, pod)
         return at is not None and at[0].loading.preload(at[1], tier)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that came and are not answered yet."""
+        return self._gateway.open_total
 
     def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
         """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""

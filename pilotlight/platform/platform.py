@@ -389,6 +389,7 @@ class Platform:
     def _say(self, text: str) -> None:
         settings = self.settings
         total = settings.pods + 2 + int(settings.redis_url is None) + int(settings.s3)
+        total += int(settings.autoscaler is not None)
         self._on_progress(Progress(min(self._steps_done, total), total, text))
 
 

@@ -20,6 +20,7 @@ from tests.kubernetes.places import (
     API_SERVICE_ADDRESS,
     API_URL,
     HOST_ADDRESS,
+    PATIENCE_S,
     SERVICE_NETWORK,
     program,
 )
@@ -62,7 +63,7 @@ class ControlPlane:
 
     def wait(self, condition: str, url: str) -> None:
         """Wait until an address answers 200; raises with the log of a program that has ended."""
-        wait_until(lambda: self._answers(url), what=condition)
+        wait_until(lambda: self._answers(url), timeout_s=PATIENCE_S, what=condition)
 
     def _answers(self, url: str) -> bool:
         self.require_running()

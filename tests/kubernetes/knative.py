@@ -27,8 +27,7 @@ IN_KNATIVE = ("-n", NAMESPACE)
 MANIFESTS = ("knative-networking", "knative-caching")
 """Modules that are only unpacked."""
 KIND = "CustomResourceDefinition"
-PROGRAM = "Deployment"
-START_TIMEOUT_S = 300.0
+PROGRAMS = ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-deployment": {"registries-skipping-tag-resolving": "index.docker.io"},
@@ -51,7 +50,9 @@ def is_built() -> bool:
 
 def install_kinds(admin: Kubectl) -> None:
     """Everything that Knative ships but its programs and their webhooks."""
-    objects = [item for item in _shipped() if item["kind"] != PROGRAM and "webhooks" not in item]
+    objects = [
+        item for item in _shipped() if item["kind"] not in PROGRAMS and "webhooks" not in item
+    ]
     kinds = [item for item in objects if item["kind"] == KIND]
     admin.apply(kinds)
     admin.wait("condition=Established", *(f"crd/{item['metadata']['name']}" for item in kinds))
@@ -65,8 +66,8 @@ def start_knative(plane: ControlPlane) -> None:
     module = [sys.executable, "-m", "tests.kubernetes.ingresses"]
     plane.run("ingresses", [*module, "--kubeconfig", str(admin.kubeconfig)])
     objects = list(_shipped())
-    admin.apply(item for item in objects if item["kind"] == PROGRAM)
-    admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all", timeout_s=START_TIMEOUT_S)
+    admin.apply(item for item in objects if item["kind"] in PROGRAMS)
+    admin.wait("condition=Available", *IN_KNATIVE, "deployment", "--all")
     webhooks = [item for item in objects if "webhooks" in item]
     admin.apply(webhooks)
     for item in webhooks:
@@ -77,7 +78,6 @@ def _wait_for_certificate(admin: Kubectl, name: str) -> None:
     """Knative's webhook signs for itself and writes the signer where the API server reads it."""
     wait_until(
         lambda: all(item["clientConfig"].get("caBundle") for item in admin.get(name)["webhooks"]),
-        timeout_s=START_TIMEOUT_S,
         what=f"{name} is reached",
     )
 

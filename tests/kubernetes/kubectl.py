@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.kubernetes.places import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-LONGEST_S = 300.0
-DEADLINE_S = LONGEST_S + 60.0
+DEADLINE_S = 2 * PATIENCE_S
+"""Of one call; `kubectl wait` ends by itself before."""
 RETRY_S = 0.2
 APPLY = ("apply", "--server-side", "--warnings-as-errors")
 
@@ -82,7 +84,7 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", *arguments, "-o", "json"))
         return found
 
-    def wait(self, what: str, *arguments: str, timeout_s: float = LONGEST_S) -> str:
+    def wait(self, what: str, *arguments: str, timeout_s: float = PATIENCE_S) -> str:
         """Wait until `what`, such as `condition=Ready`, holds for an object.
 
         kubectl itself gives up on objects that are not there yet or that have no status.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CLIENTS = 2
 PAUSE_S = 0.05
-TIMEOUT_S = 300.0
 
 
 class Load:
@@ -56,9 +55,7 @@ class Load:
     def wait_for_more(self, count: int) -> None:
         """Return when `count` more requests have been answered."""
         wanted = self._answer_total + count
-        wait_until(
-            lambda: self._answer_total >= wanted, timeout_s=TIMEOUT_S, what=f"{count} more answers"
-        )
+        wait_until(lambda: self._answer_total >= wanted, what=f"{count} more answers")
 
 
 @contextlib.contextmanager

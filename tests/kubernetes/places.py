@@ -14,6 +14,9 @@ NAMESPACE = "pilotlight"
 
 IN_NAMESPACE = ("-n", NAMESPACE)
 
+PATIENCE_S = 300.0
+"""How long to wait for what has to come, which takes seconds: the machine may be very busy."""
+
 HOST_ADDRESS = "10.77.0.1"
 """Of this side of the bridge to which every pod is attached."""
 

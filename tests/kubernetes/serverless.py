@@ -27,7 +27,6 @@ OF_GATEWAY = "app.kubernetes.io/name"
 WINDOW = {"autoscaling.knative.dev/window": "6s"}
 """The shortest over which Knative counts: a test need not wait for a minute of load."""
 LEAST, MOST = 2, 4
-START_TIMEOUT_S = 300.0
 QUEUE_PROXY_PORT = 8012
 
 
@@ -88,10 +87,9 @@ class Serverless:
             self.get("configuration.serving.knative.dev")["status"]["latestReadyRevisionName"]
         )
 
-    @property
-    def wanted(self) -> int:
-        """How many pods Knative's autoscaler wants of the newest Revision."""
-        status = self.get("podautoscaler", self.revision)["status"]
+    def wanted(self, revision: str = "") -> int:
+        """How many pods Knative's autoscaler wants of a Revision, by default of the newest."""
+        status = self.get("podautoscaler", revision or self.revision)["status"]
         return int(status.get("desiredScale", -1))
 
     def pods(self) -> list[dict[str, Any]]:
@@ -109,12 +107,11 @@ class Serverless:
         """Wait until so many pods are ready."""
         wait_until(
             lambda: len(self.pods()) == count,
-            timeout_s=START_TIMEOUT_S,
             what=f"{count} pods of pool {POOL} are ready",
         )
 
-    def addresses(self) -> dict[str, str]:
-        """Where the gateway finds the pool's pods, as `pilotlight get pods` tells it."""
+    def entered(self) -> dict[str, dict[str, Any]]:
+        """The pool's pods by name, as `pilotlight get pods` tells of them."""
         redis = self.get("service", "pilotlight-redis")["spec"]["clusterIP"]
         names_pool = ["--redis-url", f"redis://{redis}:6379", "--pool", POOL]
         told = subprocess.run(
@@ -124,7 +121,7 @@ class Serverless:
             text=True,
             check=True,
         ).stdout
-        return {pod["name"]: pod["address"] for pod in json.loads(told)}
+        return {pod["name"]: pod for pod in json.loads(told)}
 
 
 def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
@@ -135,11 +132,8 @@ def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
         "condition=Ready",
         *IN_NAMESPACE,
         f"configuration.serving.knative.dev/{PREDICTOR}",
-        timeout_s=START_TIMEOUT_S,
     )
-    kubectl.wait(
-        "condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}", timeout_s=START_TIMEOUT_S
-    )
+    kubectl.wait("condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}")
     service = kubectl.get(*IN_NAMESPACE, "service", GATEWAY)
     pool = Serverless(kubectl, Gateway(f"http://{service['spec']['clusterIP']}"), objects)
     pool.wait_for_pods(LEAST)

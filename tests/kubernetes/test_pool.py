@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.kubernetes
 
+READY = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}=True'
+"""Not `condition=Ready`: KServe writes the Deployment's generation as observed, and kubectl waits
+until it is the InferenceService's, which rises with its bounds."""
+
 
 def test_kserve_makes_a_deployment_without_rivals_for_its_scale(installed: Kubectl) -> None:
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
@@ -31,7 +35,7 @@ def test_the_pool_becomes_ready_with_pods_that_run_the_runtime(
 ) -> None:
     of_pool = (*IN_NAMESPACE, "pods", "-l", "serving.kserve.io/inferenceservice=pool")
     installed.wait("condition=Ready", *of_pool)
-    installed.wait("condition=Ready", *IN_NAMESPACE, "inferenceservice/pool")
+    installed.wait(READY, *IN_NAMESPACE, "inferenceservice/pool")
     logger.info("\n%s\n%s", installed("get", "isvc", "-A"), installed("get", "pods", "-A"))
     pods = installed.get(*of_pool)["items"]
     slices = installed.get(

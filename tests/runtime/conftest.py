@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -90,12 +90,12 @@ class Cluster:
         self.redis_url = redis_url
         self.pool = f"pool-{next(_pools)}"
 
-    def pod(self, name: str = "pod-a", **settings: object) -> servers.Pod:
+    def pod(self, name: str = "pod-a", **settings: Any) -> servers.Pod:
         """A ready pod; it ends with the test."""
         return self._stack.enter_context(self.pod_context(name, **settings))
 
     def pod_context(
-        self, name: str, **settings: object
+        self, name: str, **settings: Any
     ) -> contextlib.AbstractContextManager[servers.Pod]:
         """A pod that the test ends itself."""
         return servers.pod(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
-
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
     found = cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
     assert found is None or isinstance(found, ModelRecord)
@@ -25,7 +24,7 @@ def find(cluster: Cluster, name: str) -> ModelRecord | None:
 
 def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:
     folder = str(models / "tiny-bert")
-    pod = cluster.pod(model_name="alone", model_dir=folder)
+    pod = cluster.pod(model_name="alone", model_dir=folder, ready_within_s=servers.START_TIMEOUT_S)
     assert get(f"{pod.url}/v1/models/alone").json() == {"name": "alone", "ready": True}
     assert predict(pod.url, "alone", "a cat").status_code == 200
     cluster.withdraw("alone")  # as if its registry had lost all
@@ -45,7 +44,12 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
     url = f"http://127.0.0.1:{port}"
     with ThreadPoolExecutor(1) as starter:
         starting = starter.submit(
-            cluster.pod, port=port, grpc_port=0, model_name="late", model_dir=str(place)
+            cluster.pod,
+            port=port,
+            grpc_port=0,
+            model_name="late",
+            model_dir=str(place),
+            ready_within_s=2 * servers.START_TIMEOUT_S,
         )
 
         def has_failed() -> bool:
@@ -53,7 +57,10 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
             return record is not None and record.failure is not None
 
         wait_until(has_failed, what="the failed load is told")
-        assert get(f"{url}/v2/health/live").json() == {"live": True}
+        wait_until(
+            lambda: get(f"{url}/v2/health/live").json() == {"live": True},
+            what="the pod is live",
+        )
         assert get(f"{url}/v2/health/ready").status_code == 503
         servers.copy_model(models / "tiny-bert", place)
         assert starting.result().is_ready()

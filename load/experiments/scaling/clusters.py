@@ -20,7 +20,7 @@ from load.report.summary import jain
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.traces.batches import Names, arrivals
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.model import ModelName, ModelSpec, Tier
 from registry.profile import ProfilePoint
 
 if TYPE_CHECKING:
@@ -131,11 +131,7 @@ def _cluster(task: SizeTask) -> ClusterPlan:
     points = (ProfilePoint(1, INFER_S), ProfilePoint(8, 3 * INFER_S))
     models = tuple(
         ModelPlan(
-            ModelSpec(
-                ModelName(_tenant(number), _model(number)),
-                f"s3://simulated/{number}",
-                policy=ModelPolicy(target_ongoing_requests=_SLOTS),
-            ),
+            ModelSpec(ModelName(_tenant(number), _model(number)), f"s3://simulated/{number}"),
             size_bytes=_MODEL_BYTES,
             memory_bytes=_MODEL_BYTES,
             infer=points,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from load.report.loading import merged, usages
-from load.report.style import COLOURS, LeftOut, Plot, rows_of_axes, short
+from load.report.style import COLOURS, LeftOut, Plot, legend_below, rows_of_axes, short
 from load.report.times import axis_unit
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 _MOST_PODS: Final = 4
 _MOST_MODELS: Final = 10
 _PIXELS: Final = 1500
+_LOADED: Final = 0.75
+_LOADING: Final = 0.25
+_KEY: Final = {
+    "loading": (COLOURS[0], _LOADING),
+    "loaded (a colour per row)": (COLOURS[0], _LOADED),
+    "inferring": ("black", 1.0),
+}
+"""What the bars mean: colour and opacity."""
 
 
 def machine_usage(run: Run, number: int) -> Plot | LeftOut:
@@ -43,6 +51,9 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
         ratio = busy[pod] / run.duration_s
         axes.set_title(f"{short(pod)}: {ratio:.0%} of the time loading or inferring")
     rows[-1].set_xlabel(f"Time since start ({unit})")
+    for label, (colour, alpha) in _KEY.items():
+        rows[-1].broken_barh([], (0, 1), color=colour, alpha=alpha, linewidth=0, label=label)
+    legend_below(rows[-1])
     more = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
     caption = (
         f"{len(pods)} of {len(busy)} pods with the models that ran there most, at most "
@@ -66,8 +77,8 @@ def _draw(axes: Axes, found: Sequence[Usage], duration_s: float, unit_s: float) 
     pixel_s = duration_s / _PIXELS
     for row, each in enumerate(found):
         colour = COLOURS[row % 6]
-        _blocks(axes, each.loaded, row, 0.8, colour, 0.75, pixel_s, unit_s)
-        _blocks(axes, each.loading, row, 0.8, colour, 0.25, pixel_s, unit_s)
+        _blocks(axes, each.loaded, row, 0.8, colour, _LOADED, pixel_s, unit_s)
+        _blocks(axes, each.loading, row, 0.8, colour, _LOADING, pixel_s, unit_s)
         _blocks(axes, each.inferring, row, 0.4, "black", 1.0, pixel_s, unit_s)
     axes.set_yticks(range(len(found)), [short(each.model) for each in found])
     axes.set_ylim(len(found) - 0.4, -0.6)

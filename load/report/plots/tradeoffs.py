@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
 from load.report.style import COLOURS, MARKERS, LeftOut, Plot, legend_below, one_axes, short
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 WASTED_KEY: Final = "wasted_memory_byte_s"
 """Of a run's metadata or summary file: bytes of idle models times the seconds they lay there."""
 _GIB: Final = 1 << 30
+_ROOM: Final = 1.15
+"""Of an axis, over the largest figure on it."""
 
 
 def goodput(runs: Sequence[Run]) -> Plot:
@@ -28,7 +31,7 @@ def goodput(runs: Sequence[Run]) -> Plot:
         f"{points[best][0]:.3g} requests/s offered",
         "Offered load (requests/s)", "Goodput (requests/s answered in time)",
     )  # fmt: skip
-    most = 1.15 * max(max(point) for point in points)
+    most = _ROOM * max(max(point) for point in points)
     axes.plot([0, most], [0, most], color="#999999", linestyle=":", label="all in time")
     for policy in dict.fromkeys(map(_policy, runs)):
         line = sorted(points[at] for at, run in enumerate(runs) if _policy(run) == policy)
@@ -63,16 +66,16 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     front = pareto(points)
     names = ", ".join(short(told[at][1].name) for at in front)
     figure, axes = one_axes(
-        f"On the Pareto front: {names}", "Wasted memory-time (GiB s)", "Cold starts per request"
+        f"On the Pareto front: {names}", "Wasted memory-time (GiB s)", "Requests that started cold"
     )
     line = [points[at] for at in front]
     axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1)
     for (at, run, _), point in zip(told, points, strict=True):
         axes.plot(*point, MARKERS[at], color=COLOURS[at], markersize=9, label=short(run.name),
                   linestyle="none")  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    axes.set_xlim(0, _ROOM * max(wasted for wasted, _ in points) or 1)
+    axes.set_ylim(0, _ROOM * max(cold for _, cold in points) or 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     legend_below(axes)
     absent = [short(run.name) for run in runs if _wasted(run) is None]
     without = f" Without figures: {', '.join(absent)}." if absent else ""

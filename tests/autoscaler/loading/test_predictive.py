@@ -225,6 +225,14 @@ def test_copies_for_what_waits_end_the_queue_in_time() -> None:
     assert len(_loads(_one(0.0, waiting=Waiting(requests=40)))) == 2
 
 
+def test_copies_for_what_waits_come_on_top_of_those_that_let_it_wait() -> None:
+    """One copy serves what goes on to come; 20 requests of 0.1 s wait: one more within 2 s."""
+    waiting = Waiting(requests=20)
+    assert [each[1] for each in _loads(_one(0.0, at={"p": Tier.DEVICE}, waiting=waiting))] == ["q"]
+    fresh = _one(0.0, at={"p": Tier.DEVICE}, since_s=NOW_S - 1, waiting=waiting)
+    assert _loads(fresh) == []  # what waited for the load is being served now
+
+
 def test_without_counts_floors_and_waiting_requests_hold() -> None:
     models = [model("a", policy={"min_copies": 1}), model("b", waiting=Waiting(requests=1))]
     loads = _loads(_plan(pool(PODS, [*models, model("c")])))

@@ -159,3 +159,36 @@ def test_what_a_model_cannot_have_is_told() -> None:
     view = _view(0, 1, _model("fine"), _model("many", min_copies=11), large)
     found = contradictions(view)
     assert sorted(key.partition("@")[0] for key in found) == ["default/large", "default/many"]
+
+
+def _asked(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView:
+    return _view(now_s, pods, replace(_model(waiting=waiting, last_s=now_s), arrived=requests))
+
+
+def test_pods_are_for_what_came_of_late_whatever_is_forecast() -> None:
+    actions, state = scale_pods(_asked(0, 2, 10), PodState(current=2), PARAMS)
+    assert _wanted(actions) == 5  # ten seconds of work in three, at 70 % of the slots
+    assert actions[0].why is Why.ARRIVING
+    actions, state = scale_pods(_asked(0.5, 2, 0), state, PARAMS)
+    assert actions == ()
+    actions, _ = scale_pods(_asked(1.0, 2, 10), state, PARAMS)
+    assert _wanted(actions) == 10
+
+
+def test_what_waits_comes_on_top_of_what_goes_on_to_come() -> None:
+    warm = {"pod-0": Residency(Tier.DEVICE, None, -100.0, 100)}
+    model = replace(_model(waiting=8), arrived=6, holders=warm)
+    actions, _ = scale_pods(_view(0, 2, model), PodState(current=2), PARAMS)
+    assert _wanted(actions) == 7
+    assert actions[0].why is Why.WAITING
+
+
+def test_at_zero_what_came_wakes_one_pod_only() -> None:
+    actions, _ = scale_pods(_asked(0, 0, 100, waiting=100), PodState(current=0), PARAMS)
+    assert _wanted(actions) == 1
+
+
+def test_one_long_request_asks_for_no_second_pod() -> None:
+    model = replace(_model(), arrived=1, hold_s=60.0)
+    actions, _ = scale_pods(_view(0, 1, model), PodState(current=1), PARAMS)
+    assert actions == ()

@@ -70,7 +70,14 @@ def guarded(
             )
         )  # fmt: skip
         floor = Floor(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
-        yield Guarded(floor, issuer, folder)
+        started = Guarded(floor, issuer, folder)
+        token = issuer.token("first", aud="red")
+        wait_until(
+            lambda: started.ask("/serving/red/x/v1/models", token, method="GET").status_code == 200,
+            timeout_s=120,
+            what="the gateway has read the issuer's keys",
+        )
+        yield started
         floor.threads.shutdown(cancel_futures=True)
 
 
@@ -169,7 +176,7 @@ def test_new_keys_of_an_issuer_are_found_and_old_ones_end(
     guarded.issuer.keys = {"second": new_key("RS256")}
     after = guarded.issuer.token("second", algorithm="RS256", aud="red")
     wait_until(
-        lambda: guarded.ask(PREDICT, after).status_code == 200, timeout_s=60, what="the new key"
+        lambda: guarded.ask(PREDICT, after).status_code == 200, timeout_s=120, what="the new key"
     )
     assert guarded.ask(PREDICT, before).status_code == 401
 
@@ -185,7 +192,7 @@ def test_who_is_trusted_may_change_while_the_gateway_runs(
     token = guarded.issuer.token(key, algorithm=algorithm, aud="new")
     wait_until(
         lambda: guarded.ask("/serving/new/x/v1/models/x:predict", token).status_code == 404,
-        timeout_s=60,
+        timeout_s=120,
         what="the new tenant",
     )
 

@@ -161,7 +161,10 @@ def test_a_token_without_a_keys_name_needs_the_only_one() -> None:
         asyncio.run(ask(public_jwk(OLD, "a"), public_jwk(new_key(), "b")))
 
 
-def test_documents_come_from_urls_and_files_and_are_bounded(tmp_path: Path) -> None:
+def test_documents_come_from_urls_and_files_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tokens.key_set.TIMEOUT_S", 120.0)  # this machine may be busy
     issuer = Issuer({"old": OLD})
     with published(issuer) as url:
         assert read_document(url) == issuer.document

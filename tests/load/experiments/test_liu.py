@@ -12,6 +12,7 @@ from load.experiments.catalogue import EXPERIMENTS
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.liu.amortisation import amortise
+from load.experiments.liu.figures import draw_figures
 from load.experiments.liu.mixture import MixtureTask, play_mixture
 from load.experiments.liu.scenarios import (
     FIXED_POLICIES,
@@ -53,6 +54,16 @@ def test_simple_shows_its_tables_without_the_thesis_and_without_a_platform() -> 
     assert ABSENT in result.notes
     assert set(column(result, 0, "cold starts: Liu")) == {None}
     assert all(isinstance(saved, float) and saved > 0 for saved in column(result, 1, "simulated s"))
+
+
+def test_the_figures_are_drawn_where_there_is_a_folder(tmp_path: Path) -> None:
+    runs = {
+        (size.model, policy): [simple_run(size.model, size.times, policy, 1, requests=10)]
+        for size in SIZES
+        for policy in ("random", "colocation")
+    }
+    drawn = draw_figures({"simulated": runs, "live": {}}, {22: 29.43, 23: 16.64}, tmp_path)
+    assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
 def test_cold_starts_are_amortised_where_the_thesis_reckons() -> None:

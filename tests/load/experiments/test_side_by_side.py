@@ -55,7 +55,9 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("one", "two")]
     code = str(Path(__file__).parents[3])
     parent = subprocess.Popen(
-        [sys.executable, script, *files], env={**os.environ, "PYTHONPATH": code}
+        [sys.executable, script, *files],
+        env={**os.environ, "PYTHONPATH": code},
+        stderr=subprocess.DEVNULL,  # what it left behind is told there
     )
     try:
         wait_until(

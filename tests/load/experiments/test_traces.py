@@ -41,7 +41,9 @@ def test_a_quantile_of_a_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(b"other\n1\n"), gzip.compress(b"ms\nx\n"), b"no gzip", b""]
+    "content",
+    [gzip.compress(b"other\n1\n"), gzip.compress(b"ms\nx\n"), b"no gzip", b""],
+    ids=["other-column", "no-number", "no-gzip", "empty"],  # a compressed text has its time in it
 )
 def test_a_file_that_holds_no_such_column_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "times.csv.gz"
