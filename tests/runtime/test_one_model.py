@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
+
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
     found = cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
     assert found is None or isinstance(found, ModelRecord)
@@ -24,7 +25,7 @@ def find(cluster: Cluster, name: str) -> ModelRecord | None:
 
 def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:
     folder = str(models / "tiny-bert")
-    pod = cluster.pod(model_name="alone", model_dir=folder, ready_within_s=servers.START_TIMEOUT_S)
+    pod = cluster.pod(model_name="alone", model_dir=folder)
     assert get(f"{pod.url}/v1/models/alone").json() == {"name": "alone", "ready": True}
     assert predict(pod.url, "alone", "a cat").status_code == 200
     cluster.withdraw("alone")  # as if its registry had lost all
