@@ -18,7 +18,7 @@ import numpy as np
 from autoscaler.loading.copies import idle_copies
 from autoscaler.loading.room import Room
 from autoscaler.loading.wanted import CopyParams, expected_copies, wanted_copies
-from autoscaler.loading.worth import Prices, worth_of
+from autoscaler.loading.worth import Prices, relief_per_s, worth_of
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.model import Preload, Tier
@@ -118,9 +118,12 @@ class _Wish:
     row: int
     tier: Tier
     gain: float
+    """Seconds saved per second by the load; infinity where requests wait and nobody serves them."""
     is_urgent: bool
     why: Why
     words: str
+    may_evict: bool = True
+    """A further copy for a forecast takes room that is free, and none that somebody has."""
 
 
 _RANK: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
@@ -148,7 +151,8 @@ def _load_missing(
     actions: list[Action] = []
     for wish in wishes[: params.loads_per_plan]:
         model = view.models[wish.row]
-        place = room.place(model, wish.tier, wish.gain, is_urgent=wish.is_urgent)
+        harm_below = wish.gain if wish.may_evict else 0.0
+        place = room.place(model, wish.tier, harm_below, is_urgent=wish.is_urgent)
         if place is not None:
             words = f"for {model.key}"
             actions += [
@@ -167,21 +171,32 @@ def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list
         if not is_urgent and policy.preload is Preload.OFF:
             return []
         tier = Tier.DEVICE if is_urgent else policy.preload_tier
-        why = _why(model, coming)
-        return _missing(_Wish(row, tier, np.inf if is_urgent else gain, is_urgent, why, words),
-                        model, count - coming)  # fmt: skip
+        wish = _Wish(row, tier, gain, is_urgent, _why(model, coming), words)
+        if tier is Tier.DEVICE:
+            return [_nth(wish, model, at) for at in range(coming + 1, count + 1)]
+        return _where_missing(wish, model)
     if coming or worth is None or policy.preload is Preload.OFF:
         return []
     tier = _below(worth, row)
     if not worth.is_worth[tier][row]:
         return []
-    return _missing(_Wish(row, tier, 0.0, False, Why.FORECAST, words), model, 1)
+    return _where_missing(_Wish(row, tier, 0.0, False, Why.FORECAST, words), model)
 
 
-def _missing(wish: _Wish, model: ModelView, count: int) -> list[_Wish]:
-    """The wish as often as it is open: lower tiers are wanted once, and not where they are."""
-    if wish.tier is Tier.DEVICE:
-        return [wish] + [replace(wish, gain=wish.gain / (at + 2)) for at in range(count - 1)]
+def _nth(wish: _Wish, model: ModelView, at: int) -> _Wish:
+    """The wish for the copy that would be the `at`-th.
+
+    The first saves cold starts, and is worth anything to who waits. One more only shortens a queue.
+    """
+    if wish.is_urgent and at <= max(1, model.spec.policy.min_copies):
+        return replace(wish, gain=np.inf)
+    if wish.is_urgent:
+        return replace(wish, gain=relief_per_s(model, at))
+    return replace(wish, gain=wish.gain / at, may_evict=at == 1)
+
+
+def _where_missing(wish: _Wish, model: ModelView) -> list[_Wish]:
+    """The wish for a lower tier, unless the model is there or nearer already."""
     nearest = min((_RANK[each.tier] for each in model.holders.values()), default=_RANK[Tier.REMOTE])
     return [wish] if nearest > _RANK[wish.tier] else []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.loading.copies import idle_copies
 from autoscaler.planning.actions import Demote
+from autoscaler.planning.pod_use import IN_USE_S
 from registry.model import Tier
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class Victim:
     key: str
     size_bytes: int
     worth: float
-    """What holding it saves, seconds per second."""
+    """What holding it saves, seconds per second; the model's copies share what it is worth."""
+    is_needed: bool
+    """Whether it is the last copy of a model in use: further copies of others leave it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class Room:
     def place(self, model: ModelView, tier: Tier, gain: float, *, is_urgent: bool) -> Place | None:
         """A pod for a load worth `gain` seconds per second; None: there is none now.
 
-        Urgent loads do not mind other loads of the node.
+        Urgent loads do not mind other loads of the node. A further copy never takes the place of
+        the last one of a model in use: what that costs comes back at once, and again.
         """
         copies = {pod for pod, each in model.holders.items() if each.is_warm or each.is_warming}
         copies |= self._placed[model.key]
@@ -84,7 +88,7 @@ class Room:
             best = min(open_to, key=lambda pod: self._rank(pod, model, nodes), default=None)
             place = None if best is None else Place(best.name)
         else:
-            place = self._on_device(model, open_to, nodes, gain)
+            place = self._on_device(model, open_to, nodes, gain, is_further=bool(copies))
         if place is not None:
             self._take(place, model, tier)
         return place
@@ -102,37 +106,53 @@ class Room:
         return pod.node in nodes, load_s, self._loads[pod.node], -self._free[pod.name], pod.name
 
     def _on_device(
-        self, model: ModelView, open_to: list[PodView], nodes: set[str], gain: float
+        self,
+        model: ModelView,
+        open_to: list[PodView],
+        nodes: set[str],
+        gain: float,
+        *,
+        is_further: bool,
     ) -> Place | None:
         free = [pod for pod in open_to if self._free[pod.name] >= model.size_bytes]
         if free:
             return Place(min(free, key=lambda pod: self._rank(pod, model, nodes)).name)
         chosen: tuple[float, str, tuple[Victim, ...]] | None = None
         for pod in open_to:
-            victims = self._fewest(pod.name, model.size_bytes)
+            victims = self._fewest(pod.name, model.size_bytes, spares_needed=is_further)
             if victims is not None:
                 harm = sum(each.worth for each in victims)
                 if harm < gain and (chosen is None or (harm, pod.name) < chosen[:2]):
                     chosen = harm, pod.name, victims
         return None if chosen is None else Place(chosen[1], chosen[2])
 
-    def _fewest(self, pod: str, size_bytes: int) -> tuple[Victim, ...] | None:
+    def _fewest(
+        self, pod: str, size_bytes: int, *, spares_needed: bool
+    ) -> tuple[Victim, ...] | None:
         """The copies of a pod least worth holding that make room, or None: all are not enough."""
         if self._victims is None:
             self._victims = self._all_victims()
         missing = size_bytes - self._free[pod]
-        for count, victim in enumerate(self._victims.get(pod, ()), 1):
+        chosen = []
+        for victim in self._victims.get(pod, ()):
+            if spares_needed and victim.is_needed:
+                continue
+            chosen.append(victim)
             missing -= victim.size_bytes
             if missing <= 0:
-                return tuple(self._victims[pod][:count])
+                return tuple(chosen)
         return None
 
     def _all_victims(self) -> dict[str, list[Victim]]:
         found: dict[str, list[Victim]] = {pod.name: [] for pod in self._pods}
         for row, model in enumerate(self._view.models):
+            copies = sum(each.is_warm for each in model.holders.values())
+            is_needed = copies == 1 and self._view.time_s - model.last_arrival_s < IN_USE_S
             for copy in idle_copies(model, self._view):
                 if copy.pod in found and (model.key, copy.pod) not in self._leaving:
-                    found[copy.pod].append(Victim(model.key, model.size_bytes, self._worth(row)))
+                    worth = self._worth(row) / copies
+                    victim = Victim(model.key, model.size_bytes, worth, is_needed)
+                    found[copy.pod].append(victim)
         for victims in found.values():
             victims.sort(key=lambda each: (each.worth / max(1, each.size_bytes), each.key))
         return found

@@ -161,6 +161,50 @@ def test_room_is_made_where_it_harms_less_than_it_helps() -> None:
     assert _plan(pool(full, [model("new"), there], demand=demand([0.1, 0.9]))) == []
 
 
+_FULL = [
+    pod("p", memory_bytes=1_000, used_bytes=1_000),
+    pod("q", memory_bytes=1_000, used_bytes=1_000),
+]
+
+
+def test_a_further_copy_for_a_forecast_takes_nobodys_room() -> None:
+    """840 requests of 0.1 s in a minute want two copies, though each is worth more than `old`."""
+    busy = model("busy", at={"p": Tier.DEVICE})
+    old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 600)
+    expected = demand([0.9, 0.1], arrivals=[840.0, 0.0])
+    assert _plan(pool(_FULL, [busy, old], demand=expected)) == []
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "requests", "makes_room"),
+    [
+        pytest.param(600, 2_000, True, id="a long queue, an idle model"),
+        pytest.param(600, 91, False, id="the queue is over once the copy is loaded"),
+        pytest.param(1, 2_000, False, id="the last copy of a model in use"),
+    ],
+)
+def test_a_further_copy_for_what_waits_takes_what_costs_less(
+    idle_s: float, requests: int, makes_room: bool
+) -> None:
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=Waiting(requests=requests))
+    old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - idle_s)
+    loads = _loads(_plan(pool(_FULL, [busy, old], demand=demand([0.9, 0.1]))))
+    assert loads == ([("busy", "q", Tier.DEVICE)] if makes_room else [])
+
+
+def test_copies_of_a_model_share_what_it_is_worth() -> None:
+    """A third copy of one makes room sooner than the only copy of another, though each is liked."""
+    pods = [pod(name, memory_bytes=1_000, used_bytes=1_000) for name in "pqrs"]
+    many = model("many", at=dict.fromkeys("pqr", Tier.DEVICE), last_arrival_s=NOW_S - 61)
+    one = model("one", at={"s": Tier.DEVICE}, last_arrival_s=NOW_S - 61)
+    view = pool(
+        pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[2_000.0, 0, 0])
+    )
+    assert [(each.key, each.why) for each in _plan(view) if isinstance(each, Demote)] == [
+        (many.key, Why.ROOM)
+    ]
+
+
 def test_a_model_in_use_makes_no_room() -> None:
     full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
     there = model("old", at={"p": Tier.DEVICE}, uses={"p": Use(ongoing=1)})
