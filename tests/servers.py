@@ -66,7 +66,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be collected does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in {"Z", "X"}
 
@@ -322,7 +322,7 @@ def pod(
         "log_file": str(folder / "pod.log"),
         "node": name,
         "heartbeat": 0.2,
-        "lease_ttl": 1.5,
+        "lease_ttl": 15.0,
         "retire_grace": 0.3,
         **settings,
     }

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_START_S = 60.0
-"""A part that is not ready by then will not be: a cold disk may need half of it to read torch."""
+_START_S = 180.0
+"""One that ends is told of at once; a cold disk or a busy machine may need a minute for torch."""
 _PORT_PATIENCE_S = 2.0
 """A platform that was just killed may hold the gateway's port for a moment."""
 
@@ -203,7 +203,7 @@ class Platform:
         async def is_ready() -> bool:
             return await is_answering(_LOOPBACK, port)
 
-        await self._start_service(Service(spec, is_ready=is_ready)).wait_ready(timeout_s=10.0)
+        await self._start_service(Service(spec, is_ready=is_ready)).wait_ready(timeout_s=_START_S)
         self._step(f"registry at {self.redis_url}")
 
     async def _start_object_store(self, endpoint: str) -> None:

@@ -111,7 +111,7 @@ def test_gives_up_at_the_buffer_limit() -> None:
 
 
 def test_a_megabyte_of_brackets_is_scanned_in_seconds() -> None:
-    began_s = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(BadRequest):
         look(Pieces(b'{"a": ' + b"[" * 1_000_000))
-    assert time.monotonic() - began_s < 10
+    assert time.process_time() - began_s < 10

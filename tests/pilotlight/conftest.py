@@ -35,7 +35,7 @@ class Ran:
         return json.loads(self.out)
 
 
-def run_cli(*arguments: str, timeout_s: float = 120.0) -> Ran:
+def run_cli(*arguments: str, timeout_s: float = 600.0) -> Ran:
     """Run the command line as a process."""
     done = subprocess.run(
         [sys.executable, "-m", "pilotlight", *arguments],

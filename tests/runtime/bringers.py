@@ -75,7 +75,7 @@ class LocalPod:
     async def demote(self, spec: ModelSpec) -> None:
         """Copy a model to the host tier and wait for it."""
         self.demotions.offer(spec)
-        assert await asyncio.wait_for(self.moved.get(), 10) == spec.key
+        assert await asyncio.wait_for(self.moved.get(), 60) == spec.key
 
 
 @asynccontextmanager
@@ -93,7 +93,7 @@ async def local_pod(
 ) -> AsyncIterator[LocalPod]:
     """A running `LocalPod`; host tier only with a budget for it."""
     memory = memory or CpuMemory()
-    options = StorageOptions(environment=environment or {}, read_timeout_s=10)
+    options = StorageOptions(environment=environment or {}, read_timeout_s=60)
     cache = DiskCache(cache_folder or folder / "cache", Storages(options), LinkRate(link_rate))
     host = enter_host_tier(folder / "host", host_bytes)
     device = DeviceWorker(threads=1, most_waiting=16)

@@ -176,6 +176,18 @@ def shared_cluster(
         yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
 
 
+@pytest.fixture(scope="module")
+def gateway(
+    shared_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Gateway]:
+    """A gateway to the pods that all tests of a module share."""
+    cluster = shared_cluster
+    with servers.gateway(
+        tmp_path_factory.mktemp("gateway"), redis_url=cluster.redis_url, pool=cluster.pool
+    ) as started:
+        yield started
+
+
 @pytest.fixture
 def held(s3: servers.S3Server) -> Iterator[Held]:
     with held_store(s3) as store:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
+from tests import servers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def post(url: str, document: object = None, **headers: str) -> httpx.Response:
@@ -80,3 +82,11 @@ def metric(pod_url: str, name: str, **labels: str) -> float:
         if head.partition("{")[0] == name and has_labels:
             total += float(value)
     return total
+
+
+def wait_idle(pod: servers.Pod) -> None:
+    """Return when a pod answers and generates nothing."""
+    wanted = {"pilotlight_pod_slots_used": 0.0, "pilotlight_generations": 0.0}
+    servers.wait_until(
+        lambda: {name: metric(pod.url, name) for name in wanted} == wanted, what="idle"
+    )

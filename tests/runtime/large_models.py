@@ -81,7 +81,7 @@ class Held:
         return sorted(each.range[0] for each in self.proxy.ranges(WEIGHTS) if each.range)
 
 
-_HELD_AT_MOST_S = 40.0
+_HELD_AT_MOST_S = 240.0
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def held_store(s3: S3Server) -> Iterator[Held]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Return once the condition holds; the event loop goes on meanwhile."""
-    await asyncio.to_thread(wait_until, condition, timeout_s=20, what=what)
+    await asyncio.to_thread(wait_until, condition, what=what)
 
 
 def staged(engine: FakeEngine) -> StagedMemory:

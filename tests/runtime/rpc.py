@@ -9,7 +9,7 @@ import grpc
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),

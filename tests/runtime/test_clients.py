@@ -28,7 +28,7 @@ from tests import servers
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.runtime.conftest import Cluster
@@ -71,18 +71,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    shared_cluster: Cluster, models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def served(shared_cluster: Cluster, models: Path, gateway: servers.Gateway) -> Served:
     shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
     shared_cluster.declare("eye", models / "tiny-vit")
     port = servers.free_port()
     pod = shared_cluster.pod(slots=4, grpc_port=port)
-    folder = tmp_path_factory.mktemp("gateway")
-    with servers.gateway(
-        folder, redis_url=shared_cluster.redis_url, pool=shared_cluster.pool
-    ) as gateway:
-        yield Served(pod, gateway, port)
+    return Served(pod, gateway, port)
 
 
 @pytest.fixture(autouse=True)

@@ -38,11 +38,11 @@ class Gate:
 
     def __call__(self) -> None:
         self.entered.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
 
 
 async def entered(gate: Gate) -> None:
-    assert await asyncio.to_thread(gate.entered.wait, 10)
+    assert await asyncio.to_thread(gate.entered.wait, 60)
 
 
 def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None:
@@ -53,7 +53,7 @@ def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(device.run(gate))
             await entered(gate)
-            for name, deadline_s in (("none", None), ("late", now_s + 20), ("soon", now_s + 10)):
+            for name, deadline_s in (("none", None), ("late", now_s + 50), ("soon", now_s + 40)):
                 tasks.create_task(device.run(partial(order.append, name), deadline_s=deadline_s))
                 await asyncio.sleep(0)
             gate.open.set()
@@ -162,9 +162,9 @@ def test_errors_that_no_future_takes_reach_their_caller(
 ) -> None:
     async def run() -> None:
         with pytest.raises(RuntimeError, match=name):
-            await asyncio.wait_for(device.run(work), 10)
+            await asyncio.wait_for(device.run(work), 60)
         with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match=name):
-            await asyncio.wait_for(in_thread(threads, work), 10)
+            await asyncio.wait_for(in_thread(threads, work), 60)
         assert (await device.run(lambda: "goes on")).value == "goes on"
 
     asyncio.run(run())

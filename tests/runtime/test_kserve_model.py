@@ -111,6 +111,7 @@ def test_store_waits_for_a_model_in_use(
         with pytest.raises(MemoryBusy):
             await store.reserve("other", 500)
         assert store.holds(served.spec.key)
+        monkeypatch.setattr("runtime.loading.store.PATIENCE_S", 60.0)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(store.reserve("other", 500))
             await asyncio.sleep(0)

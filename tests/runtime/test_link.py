@@ -103,7 +103,7 @@ def test_preload_that_a_request_joins_is_held_up_no_longer() -> None:
         wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
         assert race.preloaded == 0  # no time passes, and the urgent one brings nothing
         race.preload.hasten()
-        loading.result(10)
+        loading.result(60)
 
 
 def test_urgent_download_that_stands_still_holds_nobody_up() -> None:
@@ -112,7 +112,7 @@ def test_urgent_download_that_stands_still_holds_nobody_up() -> None:
         loading = threads.submit(race.run_preload, 1)
         wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
         race.clock.now_s += 1.5
-        loading.result(10)
+        loading.result(60)
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -126,7 +126,7 @@ def test_preload_that_waits_ends_when_it_is_given_up(*, is_cut: bool) -> None:
         else:
             race.preload.withdraw("of the test")
         with pytest.raises(StorageFailed if is_cut else LoadCancelled):
-            loading.result(10)
+            loading.result(60)
 
 
 def test_preloads_leave_connections_to_urgent_downloads() -> None:
@@ -136,10 +136,10 @@ def test_preloads_leave_connections_to_urgent_downloads() -> None:
     def read(wish: Wish) -> None:
         with link.use(wish) as use, use.reader_place():
             inside.release()
-            assert end.wait(30)
+            assert end.wait(240)
 
     def enters() -> bool:
-        return inside.acquire(timeout=10)
+        return inside.acquire(timeout=60)
 
     preloads = [Wish(is_urgent=False) for _ in range(MOST_PRELOAD_READERS + 1)]
     with ThreadPoolExecutor(MOST_PRELOAD_READERS + 2) as threads:
@@ -153,4 +153,4 @@ def test_preloads_leave_connections_to_urgent_downloads() -> None:
         preloads[-1].hasten()
         assert enters()
         end.set()
-        last.result(10)
+        last.result(60)

@@ -10,6 +10,7 @@ import pytest
 from runtime.errors import LoadCancelled
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.wish import Wish
+from tests.servers import wait_until
 
 PRELOAD, URGENT = False, True
 
@@ -21,7 +22,7 @@ class Line:
         self.threads = LoadThreads(1, most_preloading=most_preloading)
         self.gate = threading.Event()
         self.order: list[str] = []
-        self.first = self.threads.submit(self.gate.wait, 30)
+        self.first = self.threads.submit(self.gate.wait, 240)
 
 
 def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
@@ -54,12 +55,12 @@ def test_preloads_never_take_all_threads() -> None:
 
     def hold(name: str) -> None:
         began.append(name)
-        assert gate.wait(30)
+        assert gate.wait(240)
 
     wishes = [Wish(is_urgent=False) for _ in range(2)]
     preloads = [threads.of(wish).submit(hold, f"preload-{n}") for n, wish in enumerate(wishes)]
-    assert threads.submit(lambda: "ran").result(10) == "ran"
-    assert began == ["preload-0"]
+    assert threads.submit(lambda: "ran").result(60) == "ran"
+    wait_until(lambda: began == ["preload-0"], what="the first one begun")
     wishes[1].hasten()  # it may have the thread that is left to urgent work
     assert threads.submit(lambda: "ran").running() is False
     gate.set()
@@ -74,7 +75,7 @@ def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
     job = line.threads.of(wish).submit(line.order.append, "never")
     wish.withdraw("of the test")
     with pytest.raises(LoadCancelled, match="given up: of the test"):
-        job.result(10)  # at once: the thread is still busy
+        job.result(60)  # at once: the thread is still busy
     assert not line.first.done()
     line.gate.set()
     line.threads.shutdown()
@@ -84,6 +85,6 @@ def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
 def test_error_reaches_who_waits_and_the_thread_goes_on() -> None:
     threads = LoadThreads(1)
     with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 1, 0).result(10)
-    assert threads.submit(divmod, 7, 2).result(10) == (3, 1)
+        threads.submit(divmod, 1, 0).result(60)
+    assert threads.submit(divmod, 7, 2).result(60) == (3, 1)
     threads.shutdown()

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
-PATIENCE_S = 300.0
-
 
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
     found = cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
@@ -27,7 +25,7 @@ def find(cluster: Cluster, name: str) -> ModelRecord | None:
 
 def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:
     folder = str(models / "tiny-bert")
-    pod = cluster.pod(model_name="alone", model_dir=folder, ready_within_s=PATIENCE_S)
+    pod = cluster.pod(model_name="alone", model_dir=folder)
     assert get(f"{pod.url}/v1/models/alone").json() == {"name": "alone", "ready": True}
     assert predict(pod.url, "alone", "a cat").status_code == 200
     cluster.withdraw("alone")  # as if its registry had lost all
@@ -37,7 +35,7 @@ def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path)
         is_declared = record is not None and record.spec == one_model_spec("alone", folder)
         return is_declared and predict(pod.url, "alone", "a cat").status_code == 200
 
-    wait_until(is_there_again, timeout_s=PATIENCE_S, what="the model is there again")
+    wait_until(is_there_again, what="the model is there again")
 
 
 def test_it_is_not_ready_before_its_model_can_be_loaded(
@@ -52,17 +50,16 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
             grpc_port=0,
             model_name="late",
             model_dir=str(place),
-            ready_within_s=2 * PATIENCE_S,
+            ready_within_s=2 * servers.START_TIMEOUT_S,
         )
 
         def has_failed() -> bool:
             record = find(cluster, "late")
             return record is not None and record.failure is not None
 
-        wait_until(has_failed, timeout_s=PATIENCE_S, what="the failed load is told")
+        wait_until(has_failed, what="the failed load is told")
         wait_until(
             lambda: get(f"{url}/v2/health/live").json() == {"live": True},
-            timeout_s=PATIENCE_S,
             what="the pod is live",
         )
         assert get(f"{url}/v2/health/ready").status_code == 503

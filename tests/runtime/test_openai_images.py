@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
 from tests import servers
-from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.runtime.conftest import Cluster
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
@@ -26,37 +26,17 @@ WISH: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "32x
 
 
 @pytest.fixture(scope="module")
-def pod(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    models: Path,
-    diffusion: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[servers.Pod, Cluster]]:
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("openai-images")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        cluster.declare("painter", diffusion)
-        cluster.declare("classifier", models / "tiny-bert")
-        yield cluster.pod("pod-i", slots=2), cluster
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    pod: tuple[servers.Pod, Cluster], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[servers.Gateway]:
-    cluster = pod[1]
-    with servers.gateway(
-        tmp_path_factory.mktemp("gateway"), redis_url=cluster.redis_url, pool=cluster.pool
-    ) as started:
-        yield started
+def pod(shared_cluster: Cluster, models: Path, diffusion: Path) -> servers.Pod:
+    shared_cluster.declare("painter", diffusion)
+    shared_cluster.declare("classifier", models / "tiny-bert")
+    return shared_cluster.pod("pod-i", slots=2)
 
 
 @pytest.fixture(params=["pod", "gateway"])
 def client(
-    request: pytest.FixtureRequest, pod: tuple[servers.Pod, Cluster], gateway: servers.Gateway
+    request: pytest.FixtureRequest, pod: servers.Pod, gateway: servers.Gateway
 ) -> Iterator[Any]:
-    url = pod[0].url if request.param == "pod" else gateway.url
+    url = pod.url if request.param == "pod" else gateway.url
     with openai.OpenAI(
         base_url=f"{url}/openai/v1", api_key="none", max_retries=0, timeout=60
     ) as made:
@@ -67,13 +47,13 @@ def opened(encoded: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(encoded)))
 
 
-def test_pictures_are_those_of_v1(client: Any, pod: tuple[servers.Pod, Cluster]) -> None:
+def test_pictures_are_those_of_v1(client: Any, pod: servers.Pod) -> None:
     answer = client.images.generate(
         **WISH, n=2, response_format="b64_json", extra_body={"seed": 7, **FEW_STEPS}
     )
     sides = {"width": 32, "height": 48, **FEW_STEPS}
     wishes = [{"prompt": WISH["prompt"], "seed": seed, **sides} for seed in (7, 8)]
-    expected = predict(pod[0].url, "painter", *wishes).json()["predictions"]
+    expected = predict(pod.url, "painter", *wishes).json()["predictions"]
     assert [each.b64_json for each in answer.data] == [each["image"]["b64"] for each in expected]
     assert answer.data[0].b64_json != answer.data[1].b64_json
     assert opened(answer.data[0].b64_json).size == (32, 48)
@@ -113,9 +93,9 @@ def test_all_but_model_and_prompt_may_be_left_out(client: Any) -> None:
     ],
 )
 def test_what_is_not_offered_is_refused(
-    pod: tuple[servers.Pod, Cluster], fields: dict[str, Any], param: str, message: str
+    pod: servers.Pod, fields: dict[str, Any], param: str, message: str
 ) -> None:
-    answer = post(f"{pod[0].url}/openai/v1/images/generations", {**WISH, **fields})
+    answer = post(f"{pod.url}/openai/v1/images/generations", {**WISH, **fields})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param
@@ -132,16 +112,17 @@ def test_errors_are_the_clients_own(client: Any) -> None:
     assert missing.value.code == "model_not_found"
 
 
-def test_a_client_that_leaves_ends_its_pictures(pod: tuple[servers.Pod, Cluster]) -> None:
-    url = f"{pod[0].url}/openai/v1/images/generations"
+def test_a_client_that_leaves_ends_its_pictures(pod: servers.Pod) -> None:
+    url = f"{pod.url}/openai/v1/images/generations"
     wish = {**WISH, "size": "256x256", "n": 16, "num_inference_steps": 200}
 
     def used() -> float:
-        return metric(pod[0].url, "pilotlight_pod_slots_used")
+        return metric(pod.url, "pilotlight_pod_slots_used")
 
     with unanswered(url, wish):
-        servers.wait_until(lambda: used() == 1, timeout_s=30, what="slot taken")
-    servers.wait_until(lambda: used() == 0, timeout_s=30, what="slot free")
+        servers.wait_until(lambda: used() == 1, what="slot taken")
+    servers.wait_until(lambda: used() == 0, what="slot free")
     answer = post(url, {**WISH, **FEW_STEPS})
     assert answer.status_code == 200, answer.text
-    assert metric(pod[0].url, "pilotlight_pod_requests_total", status="gone") == 1
+    gone = "pilotlight_pod_requests_total"
+    servers.wait_until(lambda: metric(pod.url, gone, status="gone") == 1, what="counted")

@@ -72,7 +72,7 @@ def test_draining_pod_finishes_what_it_has(
     with cluster.pod_context("pod-a", slots=2, allow_simulated_work=True) as pod:
         predict(pod.url, "m", "x")
         with ThreadPoolExecutor(1) as clients:
-            running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=1.0")
+            running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=5.0")
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
             os.kill(pod.pid, signal.SIGTERM)
             servers.wait_until(lambda: get(f"{pod.url}/v2/health/ready").status_code == 503)
@@ -219,4 +219,6 @@ def test_client_that_leaves_frees_its_slot(cluster: Cluster, models: Path) -> No
     with unanswered(url, {"instances": ["x"]}, x_pilotlight_simulate="postprocess=600"):
         servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
     servers.wait_until(lambda: predict(pod.url, "m", "x").status_code == 200)
-    assert metric(pod.url, "pilotlight_pod_requests_total", status="gone") == 1
+    servers.wait_until(
+        lambda: metric(pod.url, "pilotlight_pod_requests_total", status="gone") == 1, what="counted"
+    )

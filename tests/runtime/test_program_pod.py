@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,16 +19,15 @@ from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import archives, rpc
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
-from tests.runtime.conftest import Cluster
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.http import get, metric, post, post_bytes, predict
 from tests.runtime.test_device_memory import mapped_files, resident_bytes, staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from registry.model import ModelSpec
+    from tests.runtime.conftest import Cluster
 
 ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -67,20 +65,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(
-    zygote: servers.Zygote,
-    redis: servers.RedisServer,
-    programs: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("pods")
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
-        for name in ("sound", "bad", "script"):
-            cluster.declare(name, programs / name)
-        cluster.declare("tasked", programs / "sound", task="text-classification")
-        port = servers.free_port()
-        yield Served(cluster.pod("programs", slots=8, grpc_port=port), port)
+def served(shared_cluster: Cluster, programs: Path) -> Served:
+    for name in ("sound", "bad", "script"):
+        shared_cluster.declare(name, programs / name)
+    shared_cluster.declare("tasked", programs / "sound", task="text-classification")
+    port = servers.free_port()
+    return Served(shared_cluster.pod("programs", slots=8, grpc_port=port), port)
 
 
 def features(rows: np.ndarray[Any, Any] = ROWS, **changes: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_unreachable_predict_pod_executed_nothing(
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     entry = cluster.pod("entry")
-    with cluster.pod_context("other", lease_ttl=30) as other:
+    with cluster.pod_context("other") as other:
         os.kill(other.pid, signal.SIGKILL)
         zygote.events.append(zygote.wait_event(exited="other"))
         answer = predict(entry.url, "m", "x", predict=other.address)
@@ -113,4 +113,4 @@ def test_simulated_work_shows_in_its_stage(
         part.strip().split(";dur=") for part in answer.headers["server-timing"].split(",")
     )
     # The event loop's timers count whole milliseconds and may fire a part of one early.
-    assert 199 <= float(timings[stage]) < 60_000
+    assert 190 <= float(timings[stage]) < 60_000

@@ -61,7 +61,7 @@ def test_inference_place_is_free_before_the_slot(cluster: Cluster, models: Path)
             reservation="r1",
             load_token=str(granted.load_token),
             generation=spec.generation,
-            simulate="postprocess=3.0",
+            simulate="postprocess=5.0",
         )
         servers.wait_until(lambda: counts(cluster) == {"pod-a": (1, 0)})
         assert not running.done()

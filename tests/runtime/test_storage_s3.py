@@ -72,7 +72,7 @@ def spec(s3: servers.S3Server, weights: bytes, request: pytest.FixtureRequest) -
     return ModelSpec(ModelName("default", "m"), f"s3://{BUCKET}/{prefix}")
 
 
-MakeCache = Callable[[], DiskCache]
+MakeCache = Callable[..., DiskCache]
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def make_cache(proxy: FaultyProxy, tmp_path: Path) -> Iterator[MakeCache]:
     """Makes caches in one folder, as the pods of a node or a restarted pod do."""
     with ExitStack() as stack:
 
-        def make() -> DiskCache:
-            options = StorageOptions(environment=proxy.environment, read_timeout_s=3)
+        def make(read_timeout_s: float = 60.0) -> DiskCache:
+            options = StorageOptions(environment=proxy.environment, read_timeout_s=read_timeout_s)
             cache = DiskCache(tmp_path / "cache", Storages(options), LinkRate(None))
             stack.callback(cache.close)
             return cache
@@ -137,7 +137,6 @@ def test_object_arrives_in_ranges_that_cover_it_once(
         pytest.param(Fault(reset_at=0), id="reset-at-once"),
         pytest.param(Fault(cut_at=1000), id="short-body"),
         pytest.param(Fault(cut_at=0), id="empty-body"),
-        pytest.param(Fault(stall_at=1000), id="stalled", marks=pytest.mark.slow),
         pytest.param(Fault(status=500), id="500"),
         pytest.param(Fault(status=503), id="503"),
         pytest.param(Fault(status=429), id="429"),
@@ -149,6 +148,15 @@ def test_passing_fault_of_every_range_is_got_over(
     proxy.fault = Once(fault, times=2)
     assert fetch(cache, spec) == weights
     assert len(proxy.ranges(WEIGHTS)) >= 3 * (SPANS - 1)  # the last one is shorter than a fault
+
+
+@pytest.mark.slow
+def test_answers_that_stop_half_way_are_asked_for_again(
+    make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
+) -> None:
+    proxy.fault = Once(Fault(stall_at=1000), times=2)
+    assert fetch(make_cache(read_timeout_s=3), spec) == weights
+    assert len(proxy.ranges(WEIGHTS)) >= 3 * (SPANS - 1)
 
 
 def test_range_goes_on_where_it_broke_off(
@@ -359,7 +367,7 @@ def test_closed_cache_ends_its_downloads_and_its_waits_and_keeps_what_has_come(
             cache.close()
         for fetching in (waiting, loading):
             with pytest.raises(StorageFailed, match="shuts down"):
-                fetching.result(timeout=10)
+                fetching.result(timeout=60)
     here = noted_bytes(folder)
     proxy.fault = lambda _: None
     proxy.asked.clear()

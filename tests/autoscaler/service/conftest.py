@@ -180,7 +180,7 @@ class Stage:
         holder = f"autoscaler-{next(_holders)}"
         forecaster = Forecaster(expect)
         one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, owner)
-        client = PodClient(load_timeout_s=20)
+        client = PodClient(load_timeout_s=120)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 def load_everywhere(*names: str) -> LoadingPolicy[None]:

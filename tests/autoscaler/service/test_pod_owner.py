@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from load.experiments.experiment import Settings
 from load.experiments.side_by_side import run_side_by_side
-from tests.servers import wait_until
+from tests.servers import is_alive, wait_until
 
 PATIENCE_S = 180.0
 _PARENT = """
@@ -70,14 +70,5 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     wait_until(
-        lambda: not any(map(_is_alive, workers)), timeout_s=PATIENCE_S, what="no worker is left"
+        lambda: not any(map(is_alive, workers)), timeout_s=PATIENCE_S, what="no worker is left"
     )
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended and is not collected yet does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

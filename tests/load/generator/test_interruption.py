@@ -16,7 +16,7 @@ from load.generator.merging import read_parts
 from load.generator.record_parts import RecordPart, record_row
 from load.report.run_file import read_run
 from tests import servers
-from tests.load.generator.odd_server import odd_server
+from tests.load.generator.odd_server import OddServer, odd_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +33,19 @@ def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def both_came(server: OddServer) -> bool:
+    """Whether one was held, and so many were answered that the generator has heard of some."""
+    return server.asked("plain") >= 20 and server.asked("hold") > 0
+
+
 def test_ctrl_c_writes_the_file_and_says_so(write_trace: WriteTrace, tmp_path: Path) -> None:
     output = tmp_path / "run.parquet"
     trace = write_trace(["plain", "hold", "hold"], count=2000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        servers.wait_until(lambda: server.asked("plain") and server.asked("hold"), what="both came")
+        servers.wait_until(lambda: both_came(server), what="both came")
         run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=240)
     assert run.returncode == 128 + signal.SIGINT, err
     assert f"interrupted; {output} holds the requests up to then" in err
     assert "records" in out
@@ -59,10 +64,10 @@ def test_a_killed_run_leaves_parts_that_a_report_reads(
     trace = write_trace(["plain", "hold"], count=2000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        servers.wait_until(lambda: server.asked("plain") and server.asked("hold"), what="both came")
+        servers.wait_until(lambda: both_came(server), what="both came")
         workers = _children(run.pid)
         run.kill()
-        run.communicate(timeout=60)
+        run.communicate(timeout=240)
         assert len(workers) == 2
         servers.wait_until(
             lambda: not any(servers.is_alive(pid) for pid in workers), what="workers ended"
@@ -87,7 +92,7 @@ def test_a_worker_that_dies_is_told_and_the_rest_is_kept(
         run = _start(trace, server.url, output)
         servers.wait_until(lambda: len(server.requests) >= 60, what="sixty requests came")
         os.kill(_children(run.pid)[0], signal.SIGKILL)
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=240)
     assert run.returncode == 1
     assert "of the generator ended with status -9" in err
     found = read_run(output, "run")

@@ -39,7 +39,7 @@ def test_each_odd_answer_is_a_row_that_says_what_it_was(
     trace = write_trace(models, count=len(models), gap_s=0.01)
     with odd_server() as server:
         ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
-                  "--timeout", "300ms")  # fmt: skip
+                  "--timeout", "4s")  # fmt: skip
     assert ran.status == 0, ran.err
     rows = _rows(output)
     said = {model: (row["status"], row["error"]) for model, row in rows.items()}
@@ -51,7 +51,7 @@ def test_each_odd_answer_is_a_row_that_says_what_it_was(
         "truncated": (200, "the connection was closed or broken inside its answer"),
         "garbage": (0, "the connection was closed or broken before it answered"),
         "closed": (0, "the connection was closed or broken before it answered"),
-        "hold": (0, "no whole answer within --timeout 0.3 s"),
+        "hold": (0, "no whole answer within --timeout 4 s"),
     }
     told = ("policy", "reason", "entry_pod", "predict_pod", "start", "queue_ms", "infer_ms")
     assert all(rows["plain"][column] is None for column in told)
@@ -98,14 +98,14 @@ def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> 
 
 def test_arrivals_do_not_wait_for_answers(tmp_path: Path) -> None:
     with odd_server(together=30) as server:
-        rows = _play(["together"] * 30, tmp_path, server.url, timeout_s=30.0)
+        rows = _play(["together"] * 30, tmp_path, server.url, timeout_s=120.0)
     assert [row["status"] for row in rows] == [200] * 30
 
 
 def test_what_is_over_the_bound_is_an_error_and_delays_nobody(tmp_path: Path) -> None:
     models = ["hold", "hold", "plain", "plain", "hold", "plain"]
     with odd_server() as server:
-        rows = _play(models, tmp_path, server.url, most=2, timeout_s=0.3)
+        rows = _play(models, tmp_path, server.url, most=2, timeout_s=3.0)
         assert len(server.requests) == 2
     unsent = [row for row in rows if row["sent_s"] is None]
     assert len(unsent) == 4

@@ -111,7 +111,7 @@ class Live:
         self._specs: dict[str, ModelSpec] = {
             model: floor.declare(model, routing=policy) for model, policy in policies.items()
         }
-        pods = floor.pods(*PODS, load_s=times.load_s, lease_s=5.0)
+        pods = floor.pods(*PODS, load_s=times.load_s)
         samples = [
             [spec.key, measure, [seconds]]
             for spec in self._specs.values()
@@ -162,7 +162,7 @@ def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> I
     """A platform of the test's own, whose gateway draws its first random number."""
     with ExitStack() as stack:
         redis = stack.enter_context(servers.redis_server(folder / "redis"))
-        client = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))
         pool = f"parity-{next(_pools)}"
         gateway = stack.enter_context(
             servers.gateway(folder / "gateway", redis_url=redis.url, pool=pool)
