@@ -26,8 +26,9 @@ import orjson
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.proxy.generator import Load, load
-from benchmarks.proxy.processes import Running, answer_of, free_port, start
+from benchmarks.proxy.processes import Running, answer_of, start
 from benchmarks.quantiles import spread
+from pilotlight.platform.processes import free_port
 from pilotlight.platform.redis_server import redis_command
 from registry.client import Registry
 from registry.model import ModelName, ModelPolicy, ModelSpec, Task

@@ -59,7 +59,6 @@ def _run_starts(onsets: Integers, first: Integers, ends: Integers) -> Integers:
     """
     gaps = np.diff(onsets, append=0)
     places = np.arange(gaps.size)
-    last = np.zeros(gaps.size)
     for_model = np.repeat(np.arange(ends.size), ends - first)
     of_models = np.concatenate([[0], np.cumsum(ends - first)])
     inside = places[first[for_model] + np.arange(of_models[-1]) - of_models[for_model]]

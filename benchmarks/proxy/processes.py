@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -27,13 +26,6 @@ _END_S: Final = 15.0
 
 class StartFailed(Exception):
     """A process ended, or was not ready in time; its last lines of output are in the message."""
-
-
-def free_port() -> int:
-    """A loopback port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from benchmarks.machine import REPOSITORY
-from benchmarks.proxy.processes import free_port
+from pilotlight.platform.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """An autoscaler in a run: counts arrivals, plans with the live autoscaler's own policies, and acts.
 
 What it sees beside the registry's copy are its own counts, who waits, how copies are used, and the
-sizes that models have. Pods are
-as the cluster file says: actions that set their number or drain one are left out.
+sizes that models have. Pods are as the cluster file says: actions that set their number or drain
+one are left out.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ class PlannedAutoscaler:
         Without `is_forecasting` nothing is counted either, for policies that do not read it.
         """
         self.every_s = every_s
-        self.wasted_byte_s = 0.0
-        """Bytes of idle models on devices x time, by looking at every tick."""
         self.actions: Counter[str] = Counter()
         """How often each kind of action was carried out for each reason."""
         self._policy = policy
@@ -98,7 +96,6 @@ class PlannedAutoscaler:
 
     def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
         """Forecast, plan, act."""
-        self.wasted_byte_s += actions.idle_bytes() * self.every_s
         demand = self._expected(state, self._epoch_s + now_s) if self._is_forecasting else None
         seen = Seen(
             arrived=self._arrived,

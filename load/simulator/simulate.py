@@ -49,9 +49,6 @@ class Actions(Protocol):
     def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
         """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""
 
-    def idle_bytes(self) -> int:
-        """What models that no request uses take of all devices."""
-
     def uses(self) -> Mapping[str, Mapping[str, Use]]:
         """How the copies on devices are used, by key, then pod."""
 
@@ -157,16 +154,6 @@ class Simulation:
         found = self._gateway.models.get((model.namespace, model.name))
         alive = self._alive(pod)
         return None if found is None or alive is None else (alive, found[1])
-
-    def idle_bytes(self) -> int:
-        """What models that no request uses take of all devices."""
-        return sum(
-            resident.memory_bytes
-            for pod in self._gateway.pods.values()
-            if pod.is_alive
-            for resident in pod.loading.residents.by_key.values()
-            if resident.users == 0
-        )
 
     def uses(self) -> dict[str, dict[str, Use]]:
         """How the copies on devices are used, by key, then pod."""

@@ -93,14 +93,6 @@ def test_without_host_memory_nothing_is_preloaded_there() -> None:
     assert rows[0]["start"] == "remote"
 
 
-def test_idle_bytes_are_those_of_models_nobody_uses() -> None:
-    slow = {"infer": {1: "15s"}}
-    _, script = _played(
-        cluster({}, slow), [(0.0, "m"), (30.0, "m")], *[lambda actions: actions.idle_bytes()] * 3
-    )
-    assert script.answers == [0, 100_000_000, 100_000_000]
-
-
 def test_room_that_a_demotion_makes_is_taken_by_who_waits_for_it() -> None:
     """`b` waits for the memory of `a`, which is pinned and so leaves for no load."""
     plan = cluster(
@@ -131,10 +123,10 @@ def _planned(
 
 def test_a_fixed_keep_alive_keeps_for_so_long() -> None:
     rule = keep_alive(KeepAlive(keep_s=60.0))
-    rows, scaler, _ = _planned(rule, [(0.0, "m"), (50.0, "m"), (150.0, "m")])
+    rows, scaler, simulation = _planned(rule, [(0.0, "m"), (50.0, "m"), (150.0, "m")])
     assert [row["start"] for row in rows] == ["remote", "warm", "disk"]
     assert scaler.actions == {"demote idle": 1}
-    assert scaler.wasted_byte_s == pytest.approx(110e6 * 100, rel=0.2)
+    assert simulation.summary.wasted_memory_byte_s == pytest.approx(110e6 * 100, rel=0.2)
 
 
 def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
@@ -148,4 +140,4 @@ def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
     assert 0 in cold
     assert max(cold) <= 4
     assert scaler.actions["load forecast"] >= 2
-    assert scaler.wasted_byte_s / 100e6 < 0.6 * simulation.kernel.now_s
+    assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.6 * simulation.kernel.now_s
