@@ -138,17 +138,17 @@ class TenantTokens:
         for place, group in groupby(fitting, key=lambda each: each.jwks):
             try:
                 key = await key_sets[place].key(key_id, algorithm)
-                claims = self._claims(text, key, algorithm)
+                claims, until_s = self._claims(text, key, algorithm)
             except GatewayError as error:
                 refusal = error
                 continue
             tenants |= {each.tenant for each in group if each.accepts(claims)}
-            until_s = float(claims["exp"]) + self._leeway_s
         if tenants:
             return Verified(frozenset(tenants), until_s)
         raise refusal or InvalidToken("the token's audience or claims are none that are trusted")
 
-    def _claims(self, text: str, key: jwt.PyJWK, algorithm: str) -> Mapping[str, Any]:
+    def _claims(self, text: str, key: jwt.PyJWK, algorithm: str) -> tuple[Mapping[str, Any], float]:
+        """The verified claims, and until when they hold."""
         try:
             claims: dict[str, Any] = jwt.decode(
                 text,
@@ -157,9 +157,10 @@ class TenantTokens:
                 leeway=self._leeway_s,
                 options={"require": ["exp", "iss", "aud"], "verify_aud": False},
             )
+            until_s = float(claims["exp"]) + self._leeway_s
         except _BROKEN as error:
             raise InvalidToken(f"the token is not valid: {_told(error)}") from None
-        return claims
+        return claims, until_s
 
 
 def looks_like_token(text: bytes) -> bool:

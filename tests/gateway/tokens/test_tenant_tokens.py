@@ -97,6 +97,7 @@ GOOD = RED.token("elliptic")
         pytest.param(RED.token("elliptic", exp=NOW_S - 600), id="expired"),
         pytest.param(RED.token("elliptic", exp=None), id="without-an-end"),
         pytest.param(RED.token("elliptic", exp="soon"), id="odd-end"),
+        pytest.param(RED.token("elliptic", exp=10**400), id="endless"),
         pytest.param(RED.token("elliptic", nbf=NOW_S + 6000), id="not-yet"),
         pytest.param(RED.token("elliptic", headers={"kid": "absent"}), id="unknown-key"),
         pytest.param(RED.token("elliptic", headers={"crit": ["x"], "x": 1}), id="extension"),
