@@ -106,8 +106,7 @@ class Autoscaler:
                 await self._tick(actor)
             except RegistryUnavailable as error:
                 self._metrics.failures.labels("registry-away").inc()
-                self._metrics.is_leader.set(0)
-                self._owner.lead(is_leading=False)
+                self._lead(is_leading=False)
                 logger.warning("the registry is away; nothing is planned", exc_info=error)
             except Exception:
                 self._metrics.failures.labels("tick").inc()

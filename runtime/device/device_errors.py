@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+NO_MEMORY = 2
 PASSING = frozenset({
+    NO_MEMORY,
     1,    # invalid value
-    2,    # memory allocation
     9,    # invalid configuration
     98,   # invalid device function
     209,  # no kernel image for device
@@ -22,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError | MemoryError) or (
-            "can't allocate memory" in str(cause)
+            "can't allocate memory" in str(cause) or _code(cause) == NO_MEMORY
         ):
             return True
         cause = cause.__cause__
@@ -31,6 +32,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether the process can use its GPU no more: only a new process can."""
-    return isinstance(error, torch.AcceleratorError) and (
-        getattr(error, "error_code", None) not in PASSING
-    )
+    return isinstance(error, torch.AcceleratorError) and _code(error) not in PASSING
+
+
+def _code(error: BaseException) -> int | None:
+    """The code of `cudaError`, where the error is of a device and tells it."""
+    is_devices = isinstance(error, torch.AcceleratorError)
+    return getattr(error, "error_code", None) if is_devices else None

@@ -121,11 +121,13 @@ def test_one_that_takes_long_after_all_is_told_of(with_desk: WithDesk) -> None:
 
 
 def test_one_that_is_refused_when_told_of_runs_on_and_is_told_of_later(
-    with_desk: WithDesk,
+    with_desk: WithDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reservations, "TOLD_AFTER_S", 2.0)
+
     async def test(desk: Desk) -> None:
         spec = await a_warm_pod(desk)
-        ours = [await desk.ask(spec) for _ in range(2)]
+        ours = await asyncio.gather(*(desk.ask(spec) for _ in range(2)))
         others = await asyncio.gather(
             *(desk.foreign_reservation(spec, "pod-a") for _ in range(2))
         )  # asked for before ours can be told of

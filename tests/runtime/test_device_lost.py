@@ -135,7 +135,7 @@ def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
     ("error", "is_lost", "is_full"),
     [
         pytest.param(device_error(ASSERTION), True, False, id="assertion"),
-        pytest.param(device_error(2), False, False, id="allocation by another library"),
+        pytest.param(device_error(2), False, True, id="allocation by another library"),
         pytest.param(torch.AcceleratorError("no code"), True, False, id="no code"),
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), False, True, id="memory"),
         pytest.param(RuntimeError("shapes differ"), False, False, id="other"),

@@ -14,6 +14,7 @@ from autoscaler.service.pod_owner import PoolSize
 from registry.actions import WantedPods
 from registry.arrivals import Arrivals
 from registry.autoscaling import Autoscaling
+from registry.errors import RegistryUnavailable
 from registry.waiting import WaitingRequests
 from tests.autoscaler.service.conftest import metric, model
 from tests.registry.actors import eventually, until
@@ -33,8 +34,11 @@ class Cluster:
     given: PoolSize | None
     wanted: list[int] = field(default_factory=list)
     is_led: bool = False
+    is_cut_off: bool = False
 
     def size(self) -> PoolSize | None:
+        if self.is_cut_off:
+            raise RegistryUnavailable("cut off")
         return self.given
 
     def lead(self, *, is_leading: bool) -> None:
@@ -70,6 +74,16 @@ async def test_what_the_registry_says_does_not_count_where_a_cluster_knows(stage
     async with stage.autoscaler(policy, owner=cluster):
         await until(lambda: cluster.wanted, timeout_s=LIMIT_S, what="told")
     assert cluster.wanted == [2]
+
+
+async def test_what_is_wanted_is_told_again_after_the_registry_was_away(stage: Stage) -> None:
+    cluster = Cluster(PoolSize(Limits(2, 2), pods=2))
+    async with stage.autoscaler(LOADING_POLICIES["predictive"](), owner=cluster):
+        await until(lambda: cluster.wanted == [2], timeout_s=LIMIT_S, what="told")
+        cluster.is_cut_off = True
+        await until(lambda: not cluster.is_led, timeout_s=LIMIT_S, what="nothing is led")
+        cluster.is_cut_off = False
+        await until(lambda: cluster.wanted == [2, 2], timeout_s=LIMIT_S, what="told again")
 
 
 async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
