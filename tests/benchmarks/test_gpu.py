@@ -77,6 +77,7 @@ def test_measures_copies_serving_and_cycles(
     assert "pinned memory" in summary(measured)
 
 
+@pytest.mark.slow
 def test_every_way_of_a_cold_start_is_timed(plan: Plan) -> None:
     engine = FakeEngine()
     memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
@@ -91,6 +92,7 @@ def test_every_way_of_a_cold_start_is_timed(plan: Plan) -> None:
     assert engine.allocated_bytes == 0
 
 
+@pytest.mark.slow
 def test_memory_that_is_kept_misses_its_mark(plan: Plan) -> None:
     measured = measured_on(Hoarder(), replace(plan, rings=(), repeats=1))
     assert measured.cycles.left_bytes >= plan.cycles * measured.copies.size_bytes

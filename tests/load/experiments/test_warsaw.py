@@ -132,6 +132,7 @@ def short_runs() -> Mapping[str, Outcome]:
     return {name: run_one(Task(name, 1, MACHINES, SHORT)) for name in LINEUP}
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_and_counted_once(short_runs: Mapping[str, Outcome]) -> None:
     expected = int(SHORT.counts(1).sum())
     for name, found in short_runs.items():
@@ -141,6 +142,7 @@ def test_every_request_is_answered_and_counted_once(short_runs: Mapping[str, Out
         assert sum(found.misses) == round(found.missed * expected), name
 
 
+@pytest.mark.slow
 def test_baseline_loads_a_model_once_and_round_robin_again_and_again(
     short_runs: Mapping[str, Outcome],
 ) -> None:
@@ -151,12 +153,14 @@ def test_baseline_loads_a_model_once_and_round_robin_again_and_again(
     assert short_runs["+ renewed quantum"].loads < short_runs["round-robin"].loads
 
 
+@pytest.mark.slow
 def test_the_same_run_comes_to_the_same(short_runs: Mapping[str, Outcome]) -> None:
     again = run_one(Task(CLOCKWORK, 1, MACHINES, SHORT))
     assert again.curve_s == short_runs[CLOCKWORK].curve_s
     assert again.load_s == short_runs[CLOCKWORK].load_s
 
 
+@pytest.mark.slow
 def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
     """All functions eight times as often: one machine cannot do what one model is asked for."""
     work = Workload(
@@ -168,6 +172,7 @@ def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
     assert after.longest_s < before.longest_s
 
 
+@pytest.mark.slow
 def test_every_claim_is_reckoned_of_every_seed(short_runs: Mapping[str, Outcome]) -> None:
     [runs] = by_seed(list(short_runs.values()))
     for claim in CLAIMS:
@@ -182,6 +187,7 @@ def test_only_the_shipped_gateway_begins_loads_of_its_own() -> None:
     assert all(contestant(name).queueing.serves_late for name in LINEUP)
 
 
+@pytest.mark.slow
 def test_the_plot_is_written(short_runs: Mapping[str, Outcome], tmp_path: Path) -> None:
     path = plot.draw(list(short_runs.values()), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
