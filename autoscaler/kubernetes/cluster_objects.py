@@ -8,7 +8,7 @@ from autoscaler.kubernetes.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.pods import PodObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from autoscaler.kubernetes.watching import Seen
     from registry.model import ModelName
@@ -88,10 +88,6 @@ class ClusterObjects:
     def pools(self) -> set[str]:
         """Names of all pools."""
         return {each.pool for each in self.services.values() if each.role is Role.POOL}
-
-    def pods_of(self, pool: str) -> Sequence[PodObject]:
-        """A pool's pods."""
-        return [pod for pod in self.pods.values() if pod.pool == pool]
 
     def _touch_models_of(self, pool: str) -> None:
         self.changed |= {

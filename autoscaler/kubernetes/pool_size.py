@@ -97,11 +97,6 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
     )
 
 
-def decide_size(pool: PoolObject, wanted: int, rivals: Sequence[Rival]) -> ScaleTo | LeaveAlone:
-    """How many pods to set, within the pool's bounds; or why not to touch their number."""
-    return find_owner(pool, rivals) or within_bounds(pool, wanted)
-
-
 def find_owner(pool: PoolObject, rivals: Sequence[Rival]) -> LeaveAlone | None:
     """Who else decides about the number of pods; None: nobody."""
     where = f"InferenceService {pool.namespace}/{pool.name}"

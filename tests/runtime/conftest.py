@@ -16,6 +16,7 @@ import pytest
 
 from registry.client import Registry
 from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
+from runtime.device.worker import DeviceWorker
 from tests import servers
 from tests.runtime.large_models import Held, held_store, make_large, put_model
 
@@ -186,6 +187,14 @@ def gateway(
         tmp_path_factory.mktemp("gateway"), redis_url=cluster.redis_url, pool=cluster.pool
     ) as started:
         yield started
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    worker = DeviceWorker(threads=1, most_waiting=8)
+    worker.start()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture

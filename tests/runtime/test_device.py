@@ -7,26 +7,19 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
 
-from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, QueueFull
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-from functools import partial
+    from collections.abc import Callable
 
-
-@pytest.fixture
-def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=8)
-    worker.start()
-    yield worker
-    worker.close()
+    from runtime.device.worker import DeviceWorker
 
 
 class Gate:

@@ -18,7 +18,6 @@ from registry.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.lane import Lane, Payload
 from runtime.device.staged_memory import StagedMemory
-from runtime.device.worker import DeviceWorker
 from runtime.errors import DeviceFull, Draining, InferenceFailed
 from runtime.networks.make_model import make_model
 from runtime.tasks.tensors import TensorProgram
@@ -26,8 +25,10 @@ from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from runtime.device.worker import DeviceWorker
 
 ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
 
@@ -36,14 +37,6 @@ def device_error(code: int) -> torch.AcceleratorError:
     error = torch.AcceleratorError(f"CUDA error {code}")
     error.error_code = code  # type: ignore[attr-defined]  # torch sets it in C++
     return error
-
-
-@pytest.fixture
-def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=8)
-    worker.start()
-    yield worker
-    worker.close()
 
 
 class Faulty:

@@ -12,7 +12,6 @@ from kserve import InferInput, InferRequest
 from kserve.errors import InvalidInput
 
 from registry.model import ModelName, ModelSpec
-from runtime.device.worker import DeviceWorker
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.loading.store import Eviction, ModelStore
 from runtime.networks.network import load_network
@@ -23,13 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture
-def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=8)
-    worker.start()
-    yield worker
-    worker.close()
+    from runtime.device.worker import DeviceWorker
 
 
 @pytest.fixture

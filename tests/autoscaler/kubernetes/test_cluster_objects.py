@@ -58,7 +58,7 @@ def test_a_full_list_finds_what_went_unseen() -> None:
     objects.replace([], [pod("pod-2")])
     assert objects.services == {}
     assert [each.name for each in objects.removed_pods] == ["pod-1"]
-    assert [each.name for each in objects.pods_of("default")] == ["pod-2"]
+    assert [(each.name, each.pool) for each in objects.pods.values()] == [("pod-2", "default")]
     assert objects.is_complete
 
 

@@ -9,10 +9,11 @@ from autoscaler.kubernetes.pool_size import (
     PoolObject,
     Rival,
     ScaleTo,
-    decide_size,
     deletion_costs,
+    find_owner,
     pods_to_drain,
     read_pool,
+    within_bounds,
 )
 from registry.cluster import PodState
 from registry.pod import PodInfo
@@ -29,7 +30,7 @@ POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external"
     ],
 )
 def test_stays_within_the_bounds_and_says_so(wanted: int, pods: int) -> None:
-    decision = decide_size(POOL, wanted, [])
+    decision = within_bounds(POOL, wanted)
     assert isinstance(decision, ScaleTo)
     assert decision.pods == pods
     assert bool(decision.note) == (wanted != pods)
@@ -37,8 +38,8 @@ def test_stays_within_the_bounds_and_says_so(wanted: int, pods: int) -> None:
 
 def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> None:
     pool = replace(POOL, least=0, most=None)
-    assert decide_size(pool, 0, []) == ScaleTo(0, "")
-    assert decide_size(pool, 500, []) == ScaleTo(500, "")
+    assert within_bounds(pool, 0) == ScaleTo(0, "")
+    assert within_bounds(pool, 500) == ScaleTo(500, "")
 
 
 @pytest.mark.parametrize(
@@ -54,13 +55,14 @@ def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> Non
     ],
 )  # fmt: skip
 def test_never_fights(pool: PoolObject, rivals: list[Rival], words: str) -> None:
-    decision = decide_size(pool, 2, rivals)
+    decision = find_owner(pool, rivals)
     assert isinstance(decision, LeaveAlone)
     assert words in decision.reason
 
 
 def test_what_scales_something_else_is_no_rival() -> None:
-    assert isinstance(decide_size(POOL, 2, [Rival("ScaledObject", "x", "web")]), ScaleTo)
+    assert find_owner(POOL, [Rival("ScaledObject", "x", "web")]) is None
+    assert find_owner(POOL, []) is None
 
 
 def test_reads_a_pool() -> None:
