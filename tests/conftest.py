@@ -1,8 +1,17 @@
-"""Hypothesis judges what examples show, never how long a busy machine takes for them."""
+"""Redis and the event loop of all tests; Hypothesis judges examples, never how long they take."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 settings.register_profile(
     "unhurried",
@@ -11,3 +20,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
+    """A Redis for all tests that keep to pools of their own."""
+    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
+    """A Redis that a test may kill; it keeps its data like the platform's."""
+    options = ("--appendonly", "yes", "--appendfsync", "no")
+    with servers.redis_server(tmp_path / "redis", options=options) as server:
+        yield server

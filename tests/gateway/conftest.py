@@ -23,6 +23,7 @@ from registry.model import ModelName, ModelPolicy, ModelSpec
 from registry.pod import PodInfo
 from tests import servers
 from tests.gateway.desk import Test, WithDesk, a_desk
+from tests.registry.actors import Result, act
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -75,17 +76,9 @@ class Floor:
     stack: ExitStack = field(default_factory=ExitStack)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
 
-    def do(self, action: Callable[[Registry], Awaitable[Any]]) -> Any:
+    def do(self, action: Callable[[Registry], Awaitable[Result]]) -> Result:
         """Run something against the registry, as another component would."""
-
-        async def run() -> Any:
-            registry = await Registry.connect(self.redis_url, self.pool)
-            try:
-                return await action(registry)
-            finally:
-                await registry.close()
-
-        return asyncio.run(run())
+        return act(self.redis_url, self.pool, action)
 
     def declare(self, name: str = "", *, namespace: str = "default", **policy: Any) -> ModelSpec:
         """Declare a model that no other test uses; return when the gateway knows it."""
@@ -192,7 +185,7 @@ class Floor:
             _, _, snapshot = await registry.transactions.snapshot()
             return next((int(entry[6]) for entry in snapshot[0] if entry[0] == pod), -1)
 
-        return int(self.do(look))
+        return self.do(look)
 
     def in_background(self, spec: ModelSpec, content: Any = b"{}", **headers: str) -> Background:
         """A V1 request by path in a thread of its own."""
@@ -235,12 +228,6 @@ def metric(text: str, name: str, **labels: str) -> float:
         for line in text.splitlines()
         if line.partition("{")[0].partition(" ")[0] == name and all(w in line for w in wanted)
     )
-
-
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
-    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def counted(floor: Floor, name: ModelName) -> int:
         found = await Arrivals(registry).read(Span.MINUTE, now_s - 3600, now_s + 60)
         return sum(each.number for each in found if each.model == name)
 
-    return int(floor.do(read))
+    return floor.do(read)
 
 
 def _waiting(floor: Floor) -> dict[str, int]:
@@ -31,8 +31,7 @@ def _waiting(floor: Floor) -> dict[str, int]:
         waiting = await Arrivals(registry).waiting()
         return {str(name): each.requests for name, each in waiting.items()}
 
-    found: dict[str, int] = floor.do(read)
-    return found
+    return floor.do(read)
 
 
 def test_every_request_is_counted_once(floor: Floor) -> None:

@@ -316,4 +316,4 @@ def _epoch_of(floor: Floor, pod: str) -> int:
         _, _, snapshot = await registry.transactions.snapshot()
         return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
 
-    return int(floor.do(look))
+    return floor.do(look)

@@ -26,23 +26,15 @@ QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 
 @pytest.fixture
-def lone_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
-    """A Redis that a test may kill; it keeps its data like the platform's."""
-    options = ("--appendonly", "yes", "--appendfsync", "no")
-    with servers.redis_server(tmp_path / "redis", options=options) as server:
-        yield server
-
-
-@pytest.fixture
 def lone_floor(
-    lone_redis: servers.RedisServer, client: httpx.Client, tmp_path: Path
+    own_redis: servers.RedisServer, client: httpx.Client, tmp_path: Path
 ) -> Iterator[Floor]:
     """A gateway of its own on a Redis of its own."""
     with ExitStack() as stack:
         gateway = stack.enter_context(
-            servers.gateway(tmp_path / "gateway", redis_url=lone_redis.url, pool="lone")
+            servers.gateway(tmp_path / "gateway", redis_url=own_redis.url, pool="lone")
         )
-        floor = Floor(lone_redis.url, "lone", gateway, client, stack)
+        floor = Floor(own_redis.url, "lone", gateway, client, stack)
         yield floor
         floor.threads.shutdown(cancel_futures=True)
 
@@ -82,35 +74,35 @@ def impatient_gateway(
 
 
 def test_arrivals_of_an_outage_are_told_afterwards(
-    lone_floor: Floor, lone_redis: servers.RedisServer
+    lone_floor: Floor, own_redis: servers.RedisServer
 ) -> None:
     floor = lone_floor
     spec = floor.declare(routing=QUEUEING)
     floor.pods("pod-a", slots=2, warm=spec)
     assert floor.predict(spec).status_code == 200
     servers.wait_until(lambda: counted(floor, spec.name) == 1, what="the first one counted")
-    lone_redis.stop()
+    own_redis.stop()
     for _ in range(3):
         assert floor.predict(spec).status_code == 200
-    lone_redis.start()
+    own_redis.start()
     servers.wait_until(floor.redis_answers, what="Redis has read its data")
     servers.wait_until(lambda: counted(floor, spec.name) == 4, what="those of the outage, too")
 
 
 def test_warm_requests_go_on_without_redis_and_all_heals(
-    lone_floor: Floor, lone_redis: servers.RedisServer
+    lone_floor: Floor, own_redis: servers.RedisServer
 ) -> None:
     floor = lone_floor
     spec = floor.declare(routing=QUEUEING)
     pods = floor.pods("pod-a", slots=2, warm=spec)
     held = floor.in_background(spec, x_test="around=hold")
     wait_counts(pods, "pod-a", busy=1)
-    lone_redis.stop()
+    own_redis.stop()
     answers = [floor.predict(spec, x_test="answer=headers") for _ in range(20)]
     assert Counter(answer.status_code for answer in answers) == {200: 20}
     assert {answer.headers["x-pilotlight-start"] for answer in answers} == {"warm"}
     assert floor.client.get(f"{floor.gateway.url}/readyz").status_code == 200
-    lone_redis.start()
+    own_redis.start()
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
     servers.wait_until(floor.redis_answers, what="Redis answers")
@@ -121,13 +113,13 @@ def test_warm_requests_go_on_without_redis_and_all_heals(
 
 
 def test_the_age_of_the_copy_is_seen_while_redis_is_away(
-    lone_floor: Floor, lone_redis: servers.RedisServer
+    lone_floor: Floor, own_redis: servers.RedisServer
 ) -> None:
-    lone_redis.stop()
+    own_redis.stop()
     servers.wait_until(
         lambda: lone_floor.metric("pilotlight_gateway_registry_age_seconds") > 1.5, what="it ages"
     )
-    lone_redis.start()
+    own_redis.start()
     servers.wait_until(
         lambda: lone_floor.metric("pilotlight_gateway_registry_age_seconds") < 1.0, what="it is new"
     )

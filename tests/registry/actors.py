@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from registry.client import ClaimScope
+from registry.client import ClaimScope, Registry
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier
 from registry.pod import PodInfo, PodReport
@@ -17,12 +17,25 @@ from registry.reservation import LoadMode, Refusal, ReservationRequest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from registry.client import Registry
     from registry.reservation import Granted
 
 SPEC = ModelSpec(ModelName("default", "translate"), "s3://models/one")
 KEY = SPEC.key
+Result = TypeVar("Result")
 _ids = itertools.count(1)
+
+
+def act(redis_url: str, pool: str, action: Callable[[Registry], Awaitable[Result]]) -> Result:
+    """Run something against the registry, as another component would, from outside any loop."""
+
+    async def run() -> Result:
+        registry = await Registry.connect(redis_url, pool)
+        try:
+            return await action(registry)
+        finally:
+            await registry.close()
+
+    return asyncio.run(run())
 
 
 async def eventually(

@@ -17,11 +17,6 @@ Connect = Callable[[], Awaitable[Registry]]
 _pools = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 EXECUTABLES = [
     pytest.param(found, id=name)
     for name, found in (

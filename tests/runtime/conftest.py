@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import subprocess
@@ -14,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry.client import Registry
 from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from tests import servers
+from tests.registry.actors import Result, act
 from tests.runtime.large_models import Held, held_store, make_large, put_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from pathlib import Path
 
+    from registry.client import Registry
+
 TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2")
 
 MakePod = Callable[..., servers.Pod]
-
-
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
-    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -108,17 +103,9 @@ class Cluster:
             **settings,
         )
 
-    def do(self, action: Callable[[Registry], Awaitable[object]]) -> object:
+    def do(self, action: Callable[[Registry], Awaitable[Result]]) -> Result:
         """Run something against the registry, as another component would."""
-
-        async def run() -> object:
-            registry = await Registry.connect(self.redis_url, self.pool)
-            try:
-                return await action(registry)
-            finally:
-                await registry.close()
-
-        return asyncio.run(run())
+        return act(self.redis_url, self.pool, action)
 
     def declare(
         self,
@@ -142,7 +129,7 @@ class Cluster:
     def record(self, name: str) -> ModelRecord:
         """A model's record."""
         record = self.do(lambda registry: registry.get_model(ModelName("default", name)))
-        assert isinstance(record, ModelRecord)
+        assert record is not None
         return record
 
     def tiers(self, spec: ModelSpec) -> dict[str, str]:
@@ -154,9 +141,7 @@ class Cluster:
                 name: residency.tier.value for name, residency in state.holders(spec.key).items()
             }
 
-        tiers = self.do(look)
-        assert isinstance(tiers, dict)
-        return tiers
+        return self.do(look)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import httpx
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
@@ -27,7 +27,7 @@ def pods_of(cluster: Cluster) -> list[str]:
     async def look(registry: Registry) -> list[str]:
         return sorted((await registry.cluster()).pods)
 
-    return cast("list[str]", cluster.do(look))
+    return cluster.do(look)
 
 
 def test_pod_is_live_but_not_ready_before_it_is_registered(

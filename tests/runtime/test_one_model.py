@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def find(cluster: Cluster, name: str) -> ModelRecord | None:
-    found = cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
-    assert found is None or isinstance(found, ModelRecord)
-    return found
+    return cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
 
 
 def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:

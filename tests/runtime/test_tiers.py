@@ -34,9 +34,7 @@ def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
         state = await registry.cluster()
         return dict(state.pods[pod].used_bytes)
 
-    used = cluster.do(look)
-    assert isinstance(used, dict)
-    return used
+    return cluster.do(look)
 
 
 def image_of(folder: Path, spec: ModelSpec) -> Path:

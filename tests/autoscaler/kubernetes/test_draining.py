@@ -15,28 +15,18 @@ from registry.client import Registry
 from registry.pod import PodPhase
 from registry.reservation import Granted, Refusal
 from registry.watch import ClusterWatch
-from tests import servers
 from tests.registry.actors import SPEC, Pod, release, reserve, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+
+    from tests import servers
 
 pytestmark = pytest.mark.anyio
 
 LIMIT_S = 30.0
 LONG_S = 600.0
 _pools = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
-    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @dataclass

@@ -24,41 +24,21 @@ from registry.errors import RegistryError
 from registry.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.pod import PodInfo, PodReport
 from registry.watch import ClusterWatch
-from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable
 
     from autoscaler.forecasting.history import History
     from autoscaler.planning.expecting import Learnt
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool import Demand
     from autoscaler.service.pod_owner import PodOwner
+    from tests import servers
 
     Expect = Callable[[History, Learnt], Demand]
 
 _pools = itertools.count(1)
 _holders = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
-    with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
-    """A Redis that a test may kill; it keeps its data like the platform's."""
-    options = ("--appendonly", "yes", "--appendfsync", "no")
-    with servers.redis_server(tmp_path / "redis", options=options) as server:
-        yield server
 
 
 def model(name: str, **policy: Any) -> ModelSpec:

@@ -13,11 +13,6 @@ from tests.load.simulator.memory_client import MemoryClient
 Connect = Callable[[], Awaitable[Registry]]
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def connect() -> Connect:
     """Makes clients of one registry."""
