@@ -34,3 +34,7 @@ class InvalidModel(RegistryError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class NotYaml(RegistryError):
+    """A text is no YAML, or means something else than it seems to; the message is one line."""

@@ -10,13 +10,12 @@ import re
 import reprlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
-
-import yaml
 
 from registry.annotations import parse_annotations
-from registry.errors import InvalidModel
+from registry.errors import InvalidModel, NotYaml
 from registry.model import ModelName, ModelSpec
+from registry.storage_uri import STORAGE_SCHEMES, is_storage_uri
+from registry.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +24,6 @@ API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
 MODEL_FORMATS = ("huggingface", "safetensors", "pytorch")
 PROTOCOLS = ("v1", "v2")
-LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
-"""Storage that a library fetches whole; the runtime says which."""
-STORAGE_SCHEMES = ("s3", "file", "pvc", *LIBRARY_SCHEMES)
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -40,38 +36,6 @@ _CANARY_HINT = (
     "declare the new version as a model of its own, with the annotations pilotlight.io/canary-of "
     "and pilotlight.io/canary-percent"
 )
-_NOT_YAML = (
-    yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
-    RecursionError,
-)  # fmt: skip
-"""What PyYAML raises at bad input: its tags for times, numbers and booleans check little."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain YAML that refuses what others would silently drop or choke on later."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
-                continue
-            key = self.construct_object(key_node)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is there twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """A scalar of whole characters: JSON cannot carry half a surrogate pair."""
-        value = super().construct_scalar(node)
-        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"half a surrogate pair in {value!r}", node.start_mark
-            )
-        return value
 
 
 def read_documents(
@@ -87,10 +51,9 @@ def read_documents(
     declared: dict[ModelName, str] = {}
     for source, text in sources:
         try:
-            loaded = yaml.load_all(text, Loader=_Loader)
-            documents = [document for document in loaded if document is not None]
-        except _NOT_YAML as error:
-            problems.append(f"{source}: not valid YAML: {_one_line(error)}")
+            documents = read_yaml(text)
+        except NotYaml as error:
+            problems.append(f"{source}: {error}")
             continue
         if not documents:
             problems.append(f"{source}: holds no object; expected kind {KIND}")
@@ -136,10 +99,6 @@ def _seen(value: object) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else _seen(value)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 @dataclass(slots=True)
@@ -281,34 +240,10 @@ class _Reader:
         for key in ("storage", "storageUris"):
             if model.get(key) is not None:
                 self._say(f"{path}{key} is not supported; write {path}storageUri")
-        if not isinstance(uri, str) or not _is_storage_uri(uri):
+        if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
             self._say(
                 f"{path}storageUri must be a plain URI that begins with one of {allowed}, "
                 f"was {_seen(uri)}"
             )
         return _text(uri)
-
-
-def _is_storage_uri(uri: str) -> bool:
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return False
-    if parts.scheme not in STORAGE_SCHEMES or parts.query or parts.fragment:
-        return False
-    if not uri.isprintable():  # urlsplit drops line ends and tabs: it read something else
-        return False
-    if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
-        return False
-    if "@" in parts.netloc:  # credentials belong into Secrets
-        return False
-    match parts.scheme:
-        case "file":
-            return parts.netloc == "" and parts.path.startswith("/")
-        case "s3":
-            return len(parts.netloc) >= 3
-        case "hf":
-            return parts.netloc != "" and parts.path.count("/") == 1 and parts.path != "/"
-        case _:
-            return parts.netloc not in ("", ".", "..")
