@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-import yaml
+import httpx
 
 from gateway.access_files import files_of
+from registry.errors import NotYaml
+from registry.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,12 +66,13 @@ def read_issuers(folder: Path) -> list[TrustedIssuer]:
     problems: list[str] = []
     for file in files_of(folder):
         try:
-            entries = yaml.safe_load(file.read_text("utf-8"))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            problems.append(f"{file}: not valid YAML: {' '.join(str(error).split())}")
+            documents = read_yaml(file.read_text("utf-8"))
+        except (NotYaml, UnicodeDecodeError) as error:
+            problems.append(f"{file}: {error}")
             continue
+        entries = documents[0] if len(documents) == 1 else None
         if not isinstance(entries, list):
-            problems.append(f"{file}: must be a list of trusted issuers, was {entries!r:.100}")
+            problems.append(f"{file}: must be one list of trusted issuers, was {documents!r:.100}")
             continue
         for number, entry in enumerate(entries, start=1):
             mistakes = list(_mistakes(entry))
@@ -132,8 +134,8 @@ def _is_location(value: object) -> bool:
     if value.startswith("/"):
         return PurePosixPath(value).name != ""
     try:
-        url = urlsplit(value)
-        host = url.hostname
-    except ValueError:
+        url = httpx.URL(value)
+        host = url.host
+    except (httpx.InvalidURL, ValueError):
         return False
     return bool(host) and (url.scheme == "https" or (url.scheme == "http" and host in _LOOPBACK))

@@ -39,9 +39,12 @@ def test_a_file_per_tenant_says_who_is_trusted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        pytest.param("issuer: x", "must be a list of trusted issuers", id="no-list"),
+        pytest.param("issuer: x", "must be one list of trusted issuers", id="no-list"),
         pytest.param("- text", "must be an object with issuer", id="no-object"),
         pytest.param("- {issuer: [", "not valid YAML", id="no-yaml"),
+        pytest.param("- !!bool x", "not valid YAML", id="odd-yaml"),
+        pytest.param(ENTRY.replace("}", ", claims: {}, claims: {a: b}}"), "twice", id="key-twice"),
+        pytest.param(f"{ENTRY}---\n{ENTRY}", "must be one list", id="two-documents"),
         pytest.param(ENTRY.replace("issuer:", "isuer:"), "'isuer' is none of", id="typing-mistake"),
         pytest.param(
             ENTRY.replace("audience: pilotlight", "audience: []"), "audience must be", id="audience"
@@ -50,6 +53,7 @@ def test_a_file_per_tenant_says_who_is_trusted(tmp_path: Path) -> None:
             ENTRY.replace("jwks: https", "jwks: http"), "jwks must be an https://", id="plain-http"
         ),
         pytest.param(ENTRY.replace("https://id.example.com/keys", "keys.json"), "jwks", id="path"),
+        pytest.param(ENTRY.replace("com/keys", "com:port/keys"), "jwks", id="no-port"),
         pytest.param(
             ENTRY.replace("}", ", algorithms: [HS256]}"), "algorithms must be", id="shared-secret"
         ),
