@@ -127,6 +127,18 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
             raise ModelNotFound(f"model {namespace}/{name} does not exist")
         return found
 
+    def readiness(request: Request, name: str) -> JSONResponse:
+        is_ready = can_be_served(record(request, name), watch.state)
+        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+
+    def entry(name: str, found: ModelRecord) -> dict[str, str]:
+        return {
+            "name": name,
+            "version": found.serving.generation,
+            "state": "READY" if can_be_served(found, watch.state) else "UNAVAILABLE",
+            "reason": "" if found.failure is None else found.failure.message,
+        }
+
     @api.get("/v1/models", tags=["v1"])
     async def v1_models(request: Request) -> dict[str, list[str]]:
         """Names of the namespace's models."""
@@ -135,8 +147,7 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
     @api.get("/v1/models/{name}", tags=["v1"])
     async def v1_model(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
-        is_ready = can_be_served(record(request, name), watch.state)
-        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        return readiness(request, name)
 
     @api.get("/v2/models", tags=["v2"])
     async def v2_models(request: Request) -> dict[str, list[str]]:
@@ -158,23 +169,12 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
     @api.get("/v2/models/{name}/ready", tags=["v2"])
     async def v2_ready(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, cold if need be."""
-        is_ready = can_be_served(record(request, name), watch.state)
-        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        return readiness(request, name)
 
     @api.post("/v2/repository/index", tags=["v2"])
     async def index(request: Request) -> list[dict[str, str]]:
         """All models of the namespace with their state."""
-        return [
-            {
-                "name": name,
-                "version": record(request, name).serving.generation,
-                "state": "READY"
-                if can_be_served(record(request, name), watch.state)
-                else "UNAVAILABLE",
-                "reason": getattr(record(request, name).failure, "message", ""),
-            }
-            for name in names(request)
-        ]
+        return [entry(name, record(request, name)) for name in names(request)]
 
 
 def _add_explanations(api: FastAPI, explanations: Explanations) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import NotTaken, UpstreamLost
 from gateway.headers import PodAnswer, read_answer
-from gateway.queue_proxy import UNANSWERED, unanswered
+from gateway.pod_request import framed, request_head
+from gateway.queue_proxy import UNANSWERED, is_pods, why_unanswered
 from gateway.record import spent
 from gateway.upstream import PodConnectionLost, PodUnreachable
 from registry.queue_proxy import Unanswered
@@ -147,7 +148,8 @@ class Exchange:
                 connection.close()
                 connection = await self._send_again(lost, entry, head)
             answer = read_answer(connection.headers)
-            if why := await unanswered(connection, answer, self._tools.pool, entry.address):
+            if not is_pods(connection, answer):
+                why = await why_unanswered(connection, self._tools.pool, entry.address)
                 raise self._not_answered(why, placement.reservation)
             if answer.not_executed in ("slots", "draining") and self._body.can_be_sent:
                 raise self._refused(answer.not_executed, placement.reservation)
@@ -203,7 +205,7 @@ class Exchange:
     async def _stream(self, connection: PodConnection, head: bytes) -> None:
         is_chunked = self._body.declared is None
         connection.on_news = self._client.interrupt  # an answer need not wait for the client
-        connection.write_all(head, [_framed(chunk, is_chunked) for chunk in self._body.held])
+        connection.write_all(head, [framed(chunk, is_chunked) for chunk in self._body.held])
         async for chunk in self._body.rest():
             if connection.has_head:
                 connection.is_spent = True  # answered already: it does not want the rest
@@ -211,7 +213,7 @@ class Exchange:
             if connection.is_closed:
                 raise PodConnectionLost("the pod closed the connection inside the request body",
                                         was_reused=False)  # fmt: skip
-            connection.write(_framed(chunk, is_chunked))
+            connection.write(framed(chunk, is_chunked))
             await connection.drain()
         connection.on_news = None
         if is_chunked:
@@ -239,29 +241,9 @@ class Exchange:
         return UpstreamLost(UNANSWERED[why])
 
     def _head(self, placement: Placement, until_s: float) -> bytes:
-        """The head of the request to the pod: the caller's headers, and our commands."""
-        reservation, target = placement.reservation, self._client.target
-        lines = [
-            b"POST ", target.pod_path, b" HTTP/1.1\r\nhost: ", reservation.entry.address.encode(),
-            b"\r\n", self._read.passed,
-            b"x-request-id: ", self.arrival.id.encode(),
-            b"\r\nx-pilotlight-model-name: ", target.name.encode(),
-            b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
-            b"\r\nx-pilotlight-deadline-ms: %d" % max(1, (until_s - self._loop.time()) * 1000),
-        ]  # fmt: skip
-        if not reservation.is_local:
-            lines += (b"\r\nx-pilotlight-reservation: ", reservation.id.encode())
-        if reservation.load_token:
-            lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
-        if reservation.predict is not reservation.entry:
-            lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
-        if self._body.is_whole:
-            lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.seen_bytes)
-        elif self._body.declared is not None:
-            lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.declared)
-        else:
-            lines.append(b"\r\ntransfer-encoding: chunked\r\n\r\n")
-        return b"".join(lines)
+        """The head of the request to the pod."""
+        left_ms = (until_s - self._loop.time()) * 1000
+        return request_head(self._client.target, self._read, placement, self._body, left_ms=left_ms)
 
     # The answer
 
@@ -310,9 +292,3 @@ class Exchange:
     def start(self, answer: PodAnswer) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""
         return answer.start if answer.start != "warm" else self._waited_from or "warm"
-
-
-def _framed(chunk: bytes, is_chunked: bool) -> bytes:
-    if not is_chunked:
-        return chunk
-    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""

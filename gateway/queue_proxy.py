@@ -23,19 +23,20 @@ UNANSWERED: Final = {
 _LOOK_TIMEOUT_S: Final = 5.0
 
 
-async def unanswered(
-    connection: PodConnection, answer: PodAnswer, pool: PodPool, address: str
-) -> Unanswered | None:
-    """Why the pod itself has not answered; None if it has. Raises PodConnectionLost."""
-    why = await _read(connection, answer)
+def is_pods(connection: PodConnection, answer: PodAnswer) -> bool:
+    """Whether the pod itself has answered."""
+    return bool(connection.status not in STATUSES or answer.pod or answer.not_executed)
+
+
+async def why_unanswered(connection: PodConnection, pool: PodPool, address: str) -> Unanswered:
+    """Why somebody else has answered for the pod. Raises PodConnectionLost."""
+    why = await _read(connection)
     if why is Unanswered.BROKEN_OFF and await _has_died(pool, address):
         return Unanswered.NOT_REACHED  # what it was at is gone with it
     return why
 
 
-async def _read(connection: PodConnection, answer: PodAnswer) -> Unanswered | None:
-    if answer.pod or answer.not_executed or connection.status not in STATUSES:
-        return None
+async def _read(connection: PodConnection) -> Unanswered:
     body = b"".join(connection.body_so_far())
     while not connection.is_complete and len(body) < LONGEST_BYTES:
         await connection.more_body()
@@ -56,7 +57,9 @@ async def _has_died(pool: PodPool, address: str) -> bool:
         async with asyncio.timeout(_LOOK_TIMEOUT_S):
             connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
             await connection.head()
-            why = await _read(connection, read_answer(connection.headers))
+            if is_pods(connection, read_answer(connection.headers)):
+                return False
+            why = await _read(connection)
     except (TimeoutError, UpstreamLost):
         return False
     finally:

@@ -7,21 +7,19 @@ the gateway's own.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
-
-import orjson
 
 from gateway import openai
 from gateway.access import access_of, without_credentials
 from gateway.body import RequestBody
 from gateway.client_request import ClientGone
 from gateway.decide import Arrival
+from gateway.ending import Ending
+from gateway.error_answers import answer_error, send_error
 from gateway.errors import (
     BadRequest,
     BodyTooSlow,
@@ -29,7 +27,6 @@ from gateway.errors import (
     ModelNotFound,
     NotReady,
     ShuttingDown,
-    UpstreamTimeout,
 )
 from gateway.exchange import Exchange
 from gateway.headers import read_headers
@@ -98,7 +95,7 @@ class Front:
             if scope["method"] == "POST" and is_inference(place.path):
                 target_of(place)  # it was no target, and this says why
         except GatewayError as error:
-            await _send_error(send, error, is_openai="/openai/v1/" in path)
+            await send_error(send, error, is_openai="/openai/v1/" in path)
             return
         scope["pilotlight.namespace"] = place.namespace
         scope["path"], scope["raw_path"] = unquote(place.path), place.path.encode()
@@ -134,7 +131,7 @@ class Front:
                 return
             if exchange is not None:
                 self._tools.recorder.failed(exchange, error)
-            _answer_error(client, error, request_id)
+            answer_error(client, error, request_id)
 
     async def _admit(self, access: Access, client: ClientRequest) -> None:
         """Check who asks. Raises Unauthorized, Forbidden, NotReady.
@@ -218,7 +215,7 @@ class Front:
         """
         now_s = client.loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
-        ending = _Ending(client.loop, exchange, until_s, now_s + self._settings.body_timeout)
+        ending = Ending(client.loop, exchange, until_s, now_s + self._settings.body_timeout)
         client.on_gone = ending.client_gone
         try:
             if client.disconnected:  # it left while this request was not yet run
@@ -241,106 +238,9 @@ class Front:
             client.on_gone = None
 
 
-class _Ending:
-    """Cancels the task that runs an exchange, and remembers why.
-
-    An object with one timer and no closures: closures that know each other are cycles, and what
-    the collector had to do for them cost a tenth of the gateway's time.
-    """
-
-    __slots__ = ("_cause", "_exchange", "_loop", "_task", "_timer", "_until_s")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        exchange: Exchange,
-        until_s: float,
-        body_until_s: float,
-    ) -> None:
-        self._loop = loop
-        self._task = asyncio.current_task(loop)
-        self._exchange = exchange
-        self._until_s = until_s
-        self._cause: type[Exception] | None = None
-        self._timer: asyncio.TimerHandle | None
-        if body_until_s < until_s and exchange.is_without_body:
-            self._timer = self._loop.call_at(body_until_s, self._look_for_body)
-        else:
-            self._timer = self._loop.call_at(until_s, self._time_is_up)
-
-    def _look_for_body(self) -> None:
-        """At the body timeout, something of the body must be here; later, the answer."""
-        if self._exchange.is_without_body:
-            self._end(BodyTooSlow)
-        else:
-            self._timer = self._loop.call_at(self._until_s, self._time_is_up)
-
-    def _time_is_up(self) -> None:
-        self._end(UpstreamTimeout)
-
-    def client_gone(self) -> None:
-        """The client closed its connection."""
-        self._end(ClientGone)
-
-    def _end(self, why: type[Exception]) -> None:
-        if self._cause is None and self._task is not None:
-            self._cause = why
-            self._task.cancel()
-
-    def own_cause(self, *, is_draining: bool) -> type[Exception] | None:
-        """Why the task was cancelled, with the cancellation taken back; None: not our business.
-
-        The server cancels what is still running at the end of its drain.
-        """
-        if self._cause is None and is_draining:
-            self._cause = ShuttingDown
-        if self._cause is not None and self._task is not None:
-            self._task.uncancel()
-        return self._cause
-
-    def stop(self) -> None:
-        """The exchange is over; nothing must hold on to it."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._task = None
-
-
 def _host(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"host":
             text: str = value.decode("latin-1")
             return text
     return ""
-
-
-def _error_answer(
-    error: GatewayError, *, is_openai: bool
-) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """`{"error": …}`, as KServe or OpenAI say it, and the headers that go with it."""
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"x-pilotlight-reason", str(error.reason).encode()),
-    ]
-    if error.challenge is not None:
-        headers.append((b"www-authenticate", error.challenge))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    document = openai.error_document(error) if is_openai else {"error": str(error)}
-    return orjson.dumps(document), headers
-
-
-def _answer_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
-    body, headers = _error_answer(error, is_openai=client.target.openai_call is not None)
-    if request_id:
-        headers.append((b"x-request-id", request_id.encode()))
-    if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
-        client.keep_alive = False  # the rest of the body will not be read
-    client.answer(int(error.status), headers, body)
-
-
-async def _send_error(send: Send, error: GatewayError, *, is_openai: bool) -> None:
-    body, headers = _error_answer(error, is_openai=is_openai)
-    headers.append((b"content-length", b"%d" % len(body)))
-    with contextlib.suppress(ConnectionError):
-        await send({"type": "http.response.start", "status": int(error.status), "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
