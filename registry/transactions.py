@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import time
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.resp import RespConnection, resolve
+from registry.link import Link, too_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from registry.resp import RespConnection
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,6 @@ _GRACE_S = 0.01
 LAZY_S = 0.001
 MAX_BATCH = 256
 _NO_CHANGES = len(b"[]")
-_RETRY_FIRST_S = 0.05
-_RETRY_LONGEST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,10 @@ class Transactions:
     """Runs operations against one pool's keys over one connection of its own.
 
     One batch is on its way at a time; what comes meanwhile makes the next. Plain callbacks, since a
-    task per batch cost as much as the batch. After a failure it connects again no sooner than a
-    growing pause; until then operations fail at once, so that nobody waits for a server that is
-    away.
+    task per batch cost as much as the batch. While the link pauses, operations fail at once.
     """
 
     def __init__(self, url: str, pool: str, origin: str) -> None:
-        self._url = url
         self._client = origin
         self._losses = 0
         self.origin = origin
@@ -90,15 +86,12 @@ class Transactions:
         self.prefix = f"pilotlight:{{{pool}}}:"
         self._script = read_script()
         self._sha = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
-        self._connection: RespConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._link = Link(url, self.prefix, self._give_script)
         self._connector: asyncio.Task[None] | None = None
         self._pending: list[_Pending] = []
         self._under_way: Sequence[_Pending] = ()
         self._is_scheduled = False
         self._lazy_timer: asyncio.TimerHandle | None = None
-        self._pause_s = _RETRY_FIRST_S
-        self._retry_at_s = 0.0
         self.on_applied: Callable[[Applied], None] | None = None
         """Called with each batch's changes before its callers hear of the result."""
         self.on_lost: Callable[[], None] | None = None
@@ -135,7 +128,7 @@ class Transactions:
 
     async def _alone(self, name: str, timeout_s: float) -> tuple[Versions, int, Any]:
         """One operation in a batch of its own, with the versions and time of its reply."""
-        connection = await self._connected()
+        connection = await self._link.connected(REPLY_TIMEOUT_S)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._evaluate(connection, b'[["%b"]]' % name.encode(), _settler(future))
         try:
@@ -144,7 +137,7 @@ class Transactions:
         except TimeoutError as error:
             connection.close()
             self._lost()
-            raise _too_late() from error
+            raise too_late(timeout_s) from error
         except RegistryUnavailable:
             connection.close()
             self._lost()
@@ -163,9 +156,7 @@ class Transactions:
                 await self.submit("sync")
         if self._connector is not None:
             self._connector.cancel()
-        if self._connection is not None:
-            self._connection.close()
-            await self._connection.wait_closed()
+        await self._link.close()
 
     # A batch
 
@@ -177,13 +168,13 @@ class Transactions:
             self._lazy_timer = None
         if self._under_way or not self._pending:
             return
-        if self._connection is None or not self._connection.is_open:
+        connection = self._link.open
+        if connection is None:
             self._reconnect()
             return
         batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
         operations = b"[%b]" % b",".join([item.operation for item in batch])
         self._under_way = batch
-        connection = self._connection
         loop = asyncio.get_running_loop()
         timer = loop.call_later(REPLY_TIMEOUT_S, self._give_up, batch, connection)
 
@@ -213,7 +204,7 @@ class Transactions:
 
         def close() -> None:
             if self._under_way is batch:
-                self._pause()
+                self._link.pause()
                 connection.close()
 
         asyncio.get_running_loop().call_later(_GRACE_S, close)
@@ -249,16 +240,22 @@ class Transactions:
 
     # The connection
 
+    async def _give_script(self, connection: RespConnection) -> None:
+        await connection.call("SCRIPT", "LOAD", self._script)
+
     def _reconnect(self) -> None:
         """Connect and then flush; in the pause after a failure, fail what is queued at once."""
-        if time.monotonic() < self._retry_at_s:
-            self._fail_pending(RegistryUnavailable("Redis is away; not asked again yet"))
-        elif self._connector is None:
+        try:
+            self._link.check_pause()
+        except RegistryUnavailable as error:
+            self._fail_pending(error)
+            return
+        if self._connector is None:
             self._connector = asyncio.get_running_loop().create_task(self._connect_and_flush())
 
     async def _connect_and_flush(self) -> None:
         try:
-            await self._connected()
+            await self._link.connected(REPLY_TIMEOUT_S)
         except RegistryUnavailable as error:
             self._fail_pending(error)
         except Exception as error:
@@ -271,38 +268,6 @@ class Transactions:
     def _fail_pending(self, error: RegistryUnavailable) -> None:
         failed, self._pending = self._pending, []
         _fail(failed, error)
-
-    async def _connected(self) -> RespConnection:
-        async with self._connecting:
-            if self._connection is not None and self._connection.is_open:
-                return self._connection
-            if time.monotonic() < self._retry_at_s:
-                raise RegistryUnavailable("Redis is away; not asked again yet")
-            try:
-                self._connection = await self._connect()
-            except RegistryUnavailable:
-                self._pause()
-                raise
-            self._pause_s = _RETRY_FIRST_S
-            return self._connection
-
-    def _pause(self) -> None:
-        self._retry_at_s = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, _RETRY_LONGEST_S)
-
-    async def _connect(self) -> RespConnection:
-        address = await resolve(self._url, self.prefix)
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                connection = await RespConnection.open(address)
-                try:
-                    await connection.call("SCRIPT", "LOAD", self._script)
-                except BaseException:
-                    connection.close()
-                    raise
-        except TimeoutError as error:
-            raise _too_late() from error
-        return connection
 
 
 def _settler(future: asyncio.Future[Any]) -> Callable[[Any], None]:
@@ -337,7 +302,3 @@ def _is_error(result: Any) -> bool:
 def _fail(batch: Sequence[_Pending], error: RegistryUnavailable) -> None:
     for item in batch:
         _settle(item, error)
-
-
-def _too_late() -> RegistryUnavailable:
-    return RegistryUnavailable(f"Redis did not answer within {REPLY_TIMEOUT_S:g} s")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from runtime.device.device_errors import is_out_of_memory
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.programs.batching import ProgramBatching
 from runtime.programs.program import signature_of_program
@@ -107,11 +108,9 @@ class TensorProgram:
         arguments = {port.given: _to_torch(tensor, network.device) for port, tensor in ports}
         try:
             values = network(arguments)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):  # no fault of the tensors
-            raise
         except REFUSALS as error:
-            if "allocate memory" in str(error):
-                raise
+            if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+                raise  # no fault of the tensors
             raise InvalidRequest(f"the program refused these tensors: {error}") from error
         outputs = zip(self._signature.outputs, values, strict=True)
         return tuple(_to_tensor(port.name, value) for port, value in outputs)
