@@ -64,9 +64,10 @@ class Draining:
         going = pods_to_drain(leaving, standing, pods=pods)
         await self._call_back(going, now_s, list_pods)
         for name in going:
-            if name not in self._sent_s:
+            pod = state.get(name)  # it may have left while another one was told
+            if name not in self._sent_s and pod is not None:
                 logger.info("pod drains", extra={"pod": name})
-                await self._set_phase(state[name], PodPhase.DRAINING)
+                await self._set_phase(pod, PodPhase.DRAINING)
                 self._sent_s[name] = now_s
         self._awaited = self._busy(going)
         return None if self._awaited else tuple(going)

@@ -110,6 +110,19 @@ async def test_a_pod_whose_end_was_decided_is_not_called_back(stage: Stage) -> N
     assert stage.phases()["b"] is PodPhase.DRAINING
 
 
+async def test_a_pod_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> None:
+    await stage.follow("a", pods=1)
+    await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
+
+    async def list_pods() -> list[PodObject]:
+        await stage.registry.deregister_pod("b", stage.watch.state.pods["b"].epoch)
+        await until(lambda: "b" not in stage.phases(), timeout_s=LIMIT_S, what="b is gone")
+        return await stage._list_pods()
+
+    assert await stage.draining.follow(("b",), pods=1, list_pods=list_pods) == ("b",)
+    await _wait_phase(stage, a=PodPhase.READY)
+
+
 async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
     await stage.registry.set_phase("a", stage.watch.state.pods["a"].epoch, PodPhase.DRAINING)
     await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
