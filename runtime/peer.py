@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -17,7 +17,7 @@ from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnrea
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from runtime.protocols.request import RequestHead
     from runtime.protocols.tensors import Tensor
@@ -73,14 +73,8 @@ class PeerClient:
         body = encode_request(inputs)
         headers = {**dict(body.headers), **_forwarded(head, started_s)}
         url = f"http://{head.predict_address}/v2/models/{head.name.path_segment}/infer"
-        try:
+        with _told(head):
             answer = await self._client.post(url, content=body.content, headers=headers)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise PeerUnreachable(
-                f"predict pod {head.predict_address} cannot be reached: {error!r}"
-            ) from error
-        except httpx.HTTPError as error:
-            raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
         elapsed_s = time.monotonic() - started_s
         _require_pods(answer, head)
         if answer.status_code != httpx.codes.OK:
@@ -107,18 +101,25 @@ class PeerClient:
         """A whole request at its predict pod, its answer unread; raises PeerFailed."""
         headers = {"content-type": "application/json", **_forwarded(head, time.monotonic())}
         url = f"http://{head.predict_address}{path}"
-        try:
+        with _told(head):
             async with self._client.stream("POST", url, content=content, headers=headers) as answer:
                 if _is_queue_proxys(answer):
                     await answer.aread()
                     _require_pods(answer, head)
                 yield answer
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise PeerUnreachable(
-                f"predict pod {head.predict_address} cannot be reached: {error!r}"
-            ) from error
-        except httpx.HTTPError as error:
-            raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
+
+
+@contextmanager
+def _told(head: RequestHead) -> Iterator[None]:
+    """What goes wrong on the way to the predict pod, as PeerUnreachable or PeerFailed."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise PeerUnreachable(
+            f"predict pod {head.predict_address} cannot be reached: {error!r}"
+        ) from error
+    except httpx.HTTPError as error:
+        raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
 
 
 def _is_queue_proxys(answer: httpx.Response) -> bool:
