@@ -17,7 +17,7 @@ from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from tests.kubernetes.kubectl import Kubectl
@@ -28,6 +28,18 @@ OF_AUTOSCALER = "app.kubernetes.io/name=pilotlight-autoscaler"
 OF_POOL = "serving.kserve.io/inferenceservice=pool"
 DEPLOYMENT = "deployment/pool-predictor"
 PORT = 8080
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod takes requests, and is to stay."""
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    return "deletionTimestamp" not in pod["metadata"] and conditions.get("Ready") == "True"
+
+
+def redis_url(kubectl: Kubectl) -> str:
+    """Where the platform's registry is."""
+    service = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")
+    return f"redis://{service['spec']['clusterIP']}:6379"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +78,7 @@ class Pool:
 
     def _readiness(self) -> list[bool]:
         pods = self.kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"]
-        return [
-            "deletionTimestamp" not in pod["metadata"]
-            and any(
-                condition["type"] == "Ready" and condition["status"] == "True"
-                for condition in pod["status"].get("conditions", [])
-            )
-            for pod in pods
-        ]
+        return [is_ready(pod) for pod in pods]
 
     def reasons(self) -> set[str]:
         """Reasons of the events about it."""
@@ -149,9 +154,8 @@ class Scaler:
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
         account = kubectl.as_account(NAMESPACE, ACCOUNT, folder)
-        redis = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")["spec"]["clusterIP"]
         self._environment = {**os.environ, "KUBECONFIG": str(account.kubeconfig)}
-        self._redis = f"redis://{redis}:6379"
+        self._redis = redis_url(kubectl)
 
     def __call__(self, pods: int, *, pool: str = "default") -> subprocess.CompletedProcess[str]:
         scale = ["scale", pool, "--pods", str(pods), *IN_NAMESPACE, "--redis-url", self._redis]

@@ -14,6 +14,7 @@ import yaml
 from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.models import Gateway
 from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
+from tests.kubernetes.scaling import is_ready, redis_url
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -95,13 +96,8 @@ class Serverless:
     def pods(self) -> list[dict[str, Any]]:
         """The ready pods of the newest Revision that are to stay."""
         label = f"serving.knative.dev/revision={self.revision}"
-        return [
-            pod
-            for pod in self.kubectl.get(*IN_NAMESPACE, "pods", "-l", label)["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-            for condition in pod["status"].get("conditions", [])
-            if (condition["type"], condition["status"]) == ("Ready", "True")
-        ]
+        pods = self.kubectl.get(*IN_NAMESPACE, "pods", "-l", label)["items"]
+        return [pod for pod in pods if is_ready(pod)]
 
     def wait_for_pods(self, count: int) -> None:
         """Wait until so many pods are ready."""
@@ -112,8 +108,7 @@ class Serverless:
 
     def entered(self) -> dict[str, dict[str, Any]]:
         """The pool's pods by name, as `pilotlight get pods` tells of them."""
-        redis = self.get("service", "pilotlight-redis")["spec"]["clusterIP"]
-        names_pool = ["--redis-url", f"redis://{redis}:6379", "--pool", POOL]
+        names_pool = ["--redis-url", redis_url(self.kubectl), "--pool", POOL]
         told = subprocess.run(
             [sys.executable, "-m", "pilotlight", "get", "pods", *names_pool, "--json"],
             cwd=REPOSITORY,
