@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ISSUER = "https://id.example.com"
 AUDIENCE = "pilotlight"
+DAY_S = 86_400
+"""Longer than any run of the tests: what is refused must not be so by age."""
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
@@ -62,8 +64,8 @@ class Issuer:
         self, key: str, *, algorithm: str = "ES256", headers: dict[str, Any] | None = None,
         **claims: Any,
     ) -> str:  # fmt: skip
-        """A token that is good for ten minutes, but for what the claims say; None drops one."""
-        usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + 600}
+        """A token that is good for a day, but for what the claims say; None drops one."""
+        usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + DAY_S}
         content = {name: value for name, value in {**usual, **claims}.items() if value is not None}
         return jwt.encode(content, self.keys[key], algorithm, {"kid": key, **(headers or {})})
 

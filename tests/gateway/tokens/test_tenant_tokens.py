@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import Forbidden, InvalidToken
 from gateway.tokens.tenant_tokens import MOST_REMEMBERED, TenantTokens, Verified, looks_like_token
-from tests.gateway.tokens.issuing import ISSUER, Issuer, new_key, trust
+from tests.gateway.tokens.issuing import DAY_S, ISSUER, Issuer, new_key, trust
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ def _confused() -> str:
     secret = RED.keys["rsa"].public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )  # fmt: skip
-    claims = {"iss": ISSUER, "aud": "pilotlight", "exp": NOW_S + 600}
+    claims = {"iss": ISSUER, "aud": "pilotlight", "exp": NOW_S + DAY_S}
     message = f"{_part({'alg': 'HS256', 'typ': 'JWT', 'kid': 'rsa'})}.{_part(claims)}"
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     signature = algorithm.sign(message.encode(), secret)
@@ -98,7 +98,7 @@ GOOD = RED.token("elliptic")
         pytest.param(RED.token("elliptic", exp=None), id="without-an-end"),
         pytest.param(RED.token("elliptic", exp="soon"), id="odd-end"),
         pytest.param(RED.token("elliptic", exp=10**400), id="endless"),
-        pytest.param(RED.token("elliptic", nbf=NOW_S + 6000), id="not-yet"),
+        pytest.param(RED.token("elliptic", nbf=NOW_S + DAY_S), id="not-yet"),
         pytest.param(RED.token("elliptic", headers={"kid": "absent"}), id="unknown-key"),
         pytest.param(RED.token("elliptic", headers={"crit": ["x"], "x": 1}), id="extension"),
         pytest.param(_altered(GOOD, alg="none", kid="elliptic"), id="none"),
@@ -141,7 +141,7 @@ def test_clocks_may_be_off_a_little(tmp_path: Path, claims: dict[str, Any]) -> N
     folder = tmp_path / "issuers"
     folder.mkdir()
     trust(folder, "red", str(keys))
-    check(TenantTokens(folder, leeway_s=86_400.0), "red", RED.token("elliptic", **claims))
+    check(TenantTokens(folder, leeway_s=DAY_S), "red", RED.token("elliptic", **claims))
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60), st.binary(max_size=20))
