@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.policies.decision import SendTo
     from gateway.policies.views import ClusterView, PodView, RequestView
     from registry.cluster import Residency
-    from registry.estimates import Estimate, Measurements
+    from registry.estimates import Estimate, Measurements, StageTimes
 
 _STEPPED_AHEAD: Final = 64
 
@@ -81,10 +81,25 @@ def wait_for(
     is_measured = times.is_measured
     for pod in pods:
         load = load_rest(holders.get(pod.name), pod, measured, now_s)
-        free_at_s += [(load.seconds if load else 0.0) + times.hold_s] * pod.slots
+        free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
+    is_ending = any([pod.inferring < pod.slots for pod in pods])
     wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
-    return Forecast(max(wait_s, request.stalled_s) + times.hold_s, is_measured)
+    if request.stalled_s > (2 * times.hold_s if is_ending else 0.0):
+        wait_s = max(wait_s, request.stalled_s)
+    return Forecast(wait_s + times.hold_s, is_measured)
+
+
+def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
+    """Per slot of a busy pod: when its next request can be at the device, with that one's turn.
+
+    Slots of requests that are past their inference have only postprocessing left. What infers for
+    other entry pods holds no slot here, but the device.
+    """
+    inferring = min(pod.inferring, pod.slots)
+    device_s = load_s + pod.inferring * times.share_s
+    after_s = [max(times.after_s, device_s)] * (pod.slots - inferring)
+    return after_s + [max(load_s + times.hold_s, device_s)] * inferring
 
 
 def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
