@@ -55,12 +55,14 @@ def decide(
     now_s: float,
     ahead: int = 0,
     stalled_s: float = 0.0,
+    lost_s: float = 0.0,
     may_load: bool = True,
 ) -> Decided:
     """Decide about one request now.
 
-    `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago.
-    Where it may not load, who would begin a load waits for somebody else's.
+    `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago;
+    `lost_s` is what others lost for want of a copy. Where it may not load, who would begin a load
+    waits for somebody else's.
     """
     record = models.get(arrival.model)
     if record is None:
@@ -73,6 +75,7 @@ def decide(
     request = RequestView(  # by position: names cost a tenth of a decision
         spec.key, arrival.arrival_s, arrival.draw, arrival.sequence,
         spec.policy.target_ongoing_requests, ahead, stalled_s, arrival.deadline_s,
+        lost_s,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](request, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:

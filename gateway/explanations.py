@@ -108,6 +108,7 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
             "entry": option.entry,
             "predict": option.predict,
             **_forecast(option.forecast),
+            **({"credit_s": round(option.credit_s, 6)} if option.credit_s else {}),
         }
         for option in options
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.decide import Arrival, Decided, decide
 from gateway.errors import Rejected
+from gateway.losses import Losses
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
 from gateway.queueing import Ticket, WaitingRoom, ticket
 from registry.waiting import WaitingRequests
@@ -66,6 +67,7 @@ class WaitingLine(Generic[W]):
         self._waiters: dict[Ticket, W] = {}
         self._moved_s: dict[ModelName, float] = {}
         """Per model that is waited for: when its queue last moved."""
+        self._losses = Losses()
 
     def __len__(self) -> int:
         return self._room.size
@@ -74,14 +76,16 @@ class WaitingLine(Generic[W]):
         """Decide about a newcomer, which comes after those of its model that wait."""
         model = arrival.model
         ahead = self._room.depth(model.namespace, model.name) if self._waiters else 0
-        return self._decide(arrival, ahead)
+        decided = self._decide(arrival, ahead)
+        self._losses.note(model, decided.decision, self._now_s())
+        return decided
 
     def _decide(self, arrival: Arrival, ahead: int) -> Decided:
         now_s, state = self._now_s(), self._state
         moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
         decided = decide(
             arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s,
-            may_load=self._may_load,
+            lost_s=self._losses.counted_s(arrival.model, now_s), may_load=self._may_load,
         )  # fmt: skip
         if self._on_decided is not None:
             self._on_decided(arrival, decided)
@@ -205,6 +209,7 @@ class WaitingLine(Generic[W]):
                 case SendTo() as decision:
                     self._room.remove(waiter.ticket)
                     self._room.took_turn(waiter.ticket.tenant)
+                    self._losses.settle(waiter.arrival.model, decision)
                     self._moved_s[waiter.arrival.model] = self._now_s()
                     send(waiter, decided, decision)
                     return True

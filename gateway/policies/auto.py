@@ -1,12 +1,15 @@
 """Choose per request between colocation, queueing, proxying and a cold start, by forecast.
 
 Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. The forecasts are
-`finish_time`'s; the smallest wins, and where two are equal the one that loads nothing.
+`finish_time`'s; the smallest wins, and where two are equal the one that loads nothing. A copy also
+serves those who come later: what earlier requests lost for want of one is taken off a cold start's
+forecast (`gateway.losses`), unless the request would then miss its deadline.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final
 
 from gateway.policies.choices import (
     best_cold,
@@ -15,7 +18,7 @@ from gateway.policies.choices import (
     least_loaded_free,
     with_free_slot,
 )
-from gateway.policies.decision import Decision, Option, Reason, SendTo, Wait
+from gateway.policies.decision import Decision, Loss, Option, Reason, SendTo, Wait
 from gateway.policies.finish_time import proxy_to, run_at, wait_for
 from gateway.policies.remote_proxy import least_busy_below
 from registry.reservation import LoadMode
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
     from gateway.policies.decision import Forecast
     from gateway.policies.views import ClusterView, PodView, RequestView
+
+_COLD_START: Final = "cold start"
 
 
 def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
@@ -54,7 +59,12 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
         reason = Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD
         copies = len(warm) + len(warming)
         start = SendTo(cold.name, cold.name, LoadMode.LOAD, reason, max_other_copies=copies)
-        ways.append((run_at(cold, request, cluster, now_s), start, "cold start"))
+        forecast = run_at(cold, request, cluster, now_s)
+        ways.append((forecast, start, _COLD_START))
+        decision = _smallest(ways, _credit_s(request, forecast, now_s))
+        if decision is not start and warm and not warming:
+            decision.loss = _loss(decision, forecast, cluster.measured(request.key).stages.hold_s)
+        return decision
     if not ways:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     return _smallest(ways)
@@ -91,18 +101,40 @@ def _proxy(
     )
 
 
-def _smallest(ways: list[tuple[Forecast, SendTo | Wait, str]]) -> SendTo | Wait:
+def _credit_s(request: RequestView, cold: Forecast, now_s: float) -> float:
+    """What is taken off a cold start's forecast."""
+    deadline_s = request.deadline_s
+    return 0.0 if deadline_s is not None and now_s + cold.seconds > deadline_s else request.lost_s
+
+
+def _loss(decision: SendTo | Wait, cold: Forecast, hold_s: float) -> Loss | None:
+    """What a request loses that is served by a warm copy, but not at once and alone."""
+    assert decision.forecast is not None, "every way that was weighed has one"
+    lost_s = decision.forecast.seconds - hold_s
+    return Loss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
+
+
+def _smallest(
+    ways: list[tuple[Forecast, SendTo | Wait, str]], credit_s: float = 0.0
+) -> SendTo | Wait:
+    """The first of equals, with all ways as its options."""
     forecast, decision, _ = ways[0]
-    for way in ways:  # the first of equals
-        if way[0].seconds < forecast.seconds:
+    least_s = inf
+    for way in ways:
+        seconds = way[0].seconds
+        if credit_s and way[2] is _COLD_START:
+            seconds -= credit_s
+        if seconds < least_s:
+            least_s = seconds
             forecast, decision, _ = way
     decision.forecast = forecast
     decision.options = tuple(
         [
-            Option(way, choice.entry, choice.predict, expected)
+            Option(way, choice.entry, choice.predict, expected,
+                   credit_s if way is _COLD_START else 0.0)
             if isinstance(choice, SendTo)
             else Option(way, "", "", expected)
             for expected, choice, way in ways
         ]
-    )
+    )  # fmt: skip
     return decision

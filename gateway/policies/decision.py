@@ -50,6 +50,16 @@ class Option:
     entry: str
     predict: str
     forecast: Forecast
+    credit_s: float = 0.0
+    """Taken off its forecast where ways are compared."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """What a request loses for want of another copy, and the time to load one, in seconds."""
+
+    seconds: float
+    load_s: float
 
 
 @dataclass(slots=True)
@@ -66,6 +76,7 @@ class SendTo:
     """Most requests in the predict pod's inference stage; 0: any."""
     forecast: Forecast | None = None
     options: tuple[Option, ...] = ()
+    loss: Loss | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +86,7 @@ class Wait:
     reason: Reason
     forecast: Forecast | None = None
     options: tuple[Option, ...] = ()
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.policies.decision import SendTo
     from gateway.policies.views import ClusterView, PodView, RequestView
     from registry.cluster import Residency
-    from registry.estimates import Estimate, Measurements
+    from registry.estimates import Estimate, Measurements, StageTimes
 
 _STEPPED_AHEAD: Final = 64
 
@@ -70,9 +70,10 @@ def wait_for(
     """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
     Liu's eq. 2, with n counted over all slots of all pods that hold the model or are loading it: a
-    slot of theirs is free after what is left of the load and one request, and then every T_I + T_P.
-    A queue that has stood still for longer than one wait was forecast must be expected to stand as
-    long again, which lets `auto` leave it.
+    slot of theirs is free after what is left of the load and of one request, and then every
+    T_I + T_P. A queue that has stood still for longer than one wait was forecast must be expected
+    to stand as long again, which lets `auto` leave it; where a slot's request is seen to be past
+    its inference, only one that has stood for the time of two requests.
     """
     measured = cluster.measured(request.key)
     times = measured.stages
@@ -81,10 +82,25 @@ def wait_for(
     is_measured = times.is_measured
     for pod in pods:
         load = load_rest(holders.get(pod.name), pod, measured, now_s)
-        free_at_s += [(load.seconds if load else 0.0) + times.hold_s] * pod.slots
+        free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
+    is_ending = any(pod.inferring < pod.slots for pod in pods)
     wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
-    return Forecast(max(wait_s, request.stalled_s) + times.hold_s, is_measured)
+    if request.stalled_s > (2 * times.hold_s if is_ending else 0.0):
+        wait_s = max(wait_s, request.stalled_s)
+    return Forecast(wait_s + times.hold_s, is_measured)
+
+
+def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
+    """Per slot of a busy pod: when it is free and the device has served all who infer there now.
+
+    A slot whose request is past its inference has only postprocessing left. Requests of other entry
+    pods take time of the device, but no slot.
+    """
+    inferring = min(pod.inferring, pod.slots)
+    device_s = load_s + pod.inferring * times.share_s
+    ending = [max(times.after_s, device_s)] * (pod.slots - inferring)
+    return ending + [max(load_s + times.hold_s, device_s)] * inferring
 
 
 def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:

@@ -95,3 +95,5 @@ class RequestView:
     stalled_s: float = 0.0
     """How long the queue it waits in has not moved; 0 for who does not wait."""
     deadline_s: float | None = None
+    lost_s: float = 0.0
+    """What its model's earlier requests lost for want of another copy: `gateway.losses`."""

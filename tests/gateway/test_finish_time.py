@@ -67,6 +67,18 @@ def test_requests_that_share_batches_are_worth_their_share_each() -> None:
         pytest.param(PodSketch(A, "warm", slots=2, busy=2), 1, 2 * HOLD_S, id="two-slots"),
         pytest.param(PodSketch(A, "warm", slots=2, busy=2), 2, 3 * HOLD_S, id="two-slots-odd"),
         pytest.param(PodSketch(A, "loading:remote", busy=1), 0, 0.8 + 2 * HOLD_S, id="warming"),
+        pytest.param(
+            PodSketch(A, "warm", busy=1, ongoing=0), 0, 1.0 + HOLD_S, id="only-postprocessing-left"
+        ),
+        pytest.param(
+            PodSketch(A, "warm", slots=2, busy=2, ongoing=1), 1, 2 * HOLD_S, id="one-of-two-is-past"
+        ),
+        pytest.param(
+            PodSketch(A, "warm", busy=1, ongoing=9),
+            0,
+            9 * 0.3 + HOLD_S,
+            id="behind-others-by-proxy",
+        ),
     ],
 )
 def test_wait_for(pod: PodSketch, ahead: int, expected_s: float) -> None:
@@ -79,6 +91,21 @@ def test_a_queue_that_stands_still_is_expected_to_stand_as_long_again() -> None:
     state = cluster(PodSketch(A, "warm", busy=1), measured=TIMES)
     forecast = wait_for([state.pods[A]], request(stalled_s=5.0), state, NOW_S)
     assert forecast.seconds == pytest.approx(5.0 + HOLD_S)
+
+
+@pytest.mark.parametrize(
+    ("stalled_s", "expected_s"),
+    [
+        pytest.param(HOLD_S, 1.0, id="a-request-long"),
+        pytest.param(2.1 * HOLD_S, 2.1 * HOLD_S, id="two-requests-long"),
+    ],
+)
+def test_a_queue_whose_next_slot_is_past_its_inference_is_trusted_for_longer(
+    stalled_s: float, expected_s: float
+) -> None:
+    state = cluster(PodSketch(A, "warm", busy=1, ongoing=0), measured=TIMES)
+    forecast = wait_for([state.pods[A]], request(stalled_s=stalled_s), state, NOW_S)
+    assert forecast.seconds == pytest.approx(expected_s + HOLD_S)
 
 
 def test_a_queue_is_served_by_all_pods_that_hold_the_model() -> None:

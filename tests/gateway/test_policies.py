@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.policies.catalogue import ROUTING_POLICIES
-from gateway.policies.decision import Decision, Reason, SendTo, Wait
+from gateway.policies.decision import Decision, Loss, Reason, SendTo, Wait
 from registry.model import RoutingPolicy
 from registry.pod import PodPhase
 from registry.reservation import LoadMode
@@ -318,6 +318,43 @@ def test_auto_leaves_a_queue_that_does_not_move() -> None:
     after_a_second = policy(request(stalled_s=1.0), state, NOW_S + 1.0)
     assert isinstance(after_a_second, SendTo)
     assert after_a_second.entry == B
+
+
+def test_auto_loads_where_earlier_requests_lost_as_much_as_that_takes() -> None:
+    state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=MEASURED)
+    policy = ROUTING_POLICIES[RoutingPolicy.AUTO]
+    first = policy(request(), state, NOW_S)
+    assert isinstance(first, SendTo | Wait)
+    assert first.loss == Loss(pytest.approx(0.3), pytest.approx(0.8))
+    later = policy(request(lost_s=0.6), state, NOW_S)
+    assert isinstance(later, SendTo)
+    assert (later.entry, later.mode, later.loss) == (B, LOAD, None)
+    assert later.forecast is not None
+    assert later.forecast.seconds == pytest.approx(0.8 + 0.3)
+
+
+def test_auto_lets_no_request_miss_its_deadline_for_a_copy_that_others_want() -> None:
+    state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=MEASURED)
+    asked = request(lost_s=100.0, deadline_s=NOW_S + 1.0)
+    decision = ROUTING_POLICIES[RoutingPolicy.AUTO](asked, state, NOW_S)
+    assert not (isinstance(decision, SendTo) and decision.mode is LOAD)
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([PodSketch(A, "warm"), PodSketch(B)], id="an-idle-copy"),
+        pytest.param([PodSketch(A, "warm", busy=1)], id="nowhere-to-load"),
+        pytest.param(
+            [PodSketch(A, "warm", busy=1), PodSketch(C, "loading:remote", busy=1), PodSketch(B)],
+            id="a-copy-on-its-way",
+        ),
+    ],
+)
+def test_auto_counts_no_loss_that_a_load_begun_now_could_not_spare(pods: list[PodSketch]) -> None:
+    decision = auto(*pods)
+    assert isinstance(decision, SendTo | Wait)
+    assert decision.loss is None
 
 
 def test_the_key_decides_what_is_warm() -> None:
