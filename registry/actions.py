@@ -75,6 +75,7 @@ class Plans:
     """What autoscalers have written down."""
 
     leader: Leader | None
+    """None: nobody leads now."""
     now: UnderWay
     last: dict[str, ActionRecord]
     """The last action by model name."""

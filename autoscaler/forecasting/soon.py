@@ -2,7 +2,7 @@
 
 One logistic regression for all models, learnt from the last two days: on the logarithm of the time
 since the last arrival, of the share of active minutes over several half-lives, and of their
-products. It sees bursts end, which the forecasts by type (`forecasts`) see late; those see days and
+products. Where little was seen it leans on odds that fall as the silence grows. It sees bursts end, which the forecasts by type (`forecasts`) see late; those see days and
 periods. `p_minute` pools both by their log-odds, as `forecasts` pools gaps and levels.
 """
 
@@ -24,8 +24,12 @@ _LEAST: Final = 1e-4
 _MOST_AGE_MIN: Final = 1e5
 _MOST_ROWS: Final = 200
 """Models learnt from, spread evenly over all."""
+_MOST_MINUTES: Final = 80_000
+"""Minutes of these models learnt from: all, or where there are more each `_EVERY_MIN`."""
 _EVERY_MIN: Final = 7
-"""Each so many minutes are learnt from: no divisor of an hour, so that all minutes of it count."""
+"""No divisor of an hour, so that all minutes of it count."""
+_PRIOR_AGE: Final = -1.0
+"""Weight of the age where nothing was seen: odds of one over the minutes of silence."""
 _RIDGE: Final = 1.0
 _NO_SPREAD: Final = 1e-6
 _STEPS: Final = 12
@@ -43,8 +47,9 @@ class Recency:
 def learn_recency(history: History) -> Recency:
     """Learn from the whole minutes of a history."""
     stride = max(1, history.models // _MOST_ROWS)
-    is_active = np.asarray(history.minutes[::stride], dtype=np.uint32) > 0
-    features, came = _past(is_active, history.active[::stride], history.origin_minute)
+    known = history.known_minutes[::stride].astype(np.int64)
+    is_active = np.asarray(history.minutes[::stride, -known.max(initial=1) :], dtype=np.uint32) > 0
+    features, came = _past(is_active, history.active[::stride], known, history.origin_minute)
     return Recency(weights=_regress(features, came))
 
 
@@ -93,9 +98,12 @@ def _levels_now(history: History) -> Floats:
     return result
 
 
-def _past(is_active: Booleans, active: Integers, origin: int) -> tuple[Floats, Floats]:
-    """Features before each of some past minutes, and whether a request came in it."""
+def _past(
+    is_active: Booleans, active: Integers, known: Integers, origin: int
+) -> tuple[Floats, Floats]:
+    """Features (rows, features) before past minutes that are known, and whether a request came."""
     models, minutes = is_active.shape
+    every = 1 if known.sum() <= _MOST_MINUTES else _EVERY_MIN
     start = origin - minutes
     before = np.where((active != NEVER) & (active < start), active, NEVER).max(axis=1, initial=-1)
     last = np.where(before == NEVER, -np.inf, before.astype(np.float64))
@@ -103,29 +111,39 @@ def _past(is_active: Booleans, active: Integers, origin: int) -> tuple[Floats, F
     levels, ages = np.zeros((models, keep.size)), []
     kept: list[Floats] = []
     for minute in range(minutes):
-        if minute % _EVERY_MIN == 0:
+        if minute % every == 0:
             ages.append(start + minute - last - 0.5)
             kept.append(levels)
         levels = keep * levels + (1 - keep) * is_active[:, minute, None]
         last = np.where(is_active[:, minute], start + minute, last)
+    # The first minute of a model says nothing: perhaps it is known since it was asked for.
+    is_known = np.arange(0, minutes, every) > minutes - known[:, None]
     features = _features(np.stack(kept, axis=1), np.stack(ages, axis=1))
-    came = is_active[:, ::_EVERY_MIN].astype(np.float64)
-    return features.reshape(-1, features.shape[-1]), came.reshape(-1)
+    return features[is_known], is_active[:, ::every][is_known].astype(np.float64)
 
 
 def _regress(features: Floats, came: Floats) -> Floats:
-    """Logistic regression by Newton's method, with a ridge on features of unit spread."""
+    """Logistic regression by Newton's method, with a ridge on features of unit spread.
+
+    The ridge holds what is learnt near the prior: one positive among few rows says little.
+    """
+    prior = np.zeros(features.shape[1])
+    prior[0] = _PRIOR_AGE
+    if not came.size:
+        return prior
     mean, spread = features.mean(axis=0), features.std(axis=0)
-    spread = np.where(spread < _NO_SPREAD, np.inf, spread)  # nothing to be learnt from it: weight 0
+    spread = np.where(spread < _NO_SPREAD, np.inf, spread)  # nothing to be learnt from it
     mean[-1], spread[-1] = 0.0, 1.0
     scaled = (features - mean) / spread
-    weights = np.zeros(scaled.shape[1])
-    ridge = _RIDGE * np.eye(weights.size)
+    learnt = -prior * np.where(np.isfinite(spread), spread, 0.0)  # from even odds on: it converges
+    learnt[-1] = -mean @ prior
+    ridge = _RIDGE * np.eye(learnt.size)
     for _ in range(_STEPS):
-        p = 1 / (1 + np.exp(-np.clip(scaled @ weights, -30.0, 30.0)))
-        slope = scaled.T @ (came - p) - ridge @ weights
+        odds = features @ prior + scaled @ learnt
+        p = 1 / (1 + np.exp(-np.clip(odds, -30.0, 30.0)))
+        slope = scaled.T @ (came - p) - ridge @ learnt
         curve = (scaled * (p * (1 - p))[:, None]).T @ scaled + ridge
-        weights = weights + np.linalg.solve(curve, slope)
-    result: Floats = weights / spread
-    result[-1] -= (result[:-1] * mean[:-1]).sum()
+        learnt = learnt + np.linalg.solve(curve, slope)
+    result: Floats = prior + learnt / spread
+    result[-1] -= (learnt / spread)[:-1] @ mean[:-1]
     return result

@@ -3,20 +3,22 @@
 
 local MOST_REMEMBERED = 100
 
-local function leads(token)
-  local leader = redis.call('HMGET', key('leader'), 'token', 'until')
-  return leader[1] == tostring(token) and tonumber(leader[2]) > now
+-- {holder, token, until, ttl} while somebody leads, else {}. A clock that went back would make a
+-- lease last for as long as it went back by, so none is believed that has more left than it was for.
+local function leader()
+  local last = redis.call('HMGET', key('leader'), 'holder', 'token', 'until', 'ttl')
+  local left_ms = (tonumber(last[3] or 0) or 0) - now
+  return left_ms > 0 and left_ms <= (tonumber(last[4] or 0) or 0) and last or {}
 end
 
+local function leads(token) return leader()[2] == tostring(token) end
+
 function op.lead(holder, ttl_ms)
-  local leader = redis.call('HMGET', key('leader'), 'holder', 'token', 'until')
-  local left_ms = (tonumber(leader[3] or 0) or 0) - now
-  -- A clock that went back would make a lease last for as long as it went back by.
-  if leader[1] and leader[1] ~= holder and left_ms > 0 and left_ms <= 60000 then
-    return {'held', leader[1], left_ms}
-  end
-  local token = leader[1] == holder and left_ms > 0 and tonumber(leader[2]) or next_fence()
-  redis.call('HSET', key('leader'), 'holder', holder, 'token', token, 'until', now + ttl_ms)
+  local current = leader()
+  if current[1] and current[1] ~= holder then return {'held', current[1]} end
+  local token = tonumber(current[2]) or next_fence()
+  redis.call('HSET', key('leader'), 'holder', holder, 'token', token, 'until', now + ttl_ms,
+    'ttl', ttl_ms)
   return {'ok', token}
 end
 
@@ -77,7 +79,6 @@ function op.under_way()
 end
 
 function op.plans()
-  local leader = redis.call('HMGET', key('leader'), 'holder', 'token', 'until')
-  return {leader, op.under_way(), redis.call('HGETALL', key('acted')),
+  return {leader(), op.under_way(), redis.call('HGETALL', key('acted')),
     redis.call('LRANGE', key('history'), 0, -1)}
 end

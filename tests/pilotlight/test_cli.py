@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pilotlight.home import Home, HomeLock, PlatformState
+from registry.actions import POOL, ActionRecord, WantedPods
+from registry.autoscaling import Autoscaling
+from registry.client import Registry
+from tests import servers
 from tests.pilotlight.conftest import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests import servers
     from tests.pilotlight.conftest import Cli
 
 GOOD = """
@@ -133,6 +137,29 @@ def test_shows_models_that_nobody_can_serve_as_not_ready(
     table = cli("get", "models", "--redis-url", redis.url)
     assert "default/translate" in table.out
     assert "no pod takes requests" in table.out
+
+
+def test_without_pods_a_model_is_ready_only_while_an_autoscaler_leads(
+    cli: Cli, redis: servers.RedisServer
+) -> None:
+    async def lead(ttl_s: float) -> None:
+        registry = await Registry.connect(redis.url)
+        scaling = Autoscaling(registry)
+        token = await scaling.lead("autoscaler", ttl_s=ttl_s)
+        assert token is not None
+        await scaling.scale(token, WantedPods(0), ActionRecord("scale", POOL, "idle", "none", 0.0))
+        await registry.close()
+
+    def is_ready() -> bool:
+        [shown] = cli("get", "models", "embed", "--json", "--redis-url", redis.url).document
+        return bool(shown["ready"])
+
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    assert not is_ready()
+    asyncio.run(lead(600))
+    assert is_ready()
+    asyncio.run(lead(0.1))
+    servers.wait_until(lambda: not is_ready(), what="not ready: its wish is left, it leads no more")
 
 
 def test_deletes_by_name_namespace_and_file(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import redis.asyncio
 
 from registry.actions import POOL, ActionRecord, Outcome, WantedPods
 from registry.autoscaling import Autoscaling, Intended
@@ -17,6 +18,7 @@ from tests.registry.test_watch import running
 if TYPE_CHECKING:
     from registry.client import Registry
     from tests.registry.conftest import Connect
+    from tests.servers import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +56,31 @@ async def test_the_lead_passes_on_when_the_lease_is_over(registry: Registry) -> 
     assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.FENCED
     assert not await scaling.scale(first, WantedPods(3), SCALE)
     assert (await scaling.under_way()).wanted is None
+
+
+async def test_who_led_before_leads_no_more(registry: Registry) -> None:
+    scaling = Autoscaling(registry)
+    await _lead(registry, "one", ttl_s=120)
+    leader = (await scaling.plans()).leader
+    assert leader is not None
+    assert leader.holder == "one"
+    await _lead(registry, "one", ttl_s=0.1)
+
+    async def is_over() -> bool:
+        return (await scaling.plans()).leader is None
+
+    await eventually(is_over)
+
+
+async def test_a_lease_with_more_left_than_it_was_for_is_over(
+    registry: Registry, server: RedisServer
+) -> None:
+    """As one is that was taken before Redis' clock went back."""
+    await _lead(registry, "one")
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        await client.hincrby(f"{registry.transactions.prefix}leader", "until", 3_600_000)
+    assert (await Autoscaling(registry).plans()).leader is None
+    assert await _lead(registry, "two") > 0
 
 
 async def test_who_resigns_can_begin_nothing(registry: Registry) -> None:

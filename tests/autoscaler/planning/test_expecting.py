@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.forecasting.soon import learn_recency, p_recent
@@ -41,6 +44,13 @@ def test_probabilities_learnt_are_those_that_came() -> None:
         expected += float(p_recent(known, learnt).sum())
         came += sum(minute in each for each in streams)
     assert 0.8 < expected / came < 1.25
+
+
+def test_before_anything_was_learnt_silence_says_how_likely_a_request_is() -> None:
+    new = replace(history([[NOW_MIN - 1]], now_min=NOW_MIN), since_minute=np.array([NOW_MIN - 1]))
+    learnt = learn_recency(new)
+    p = [p_recent(replace(new, origin_s=60.0 * (NOW_MIN + each)), learnt)[0] for each in (0, 9)]
+    assert p == pytest.approx([1 / 2, 1 / 11])
 
 
 def test_without_any_arrival_nothing_is_expected_and_nothing_breaks() -> None:

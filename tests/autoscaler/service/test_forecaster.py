@@ -31,11 +31,13 @@ def _counts() -> Counts:
     return counts
 
 
-def _past(counts: Counts, now_s: float, rows: Integers | None) -> Past:
+def _past(
+    counts: Counts, now_s: float, rows: Integers | None, names: tuple[str, ...] = NAMES
+) -> Past:
     counts.advance(now_s)
-    places = counts.rows_of(NAMES)
+    places = counts.rows_of(names)
     chosen = places if rows is None else places[rows]
-    return Past(NAMES, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+    return Past(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
 
 
 def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
@@ -59,6 +61,33 @@ def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
     assert (part.forecast.mean[others] == first.forecast.mean[others]).all()
     assert part.history is None
     assert full.history is not None
+
+
+@pytest.mark.parametrize(
+    ("models", "known_s", "burst_s", "per_s"),
+    [
+        pytest.param(1, 20, 30, 10, id="new-model"),
+        pytest.param(1, 80, 30, 1, id="new-model-slow"),
+        pytest.param(5, 30, 5, 50, id="new-pool"),
+        pytest.param(2, 2000, 10, 4, id="older-pool"),
+    ],
+)
+def test_after_a_burst_the_next_arrival_is_soon_unlikely(
+    models: int, known_s: int, burst_s: int, per_s: int
+) -> None:
+    """From 150 s on, however little there is to learn from, and for as long as it is silent."""
+    names, counts, forecaster = NAMES[:models], Counts(CountsParams(models=models)), Forecaster()
+    counts.advance(START_S + 17)
+    for name in names:
+        counts.declare(name)
+    begin_s = START_S + 17 + known_s
+    counts.advance(begin_s + burst_s)
+    times_s = [begin_s + second for second in range(burst_s)]
+    counts.add([names[0]] * burst_s, times_s, [per_s] * burst_s)
+    for silent_s in range(150, 450, 12):
+        now_s = begin_s + burst_s + silent_s
+        past = _past(counts, now_s, forecaster.due(names, (), now_s), names)
+        assert forecaster.forecast(past).p_minute.max() < 0.5, silent_s
 
 
 def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> None:
