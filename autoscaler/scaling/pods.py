@@ -2,8 +2,8 @@
 
 Up at once, by forecast and by what waits, so that a wrong forecast is never worse than reacting;
 down only to the most that was wanted within `stable_s`, as Knative's window does, so that a load
-that comes again within it does not flap. From zero one pod is woken, and more only once it is
-there.
+that comes again within it does not flap. From zero one pod is woken for one model that waits, and
+more where several do, by how long their loads take.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from autoscaler.planning.pod_use import PodUse, pod_uses
 from registry.model import Preload, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from autoscaler.planning.pool import PodView, PoolView
 
 _RANK: Final = {
@@ -107,7 +109,7 @@ def _need(
 ) -> tuple[int, Why, str]:
     """Pods by what waits, by what is expected, and by copies that must be; the most of them."""
     waiting = sum(model.waiting.requests for model in view.models)
-    accepting = [pod for pod in view.pods.values() if pod.is_accepting]
+    accepting = {pod.name for pod in view.pods.values() if pod.is_accepting}
     needs = [
         (*_for_expected(view, params), Why.FORECAST),
         (*_for_copies(view), Why.COPIES),
@@ -117,24 +119,24 @@ def _need(
     by_rate = ceil(busy / (_slots(view) * params.busy_share) - 0.5) if accepting else 0
     needs.append((by_rate, f"{busy:.2g} slots were asked for lately", Why.ARRIVING))
     if waiting:  # first, since it names the cause where several ask for as many
-        pods = _for_waiting(view, len(accepting), current, by_rate, params)
+        pods = _for_waiting(view, accepting, current, by_rate, params)
         needs.insert(0, (pods, f"{waiting} requests wait", Why.WAITING))
     pods, words, why = max(needs, key=lambda each: each[0])
     return pods, why, words
 
 
 def _for_waiting(
-    view: PoolView, accepting: int, current: int, by_rate: int, params: PodParams
+    view: PoolView, accepting: Collection[str], current: int, by_rate: int, params: PodParams
 ) -> int:
     """Pods so that what waits is over in time, beside those for what goes on to come.
 
     More of them do not make a load any shorter.
     """
-    if not accepting:
-        return max(current, 1)
     requests, work_s = 0, 0.0
     for model in view.models:
-        warm_since_s = [each.since_s for each in model.holders.values() if each.is_warm]
+        warm_since_s = [
+            each.since_s for pod, each in model.holders.items() if each.is_warm and pod in accepting
+        ]
         if warm_since_s:
             if view.time_s - min(warm_since_s) < params.patience_s:
                 continue  # what waited for the load is being served now
@@ -145,7 +147,7 @@ def _for_waiting(
             work_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
     extra = min(requests, work_s / params.patience_s) / _slots(view)
     # Those on their way count.
-    return max(current, max(accepting, by_rate) + ceil(extra - 0.5))
+    return max(current, 1, max(len(accepting), by_rate) + ceil(extra - 0.5))
 
 
 def _for_expected(view: PoolView, params: PodParams) -> tuple[int, str]:

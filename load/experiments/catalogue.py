@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments import (
+    burst,
     liu_grid,
     liu_simple,
     liu_wins,
@@ -26,6 +27,7 @@ _ALL: Final = (
     liu_grid.EXPERIMENT,
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
+    burst.EXPERIMENT,
     spike.EXPERIMENT,
     warsaw.EXPERIMENT,
     scale.EXPERIMENT,

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from load.experiments.elastic.live_burst import LiveBurst
+    from load.experiments.elastic.scenario import Scenario
+    from load.experiments.elastic.spiking import Spiked
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
 
@@ -23,6 +26,14 @@ class LivePlatform(Protocol):
 
     def wins(self, scale: DemoScale) -> list[WinRun]:
         """The workloads of section 6.4 under every fixed policy and `auto`."""
+        ...
+
+    def burst(self, models: int, *, pods: int, model: str) -> list[LiveBurst]:
+        """So many models, asked for at once while there are no pods: never before, and again."""
+        ...
+
+    def spike(self, scenario: Scenario, seed: int) -> Spiked:
+        """A load that grows at once, under the platform's autoscaler."""
         ...
 
     def redis(self) -> AbstractContextManager[str]:

@@ -298,6 +298,10 @@ class SimulatedGateway:
         if not flight.is_over:
             self.failed(flight, 503, f"predict pod {flight.predict.name} is not to be reached")
 
+    def load_begun(self, key: str) -> None:
+        """A pod begins to bring a model to its device."""
+        self._summary.begun[key] += 1
+
     def loaded(self, source: Tier, seconds: float) -> None:
         """A pod has brought a model to its device."""
         self._summary.loaded(source, seconds)

@@ -108,6 +108,7 @@ class Loading:
             self._never_fits(load)
             return load
         self._under_way[key] = load
+        self._gateway.load_begun(key)
         load.source = self._pod.node.nearest(key)
         self._say_started(load)
         self._pod.node.used(key)

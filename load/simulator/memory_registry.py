@@ -90,6 +90,10 @@ class MemoryRegistry:
         found.used_bytes = used_bytes
         found.loads_total = loads_total
         found.is_suspect = False
+        self.measured(samples)
+
+    def measured(self, samples: Sequence[Samples]) -> None:
+        """Take in what was measured of models."""
         for sample in samples:
             known = self.state.measurements.get(sample.key)
             if known is None:

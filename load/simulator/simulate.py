@@ -198,18 +198,13 @@ class Simulation:
             autoscaler.tick(self.registry.state, now_s, self)
 
     def know(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
-        """Have the registry know models' times, by key and measure, as after some time in service.
-
-        For a run that has not begun, with a pod that lives.
-        """
-        pod = next(iter(self.registry.state.pods.values()))
-        samples = [
-            Samples(key, measure, (seconds,))
-            for key, measures in times_s.items()
-            for measure, seconds in measures.items()
-        ]
-        self.registry.beat(
-            pod.name, pod.epoch, 0.0, used_bytes=pod.used_bytes, loads_total=0, samples=samples
+        """Have the registry know models' times, by key and measure: they were in service before."""
+        self.registry.measured(
+            [
+                Samples(key, measure, (seconds,))
+                for key, measures in times_s.items()
+                for measure, seconds in measures.items()
+            ]
         )
 
     # The world at its start

@@ -27,6 +27,8 @@ class Summary:
         self.statuses: Counter[int] = Counter()
         self.starts: Counter[str] = Counter()
         self.loads: Counter[str] = Counter()
+        self.begun: Counter[str] = Counter()
+        """Loads that were begun, by the model's key."""
         self.load_s = 0.0
         """Time of all loads together."""
         self.total_s = 0.0

@@ -1,42 +1,52 @@
-"""Liu's workloads on a platform of its own, for the experiments that compare live and simulated.
+"""Workloads on a platform of their own, for the experiments that compare live and simulated.
 
-It is `load.experiments.live.LivePlatform`; each call starts eight pods and stops them.
+It is `load.experiments.live.LivePlatform`; each call starts a platform and stops it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import tempfile
 import time
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
 from pilotlight.commands.run import prepare_samples
+from pilotlight.demo import elastic
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import StartFailed
 from pilotlight.home import Home
 from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, python_environment
 from pilotlight.platform.redis_server import redis_binary
-from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.platform.settings import AutoscalerChoice, PlatformSettings, PodSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
-from pilotlight.samples import BUCKET
+from pilotlight.samples import BUCKET, make_model_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from load.experiments.elastic.live_burst import LiveBurst
+    from load.experiments.elastic.scenario import Scenario
+    from load.experiments.elastic.spiking import Spiked
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
     from pilotlight.output import Output
 
 REQUEST_TIMEOUT_S = 300.0
 _REDIS_START_S = 30.0
+_SPIKE_MODEL = "tiny-t5"
+_POD_IDLE_S = 8.0
+_POD_STABLE_S = 8.0
+"""Short, since a pool must come to no pods, or to its first ones, before each run."""
 
 
 class LiveDemo:
@@ -91,6 +101,49 @@ class LiveDemo:
 
         return asyncio.run(run_all())
 
+    def burst(self, models: int, *, pods: int, model: str) -> list[LiveBurst]:
+        """So many models, asked for at once while there are no pods: never before, and again."""
+        settings = self._elastic_settings(pods, min_pods=0)
+
+        async def run_all(uri: str) -> list[LiveBurst]:
+            specs = elastic.burst_models(models, uri)
+            async with _started(settings) as (platform, client):
+                await elastic.declare(platform, client, specs)
+                return [
+                    await elastic.run_burst(platform, client, specs, is_known=is_known)
+                    for is_known in (False, True)
+                ]
+
+        with _made_model(model) as uri:
+            return asyncio.run(run_all(uri))
+
+    def spike(self, scenario: Scenario, seed: int) -> Spiked:
+        """A load that grows at once, under the platform's autoscaler."""
+        settings = self._elastic_settings(scenario.most_pods, min_pods=scenario.first_pods)
+
+        async def run_one(uri: str) -> Spiked:
+            spec = elastic.spike_model(uri)
+            async with _started(settings) as (platform, client):
+                await elastic.declare(platform, client, [spec])
+                return await elastic.run_spike(platform, client, spec, scenario, seed)
+
+        with _made_model(_SPIKE_MODEL) as uri:
+            return asyncio.run(run_one(uri))
+
+    def _elastic_settings(self, pods: int, *, min_pods: int) -> PlatformSettings:
+        settings = PlatformSettings(
+            home=self._home,
+            objects=self._objects,
+            pods=pods,
+            port=0,
+            pod=PodSettings(allow_simulated_work=True),
+            s3=False,
+            autoscaler=AutoscalerChoice(
+                min_pods=min_pods, pod_idle_s=_POD_IDLE_S, pod_stable_s=_POD_STABLE_S
+            ),
+        )
+        return self._free(settings)
+
     @contextmanager
     def redis(self) -> Iterator[str]:
         """A real Redis with nothing in it, by its URL."""
@@ -119,11 +172,28 @@ class LiveDemo:
                 link_bytes_per_s=link_bytes_per_s, allow_simulated_work=True, retire_grace_s=0.1
             ),
         )
+        prepare_samples(settings, self._output)
+        return self._free(settings)
+
+    def _free(self, settings: PlatformSettings) -> PlatformSettings:
+        """The settings, once it is sure that no platform runs there."""
         if settings.home.is_locked():
             raise settings.home.already_running()
-        prepare_samples(settings, self._output)
         log_to(settings)
         return settings
+
+
+@contextmanager
+def _made_model(name: str) -> Iterator[str]:
+    """A model folder that `make-model` knows, by its URI."""
+    with tempfile.TemporaryDirectory(prefix="pilotlight-model-") as folder:
+        subprocess.run(
+            make_model_command(name, Path(folder)),
+            stdout=subprocess.DEVNULL,
+            env=python_environment(os.environ),
+            check=True,
+        )
+        yield f"file://{folder}"
 
 
 @asynccontextmanager
@@ -136,7 +206,10 @@ async def _started(
             ended_by_signals(),
             platform,
             httpx.AsyncClient(
-                base_url=platform.gateway_url, trust_env=False, timeout=REQUEST_TIMEOUT_S
+                base_url=platform.gateway_url,
+                trust_env=False,
+                timeout=REQUEST_TIMEOUT_S,
+                limits=httpx.Limits(max_connections=None),
             ) as client,
         ):
             yield platform, client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.loading.predictive import predictive
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.5
 FORECAST_S: Final = 2.0
 KPA_TICK_S: Final = 2.0
+SCRAPE_S: Final = 1.0
 
 
 class Ours:
@@ -59,20 +61,20 @@ class Ours:
                 arrived=arrived,
                 last_arrival_s=self._last_s,
                 waiting={
-                    name: Waiting(count, 0, now_s)
-                    for name, count in seen.waiting().items()
-                    if count
+                    name: Waiting(each.requests, each.starved, each.oldest_s)
+                    for name, each in seen.waiting.items()
                 },
             ),
             limits=self._limits,
             demand=self._demand,
         )
-        for action in self._policy.plan(view, None)[0]:
+        planned, _ = self._policy.plan(view, None)
+        scaling, self._pods = scale_pods(view, self._pods, PodParams())
+        for action in planned:  # after all plans: the view changes with what is begun
             if isinstance(action, Load):
                 actions.preload(name_of_key(action.key), action.pod, action.tier)
             elif isinstance(action, Demote):
                 actions.demote(name_of_key(action.key), action.pod, action.tier)
-        scaling, self._pods = scale_pods(view, self._pods, PodParams())
         wishes = [each.pods for each in scaling if isinstance(each, SetPods)]
         return wishes[0] if wishes else self._pods.current or 0
 
@@ -103,11 +105,51 @@ class Knative:
 
     def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
         """Load what pods lack, and say how many there should be."""
-        for name, record in seen.state.models.items():
-            for pod in seen.state.pods:
-                if pod not in seen.state.holders(record.serving.key):
-                    actions.preload(name, pod)
+        load_everywhere(seen, actions)
+        return self.pods_for(seen.in_system, now_s, seen)
+
+    def pods_for(self, concurrency: float, now_s: float, seen: Seen) -> int:
+        """Pods to have, after one more sample."""
         pods, self._state = kpa_pods(
-            seen.in_system, len(seen.state.pods), self._state, now_s, self._params
+            concurrency, len(seen.state.pods), self._state, now_s, self._params
         )
         return max(pods, self._least)
+
+
+class ScrapedKnative:
+    """`Knative` by what its autoscaler gets: means of whole seconds, one each second.
+
+    Plans every two seconds by them.
+    """
+
+    every_s = 0.1
+
+    def __init__(self, params: KpaParams, *, least: int) -> None:
+        self._rule = Knative(params, least=least)
+        self._second: list[int] = []
+        self._scrape_s = SCRAPE_S
+        self._plan_s = KPA_TICK_S
+        self._wanted = least
+        self._pods: int | None = None
+        """What the last plan wanted; None: there was none."""
+
+    def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
+        """Sample; the pods of the last plan, where none is due."""
+        load_everywhere(seen, actions)
+        self._second.append(seen.in_system)
+        if now_s + 1e-9 >= self._scrape_s:
+            self._scrape_s += SCRAPE_S
+            self._wanted = self._rule.pods_for(fmean(self._second), now_s, seen)
+            self._second.clear()
+        if now_s + 1e-9 >= self._plan_s:
+            self._plan_s += KPA_TICK_S
+            self._pods = self._wanted
+        return len(seen.state.pods) if self._pods is None else self._pods
+
+
+def load_everywhere(seen: Seen, actions: Actions) -> None:
+    """Every model at every pod."""
+    for name, record in seen.state.models.items():
+        for pod in seen.state.pods:
+            if pod not in seen.state.holders(record.serving.key):
+                actions.preload(name, pod)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from load.simulator.simulate import Actions
     from registry.cluster import ClusterState
     from registry.model import ModelName
+    from registry.waiting import WaitingRequests
 
 
 class Rule(Protocol):
@@ -29,34 +30,20 @@ class Rule(Protocol):
 class Seen:
     """What a rule sees beside the clock."""
 
-    def __init__(self, state: ClusterState, asked: Counter[ModelName], in_system: int) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        asked: Counter[ModelName],
+        in_system: int,
+        waiting: Mapping[ModelName, WaitingRequests],
+    ) -> None:
         self.state = state
         self.asked = asked
         """Requests so far, by model."""
         self.in_system = in_system
         """Requests that came and are not answered yet."""
-
-    @property
-    def in_pods(self) -> int:
-        """Requests that a pod has taken."""
-        return sum(pod.slots_busy for pod in self.state.pods.values())
-
-    def waiting(self) -> Mapping[ModelName, int]:
-        """Requests that no pod has taken yet, by model: those of models that are nowhere warm.
-
-        With one model all are its own. With more, each is taken to wait until its model is warm.
-        """
-        if len(self.state.models) == 1:
-            [name] = self.state.models
-            return {name: max(0, self.in_system - self.in_pods)}
-        return {
-            name: count
-            for name, count in self.asked.items()
-            if not any(
-                each.is_warm
-                for each in self.state.holders(self.state.models[name].serving.key).values()
-            )
-        }
+        self.waiting = waiting
+        """Requests that no pod has taken yet, by model."""
 
 
 class PodScaler:
@@ -91,7 +78,8 @@ class PodScaler:
         if now_s + 1e-9 < self._next_plan_s:
             return
         self._next_plan_s = now_s + self._rule.every_s
-        wanted = self._rule.plan(now_s, Seen(state, self.asked, actions.open_requests), actions)
+        seen = Seen(state, self.asked, actions.open_requests, actions.waiting())
+        wanted = self._rule.plan(now_s, seen, actions)
         self._follow(state, now_s, wanted, actions)
 
     def _follow(self, state: ClusterState, now_s: float, wanted: int, actions: Actions) -> None:

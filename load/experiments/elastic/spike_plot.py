@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from load.experiments.elastic.spiking import DEADLINE_S, RULES, SPIKE_AT_S, SpikeTask
+from load.experiments.elastic.scenario import MADE_WITH
+from load.experiments.elastic.spiking import KNATIVE, OURS, SpikeTask
 from load.report.style import COLOURS, DPI, LINES, legend_below, rows_of_axes, styled
 
 if TYPE_CHECKING:
@@ -15,26 +16,28 @@ if TYPE_CHECKING:
 
 _BEFORE_S: Final = 20
 _AFTER_S: Final = 60
+_SHOWN: Final = {
+    OURS: (OURS, False),
+    f"{OURS}, earlier spikes known": (OURS, True),
+    KNATIVE: (KNATIVE, False),
+}
+"""Rule, and whether earlier spikes are known, by label."""
 
 
 def draw(outcomes: Mapping[SpikeTask, Spiked], seed: int, folder: Path) -> Path:
-    """Write `spike.png`: one seed of both rules, with and without earlier spikes."""
+    """Write `spike.png`: one seed of both rules, ours also with earlier spikes."""
     path = folder / "spike.png"
-    begin = int(SPIKE_AT_S)
+    begin = int(MADE_WITH.spike_at_s)
     seconds = range(begin - _BEFORE_S, begin + _AFTER_S)
+    at_s = [second - begin for second in seconds]
     with styled():
         figure, (above, below) = rows_of_axes([3.0, 2.6])
-        for colour, rule in enumerate(RULES):
-            for line, is_known in enumerate((False, True)):
-                run = outcomes[SpikeTask(rule, is_known, seed)]
-                if is_known and rule != RULES[0]:
-                    continue  # Knative's rule knows nothing of earlier days: the same run
-                label = f"{rule}, earlier spikes known" if is_known else rule
-                look: dict[str, Any] = {"color": COLOURS[colour], "linestyle": LINES[line]}
-                at_s = [second - begin for second in seconds]
-                above.plot(at_s, [run.p99_s[each] for each in seconds], label=label, **look)
-                below.plot(at_s, [run.pods[each] for each in seconds], **look)
-        above.axhline(DEADLINE_S, color="0.4", linewidth=1)
+        for number, (label, (rule, is_known)) in enumerate(_SHOWN.items()):
+            run = outcomes[SpikeTask(rule, is_known, seed)]
+            look: dict[str, Any] = {"color": COLOURS[number], "linestyle": LINES[number]}
+            above.plot(at_s, [run.p99_s[each] for each in seconds], label=label, **look)
+            below.plot(at_s, [run.pods[each] for each in seconds], **look)
+        above.axhline(MADE_WITH.deadline_s, color="0.4", linewidth=1)
         above.set_title("Simulated: ten times the load from second 0 on")
         above.set_ylabel("p99 of a second's requests (s)")
         below.set_ylabel("Pods")

@@ -50,6 +50,32 @@ def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
     assert actions == ()
 
 
+@pytest.mark.parametrize(
+    ("load_s", "pods"),
+    [
+        pytest.param(0.1, 1, id="little to load"),
+        pytest.param(1.0, 5, id="ten seconds of loads within two"),
+        pytest.param(60.0, 10, id="a pod each and no more"),
+    ],
+)
+def test_models_that_wait_at_zero_wake_pods_by_what_their_loads_take(
+    load_s: float, pods: int
+) -> None:
+    models = [
+        replace(_model(f"m-{number}", waiting=50), load_s={Tier.REMOTE: load_s})
+        for number in range(10)
+    ]
+    actions, state = scale_pods(_view(0, 0, *models, high=100), PodState(current=0), PARAMS)
+    assert _wanted(actions) == pods
+    assert scale_pods(_view(1, 0, *models, high=100), state, PARAMS)[0] == ()
+
+
+def test_a_copy_at_a_pod_that_leaves_serves_nobody_who_waits() -> None:
+    view = _view(0, 1, _warm(_model(waiting=100)))
+    view = replace(view, pods={"pod-0": replace(view.pods["pod-0"], is_accepting=False)})
+    assert _wanted(scale_pods(view, PodState(current=0), PARAMS)[0]) == 1
+
+
 def _warm(
     model: ModelView, *, loading_from: Tier | None = None, since_s: float = -100.0
 ) -> ModelView:
