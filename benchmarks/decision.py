@@ -174,7 +174,7 @@ def _model_changes(name: ModelName, pods: Sequence[str], rng: random.Random) -> 
         changes += [["at", spec.key, pod, f"disk|-|{since_ms}|{_GIB}"] for pod in holders[copies:]]
     elif kind < _WARM_SHARE + _WARMING_SHARE:
         changes.append(["at", spec.key, holders[0], f"disk|disk|{since_ms}|{_GIB}"])
-    elif rng.random() < 0.5:
+    elif rng.random() < _ON_DISK_SHARE:
         changes += [["at", spec.key, pod, f"disk|-|{since_ms}|{_GIB}"] for pod in holders]
     for measure_name, seconds in _TIMES_S.items():
         values = [seconds * rng.uniform(0.8, 1.2) for _ in range(8)]

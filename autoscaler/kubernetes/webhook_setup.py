@@ -34,11 +34,9 @@ SECRET = "pilotlight-webhook"
 VALIDATING = "annotations.pilotlight.io"
 MUTATING = "defaults.pilotlight.io"
 """Mutating webhooks run in order of their name: before KServe's `inferenceservice.…`."""
-_JSON_PATCH = "application/json-patch+json"
-
-
 CHECK_S = 20.0
 """How often certificate and `caBundle` are looked at: replicas renew, an `apply` takes away."""
+_JSON_PATCH = "application/json-patch+json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from registry.model import Task
 from runtime.errors import ModelInvalid
 from runtime.networks.configuration import read_config, task_of
 from runtime.networks.skeletons import Place, Skeleton
-from runtime.networks.weight_source import map_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,17 +27,6 @@ SKELETON_LOCK = threading.Lock()
 
 Shapes = dict[str, tuple[int, ...]]
 """Per stored tensor."""
-
-
-def load_network(
-    folder: Path, weight_paths: Sequence[Path], declared: Task | None
-) -> PreTrainedModel:
-    """The network on the CPU with all weights, mapped; raises ModelInvalid. Blocks."""
-    weights = map_weights(weight_paths)
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    skeleton = build_skeleton(folder, declared, shapes)
-    skeleton.put_in(weights)
-    return skeleton.network
 
 
 def signature_of(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
@@ -57,8 +45,8 @@ def build_skeleton(
     declared: Task | None,
     shapes: Shapes,
     *,
-    signature: str = "",
-    device: torch.device | None = None,
+    signature: str,
+    device: torch.device,
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
@@ -67,12 +55,12 @@ def build_skeleton(
         declared: the task, where the InferenceService names one.
         shapes: of the tensors that the model's files hold.
         signature: of the architecture.
-        device: where the values that no file holds are put; the CPU by default.
+        device: where the values that no file holds are put.
     """
     config = read_config(folder)
     network = _network(config, task_of(config, declared))
     places = _places(network, shapes)
-    _fill_unsaved_buffers(network, device or torch.device("cpu"))
+    _fill_unsaved_buffers(network, device)
     _check_complete(network, places)
     _read_generation_config(network, folder)
     network.eval()
@@ -233,12 +221,3 @@ def _read_generation_config(network: PreTrainedModel, folder: Path) -> None:
         network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError) as error:
         raise ModelInvalid(f"generation_config.json cannot be used: {error}") from error
-
-
-def memory_bytes_of(network: PreTrainedModel) -> int:
-    """Bytes of all weights and buffers, tied ones once."""
-    tensors = {
-        tensor.untyped_storage().data_ptr() + tensor.storage_offset(): tensor.nbytes
-        for tensor in (*network.parameters(), *network.buffers())
-    }
-    return sum(tensors.values())

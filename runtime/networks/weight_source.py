@@ -19,7 +19,7 @@ from runtime.networks.weights import StoredTensor, read_tensors
 from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 MADV_POPULATE_READ = 22
@@ -170,15 +170,6 @@ def _of_part(file: str, tensors: Sequence[StoredTensor]) -> Sequence[StoredTenso
     """The parts of a pipeline, a folder each, have weights of the same names."""
     part = "" if file.endswith(PROGRAM_SUFFIX) else file.rpartition("/")[0]
     return [replace(each, name=f"{part}/{each.name}") for each in tensors] if part else tensors
-
-
-def map_weights(paths: Sequence[Path]) -> Mapping[str, torch.Tensor]:
-    """All tensors of the files, mapped; raises ModelInvalid where a file is not whole."""
-    source = DiskWeights(paths)
-    try:
-        return source.map_tensors()
-    finally:
-        source.close()
 
 
 def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:

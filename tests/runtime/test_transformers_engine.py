@@ -18,7 +18,7 @@ from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.generation.engine import Finish, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.networks.network import load_network
+from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -40,8 +40,7 @@ def device() -> Iterator[DeviceWorker]:
 
 @pytest.fixture
 def network(models: Path) -> PreTrainedModel:
-    folder = models / "tiny-gpt2"
-    return load_network(folder, [folder / "model.safetensors"], None)
+    return load_network(models / "tiny-gpt2")
 
 
 def with_engine(
@@ -183,8 +182,7 @@ def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: Devic
 
 
 def test_closing_lets_the_network_go(models: Path, device: DeviceWorker) -> None:
-    folder = models / "tiny-gpt2"
-    network = load_network(folder, [folder / "model.safetensors"], None)
+    network = load_network(models / "tiny-gpt2")
     alive = weakref.ref(network)
 
     async def test(engine: TransformersEngine) -> None:
