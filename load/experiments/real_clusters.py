@@ -83,7 +83,7 @@ def language_cluster(names: Sequence[str]) -> ClusterPlan:
             size_bytes=LLAMA_7B_BYTES,
             memory_bytes=LLAMA_7B_BYTES,
             infer=(ProfilePoint(1, PREFILL_S), ProfilePoint(8, PREFILL_S)),
-            infer_per_token_s=LLAMA_TOKEN_S,
+            infer_per_token=(ProfilePoint(8, LLAMA_TOKEN_S),),
             counts_tokens=True,
         )
         for name in names
