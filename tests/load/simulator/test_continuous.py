@@ -152,7 +152,7 @@ def test_the_requests_of_a_pod_that_dies_amid_generation_begin_anew_elsewhere() 
     rows = run(plan, [(0.0, "m", 4), (0.0, "m", 40), (0.0, "m", 40)])
     assert [row["entry_pod"] for row in rows] == ["n-0", "n-1", "n-1"]
     # The first ended at 2.5, after 0.75 and 2.0; the others make all of their tokens anew.
-    assert [row["infer_ms"] for row in rows] == pytest.approx([2500, 11_000, 11_250])
+    assert sorted(row["infer_ms"] for row in rows) == pytest.approx([2500, 11_000, 11_250])
     assert {row["start"] for row in rows[1:]} == {"disk"}
 
 
