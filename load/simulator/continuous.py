@@ -19,28 +19,17 @@ if TYPE_CHECKING:
     from load.simulator.flight import Flight
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A request that is in the batch no more."""
-
-    flight: Flight
-    share_s: float
-    """Its part of the batch's time on the device, by rows."""
-
-
 @dataclass(eq=False, slots=True)
 class _Member:
     flight: Flight
     last: int
     """Number of the iteration that makes its last token."""
-    row_s_before: float
-    """What a row of the batch had had of the device when it joined."""
 
 
 class ContinuousBatch:
     """The requests of one model at one device; each row of a request is a sequence of its own."""
 
-    __slots__ = ("_iterations", "_members", "_most_rows", "_row_s", "_rows", "_waiting", "plan")
+    __slots__ = ("_iterations", "_members", "_most_rows", "_rows", "_waiting", "plan")
 
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
@@ -49,7 +38,6 @@ class ContinuousBatch:
         self._members: list[_Member] = []
         self._rows = 0
         self._iterations = 0
-        self._row_s = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -77,7 +65,7 @@ class ContinuousBatch:
                 late.append(flight)
                 continue
             last = self._iterations + max(1, flight.output_size)
-            self._members.append(_Member(flight, last, self._row_s))
+            self._members.append(_Member(flight, last))
             self._rows += flight.rows
         return self._rows - before, late
 
@@ -95,19 +83,14 @@ class ContinuousBatch:
         deadlines_s = [member.flight.arrival.deadline_s for member in self._members]
         return min((each for each in deadlines_s if each is not None), default=inf)
 
-    def advance(self, iterations: int, seconds: float) -> tuple[list[Left], list[Flight]]:
-        """Make tokens: who has all of them now, and who left for another reason.
-
-        `seconds` are those of all these iterations together.
-        """
+    def advance(self, iterations: int) -> tuple[list[Flight], list[Flight]]:
+        """Make tokens: who has all of them now, and who left for another reason."""
         self._iterations += iterations
-        self._row_s += seconds / self._rows
         done, gone, stay = [], [], []
         for member in self._members:
             flight = member.flight
             if member.last <= self._iterations:
-                share_s = (self._row_s - member.row_s_before) * flight.rows
-                done.append(Left(flight, share_s))
+                done.append(flight)
             elif flight.is_over:
                 gone.append(flight)
             else:

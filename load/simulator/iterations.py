@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from load.simulator.continuous import Left
     from load.simulator.flight import Flight
     from load.simulator.kernel import Kernel
     from runtime.device.lane import Lane
@@ -89,7 +88,7 @@ class Iterations:
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float], None],
+        done: Callable[[Flight, float, float | None], None],
         late: Callable[[Flight], None],
         freed: Callable[[], None],
     ) -> None:
@@ -182,18 +181,17 @@ class Iterations:
         if stretch is not self._stretch:  # it was cut
             return
         self._stretch = None
-        done: list[Left] = []
+        done: list[Flight] = []
         gone: list[Flight] = []
         for place in range(len(stretch.turns)):
             self._settle(stretch, place, done, gone)
-        now_s = self._kernel.now_s
-        for left in done:
-            self._done(left.flight, now_s - left.flight.at_device_s, left.share_s)
+        for flight in done:
+            self._done(flight, self._kernel.now_s - flight.at_device_s, None)
         for flight in gone:
             self._late(flight)
         self._freed()
 
-    def _settle(self, stretch: Stretch, place: int, done: list[Left], gone: list[Flight]) -> None:
+    def _settle(self, stretch: Stretch, place: int, done: list[Flight], gone: list[Flight]) -> None:
         """Let a batch go on in the line, the one that ran longest ago first."""
         size = len(stretch.turns)
         number = stretch.count - size + place  # of its last iteration in the stretch, from 0
@@ -203,7 +201,7 @@ class Iterations:
             self._enqueue(turn)
             return
         made = number // size + 1
-        finished, left = batch.advance(made, made * stretch.seconds[at])
+        finished, left = batch.advance(made)
         done += finished
         gone += left
         if not batch.is_over:
