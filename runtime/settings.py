@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from registry import configuration
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from runtime.device.batch import MOST_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
@@ -126,7 +127,9 @@ class PodSettings:
     generation_cache_bytes: int = option(
         256 * MIB, whole(1), "key-value cache of each model that generates text"
     )
-    generation_batch: int = option(16, whole(1), "requests of a model that make tokens at once")
+    generation_batch: int = option(
+        MOST_SEQUENCES, whole(1), "requests of a model that make tokens at once"
+    )
     generation_max_tokens: int = option(4096, whole(1), "longest answer, in tokens")
     generation_timeout: float = option(
         600.0, positive_seconds, "longest time of one generation request"

@@ -36,6 +36,7 @@ _BASE_MODELS: Final = "gentd26_load_latency_base_model.csv.gz"
 _HUAWEI: Final = "huawei_cold_starts_per_minute.csv.gz"
 _CODE: Final = "azure_llm_2023_code.csv.gz"
 _CHAT: Final = "azure_llm_2023_conv.csv.gz"
+_AZURE: Final = f"azure-llm:'{{data}}/{_CODE}',model=code + azure-llm:'{{data}}/{_CHAT}',model=chat"
 QUICK_REQUESTS: Final = 200
 
 
@@ -54,7 +55,11 @@ def _functions(names: Sequence[str], _: Path) -> ClusterPlan:
 
 
 def _language(names: Sequence[str], _: Path) -> ClusterPlan:
-    return language_cluster(names)
+    return language_cluster(names, is_continuous=False)
+
+
+def _continuous_language(names: Sequence[str], _: Path) -> ClusterPlan:
+    return language_cluster(names, is_continuous=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,10 @@ CASES: Final = (
          (_GENTD26, _REQUESTS, _BASE_MODELS), _images),
     Case("huawei-day", "Huawei, day 1, five regions as models; 8 pods of 4 slots with room for 2",
          f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h", (_HUAWEI,), _functions),
-    Case("azure-llm-hour", "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room for 1",
-         f"azure-llm:'{{data}}/{_CODE}',model=code + azure-llm:'{{data}}/{_CHAT}',model=chat",
-         (_CODE, _CHAT), _language),
+    Case("azure-llm-hour", "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room for 1;"
+         " static batches", _AZURE, (_CODE, _CHAT), _language),
+    Case("azure-llm-hour-continuous", "Azure LLM 2023, the same hour and cluster; continuous "
+         "batching", _AZURE, (_CODE, _CHAT), _continuous_language),
 )  # fmt: skip
 
 

@@ -59,8 +59,8 @@ class ModelPlan:
     """On the device."""
     infer: tuple[ProfilePoint, ...] = ()
     """Time of one inference by rows, ascending."""
-    infer_per_token_s: float = 0.0
-    """Further time per token to generate; a batch takes that of its longest member."""
+    infer_per_token: tuple[ProfilePoint, ...] = ()
+    """Further time per token to generate, by rows, ascending; a single one holds for all."""
     preprocess_s: float = 0.001
     postprocess_s: float = 0.001
     assets_s: float = 0.1
@@ -75,23 +75,33 @@ class ModelPlan:
     at: Mapping[str, Tier] = field(default_factory=dict)
     """Where it is at the start, by pod."""
     is_batched: bool = True
+    is_continuous: bool = False
+    """Requests join and leave between tokens; else a batch stays together to its longest answer."""
     counts_tokens: bool = False
     """Whether a trace's input size is the tokens of one item, not a number of items."""
 
     def infer_s(self, rows: int) -> float:
         """Time of a batch of so many rows: between two that were measured, in proportion."""
-        points = self.infer
-        place = bisect_left(points, rows, key=lambda point: point.rows)
-        if place < len(points) and points[place].rows == rows:
-            return points[place].latency_s
-        if place == 0:
-            return points[0].latency_s
-        before = points[place - 1]
-        if place == len(points):
-            return before.latency_s * rows / before.rows
-        after = points[place]
-        share = (rows - before.rows) / (after.rows - before.rows)
-        return before.latency_s + share * (after.latency_s - before.latency_s)
+        return _time_s(self.infer, rows)
+
+    def token_s(self, rows: int) -> float:
+        """Time of one token for each of so many rows."""
+        points = self.infer_per_token
+        return points[0].latency_s if len(points) == 1 else _time_s(points, rows)
+
+
+def _time_s(points: tuple[ProfilePoint, ...], rows: int) -> float:
+    place = bisect_left(points, rows, key=lambda point: point.rows)
+    if place < len(points) and points[place].rows == rows:
+        return points[place].latency_s
+    if place == 0:
+        return points[0].latency_s
+    before = points[place - 1]
+    if place == len(points):
+        return before.latency_s * rows / before.rows
+    after = points[place]
+    share = (rows - before.rows) / (after.rows - before.rows)
+    return before.latency_s + share * (after.latency_s - before.latency_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Unknown keys are mistakes, and so are budgets that nothing fits into. See `docs/
 
 from __future__ import annotations
 
-import re
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,57 +12,21 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster_values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.annotations import PREFIX, parse_annotations
-from registry.durations import parse_duration_s
 from registry.model import ModelName, ModelSpec, Tier
 from registry.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FACTORS = {
-    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
-
-
-def _size(value: Any) -> int:
-    found = _SIZE.fullmatch(str(value).strip())
-    factor = _FACTORS.get(found[2].lower()) if found else None
-    if not found or not factor:
-        raise ValueError("must be a size such as 250MB or 4Gi")
-    return int(float(found[1]) * factor)
-
-
-def _rate(value: Any) -> float:
-    text = str(value).strip()
-    if text == "unlimited":
-        return inf
-    try:
-        amount = float(_size(text.removesuffix("/s")))
-    except ValueError:
-        amount = 0.0
-    if amount <= 0:
-        raise ValueError("must be a rate such as 100MB/s, or 'unlimited'")
-    return amount
-
-
-def _duration(value: Any) -> float:
-    try:
-        return parse_duration_s(str(value))
-    except ValueError as allowed:
-        raise ValueError(f"must be {allowed}") from None
-
-
-def _start(value: Any) -> float:
-    return inf if value == "never" else _duration(value)
-
-
-Size = Annotated[int, BeforeValidator(_size)]
-Rate = Annotated[float, BeforeValidator(_rate)]
-Duration = Annotated[float, BeforeValidator(_duration)]
+Size = Annotated[int, BeforeValidator(size)]
+Rate = Annotated[float, BeforeValidator(rate)]
+Duration = Annotated[float, BeforeValidator(duration)]
+Start = Annotated[float, BeforeValidator(start)]
+Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
+PerToken = Annotated[Times, BeforeValidator(per_token)]
 Count = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 
 
@@ -77,7 +40,7 @@ class _Pods(_Section):
     memory: Size = 16 * 10**9
     speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
     device_rate: Rate = 12e9
-    start: Annotated[float, BeforeValidator(_start)] = 0.0
+    start: Start = 0.0
     kill: Duration | None = None
     drain: Duration | None = None
 
@@ -105,8 +68,9 @@ class _Models(_Section):
     size: Annotated[Size, Field(gt=0)] = 250 * 10**6
     memory: Annotated[Size, Field(gt=0)] | None = None
     annotations: dict[str, str | int | float | bool] = {}
-    infer: dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]] = {1: 0.02}
-    infer_per_token: Duration = 0.0
+    infer: Times = {1: 0.02}
+    infer_per_token: PerToken = {}
+    generation: Literal["static", "continuous"] = "static"
     preprocess: Duration = 0.001
     postprocess: Duration = 0.001
     assets: Duration = 0.1
@@ -122,6 +86,13 @@ class _Models(_Section):
             raise ValueError(
                 "infer must give a time for at least one number of rows, such as {1: 20ms}"
             )
+        if self.generation == "continuous" and not self.infer_per_token:
+            raise ValueError(
+                "generation: continuous needs infer_per_token, the time of an iteration, "
+                "such as {1: 15ms, 8: 20ms}"
+            )
+        if self.generation == "continuous" and not self.batching:
+            raise ValueError("generation: continuous shares iterations: batching must be true")
         return self
 
 
@@ -225,7 +196,6 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
     }
     parsed = parse_annotations(texts)
     problems += [f"{field}: {problem}" for problem in parsed.problems]
-    points = tuple(ProfilePoint(rows, latency_s) for rows, latency_s in sorted(group.infer.items()))
     base = ModelName.parse(group.name)
     plans = []
     for number in range(group.count):
@@ -235,8 +205,8 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
                 spec=ModelSpec(name, f"s3://simulated/{name}", policy=parsed.policy),
                 size_bytes=group.size,
                 memory_bytes=group.memory or group.size,
-                infer=points,
-                infer_per_token_s=group.infer_per_token,
+                infer=_points(group.infer),
+                infer_per_token=_points(group.infer_per_token),
                 preprocess_s=group.preprocess,
                 postprocess_s=group.postprocess,
                 assets_s=group.assets,
@@ -244,10 +214,15 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
                 load_s={Tier(tier): seconds for tier, seconds in group.load.items()},
                 at={pod: Tier(tier) for pod, tier in group.at.items()},
                 is_batched=group.batching,
+                is_continuous=group.generation == "continuous",
                 counts_tokens=group.input == "tokens",
             )
         )
     return plans
+
+
+def _points(times_s: Times) -> tuple[ProfilePoint, ...]:
+    return tuple(ProfilePoint(rows, latency_s) for rows, latency_s in sorted(times_s.items()))
 
 
 def _text(value: str | float | bool) -> str:

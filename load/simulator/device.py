@@ -6,15 +6,16 @@ it takes is the model's profile over the device's speed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import count
 from math import exp, inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from load.simulator.iterations import Iterations, Request, Turn
 from registry.profile import Profile
 from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
 from runtime.device.lane import Lane
-from runtime.device.queue import DeviceQueue, Queued
+from runtime.device.queue import PATIENCE_S, DeviceQueue
 
 if TYPE_CHECKING:
     import random
@@ -24,22 +25,16 @@ if TYPE_CHECKING:
     from load.simulator.flight import Flight
     from load.simulator.kernel import Kernel
 
-PATIENCE_S: Final = 60.0
-"""As in `runtime.device.worker`: requests without a deadline are ordered as if it were so far
-away."""
-
-
-@dataclass(eq=False, slots=True)
-class _Queued(Queued):
-    flight: Flight
-
 
 class SimulatedDevice:
-    """One device. `done(flight, compute_s, share_s)` hears of the inferred, `late` of others."""
+    """One device. `done(flight, infer_s, share_s)` hears of the inferred, `late` of others.
+
+    `share_s` is None in continuous batches, of which the runtime tells no share either.
+    """
 
     __slots__ = (
-        "_done", "_is_busy", "_jitter", "_kernel", "_lanes", "_late", "_look_s", "_number",
-        "_queue", "_rng", "_seconds", "_speed", "_times",
+        "_done", "_is_busy", "_iterations", "_jitter", "_kernel", "_lanes", "_late", "_look_s",
+        "_numbers", "_queue", "_rng", "_seconds", "_speed", "_times",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +44,7 @@ class SimulatedDevice:
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float], None],
+        done: Callable[[Flight, float, float | None], None],
         late: Callable[[Flight], None],
     ) -> None:
         self._kernel = kernel
@@ -59,12 +54,16 @@ class SimulatedDevice:
         self._done = done
         self._late = late
         self._times = BatchTimes()
-        self._queue: DeviceQueue[_Queued] = DeviceQueue(self._times)
+        self._queue: DeviceQueue[Request | Turn] = DeviceQueue(self._times)
         self._lanes: dict[str, Lane] = {}
         self._seconds: dict[tuple[str, int], float] = {}
-        self._number = 0
+        self._numbers = count(1)
         self._is_busy = False
         self._look_s = inf
+        self._iterations = Iterations(
+            kernel, self._queue, self._numbers,
+            speed=speed, jitter=jitter, rng=rng, done=done, late=late, freed=self._freed,
+        )  # fmt: skip
 
     def infer(self, flight: Flight) -> None:
         """Run the request's inference when its turn comes."""
@@ -73,14 +72,18 @@ class SimulatedDevice:
             return
         now_s = self._kernel.now_s
         flight.at_device_s = now_s
+        if flight.plan.is_continuous:
+            self._iterations.add(flight, self._lane(flight.plan))
+            if not self._is_busy:
+                self._next()
+            return
         is_idle = not self._is_busy and not self._queue
         if is_idle and flight.plan.spec.policy.max_batch_wait_s == 0:
             self._run([flight])  # alone, and nothing to wait for: that is its batch
             return
-        self._number += 1
         deadline_s = flight.arrival.deadline_s
         waiting = Waiting(
-            sequence=self._number,
+            sequence=next(self._numbers),
             due_s=now_s + PATIENCE_S if deadline_s is None else deadline_s,
             queued_s=now_s,
             deadline_s=deadline_s,
@@ -88,8 +91,10 @@ class SimulatedDevice:
             length=max(1, flight.input_size) if flight.plan.counts_tokens else 1,
             kind=flight.plan.spec.key if flight.plan.is_batched else None,
         )
-        self._queue.add(_Queued(self._lane(flight.plan), waiting, flight))
-        if not self._is_busy:
+        self._queue.add(Request(self._lane(flight.plan), waiting, flight))
+        if self._is_busy:
+            self._iterations.cut()
+        else:
             self._next()
 
     def _lane(self, plan: ModelPlan) -> Lane:
@@ -103,13 +108,21 @@ class SimulatedDevice:
     def _next(self) -> None:
         now_s = self._kernel.now_s
         for each in self._queue.take_late(now_s):
-            self._late(each.flight)
+            if isinstance(each, Request):  # turns have no deadline
+                self._late(each.flight)
         taken, wake_s = self._queue.take_next(now_s)
-        if taken:
-            self._run([each.flight for each in taken])
+        if taken and isinstance(taken[0], Turn):
+            self._take_turn(taken[0])
+        elif taken:
+            self._run([each.flight for each in taken if isinstance(each, Request)])
         elif wake_s < self._look_s:
             self._look_s = wake_s
             self._kernel.at(wake_s, self._look)
+
+    def _take_turn(self, turn: Turn) -> None:
+        self._is_busy = True
+        if not self._iterations.begin(turn):
+            self._freed()
 
     def _look(self, _: None) -> None:
         self._look_s = inf
@@ -123,9 +136,9 @@ class SimulatedDevice:
         seconds = self._seconds.get(place)
         if seconds is None:
             seconds = self._seconds[place] = plan.infer_s(rows) / self._speed
-        if plan.infer_per_token_s:
+        if plan.infer_per_token:
             tokens = max(each.output_size for each in flights)
-            seconds += tokens * plan.infer_per_token_s / self._speed
+            seconds += tokens * plan.token_s(rows) / self._speed
         if self._jitter:
             seconds *= exp(self._rng.gauss(0.0, self._jitter))
         self._is_busy = True
@@ -137,4 +150,9 @@ class SimulatedDevice:
         for flight in flights:
             self._done(flight, seconds, seconds * flight.rows / rows)
         if self._queue and not self._is_busy:
+            self._next()
+
+    def _freed(self) -> None:
+        self._is_busy = False
+        if self._queue:
             self._next()

@@ -10,10 +10,13 @@ Source: Zhang et al. 2025, section 6.1 (one batch at a time on a device, made of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+
+MOST_SEQUENCES: Final = 16
+"""Requests of a generating model that make tokens at once, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from runtime.device.batch import form_batch
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from runtime.device.lane import Lane
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 60.0
+"""Jobs without a deadline are ordered as if theirs were this far away, so that none starves."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")

@@ -22,7 +22,7 @@ from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.lane import Lane, Payload
-from runtime.device.queue import DeviceQueue, Job, Ran, settle
+from runtime.device.queue import PATIENCE_S, DeviceQueue, Job, Ran, settle
 from runtime.errors import (
     DeadlinePassed,
     Draining,
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PATIENCE_S = 60.0
-"""Jobs without a deadline are ordered as if theirs were this far away, so that none starves."""
 TIME_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 5.0
 """How long a close waits for an inference that is under way."""

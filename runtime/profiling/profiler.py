@@ -17,7 +17,7 @@ from registry.profile import ENOUGH, Profile, ProfilePoint
 from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.peak_memory import PeakMemory, available_bytes
-from runtime.device.worker import PATIENCE_S
+from runtime.device.queue import PATIENCE_S
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:

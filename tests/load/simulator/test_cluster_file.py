@@ -33,6 +33,11 @@ def test_reads_the_sample() -> None:
         pytest.param(("models", 0, "at"), {"x": "device"}, r"pod \(n\), was 'x'", id="pod"),
         pytest.param(("models", 0, "infer"), {}, "at least one number of rows", id="no-times"),
         pytest.param(("models", 0, "infer"), {1: "-3s"}, "must be a duration", id="duration"),
+        pytest.param(("models", 0, "infer_per_token"), {0: "1ms"}, "equal to 1", id="no-rows"),
+        pytest.param(("models", 0, "infer_per_token"), {1: "0s"}, "greater than 0", id="no-time"),
+        pytest.param(("models", 0, "infer_per_token"), "fast", "must be a duration", id="fast"),
+        pytest.param(("models", 0, "generation"), "orca", "'static' or 'continuous'", id="kind"),
+        pytest.param(("models", 0, "generation"), "continuous", "needs infer_per_token", id="idle"),
         pytest.param(("models", 0, "annotations"), {"policy": "best"}, "was 'best'", id="policy"),
         pytest.param(("eviction",), "fifo", "'lru' or 'greedy-dual', was 'fifo'", id="eviction"),
         pytest.param(("models",), [{"name": "m"}, {"name": "m"}], "is there twice", id="twice"),
@@ -50,6 +55,25 @@ def test_says_what_is_wrong(where: tuple[Any, ...], value: Any, says: str) -> No
     with pytest.raises(InvalidCluster, match=says) as caught:
         cluster_of(document, source="c.yaml")
     assert all(problem.startswith("c.yaml") for problem in caught.value.problems)
+
+
+def test_requests_that_share_no_batch_share_no_iteration() -> None:
+    model = {"name": "m", "generation": "continuous", "infer_per_token": "1ms", "batching": False}
+    with pytest.raises(InvalidCluster, match="batching must be true"):
+        cluster_of(GOOD | {"models": [model]}, source="c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected_s"),
+    [
+        pytest.param("20ms", [0.02, 0.02, 0.02], id="one for all"),
+        pytest.param({1: "10ms", 3: "20ms"}, [0.01, 0.015, 0.04], id="by rows"),
+    ],
+)
+def test_the_time_of_a_token_may_depend_on_the_rows(written: Any, expected_s: list[float]) -> None:
+    models = [{"name": "m", "infer_per_token": written}]
+    [model] = cluster_of(GOOD | {"models": models}, source="c.yaml").models
+    assert [model.token_s(rows) for rows in (1, 2, 6)] == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("text", ["[1", "- a", "", "nodes: 3"])

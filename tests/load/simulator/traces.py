@@ -9,16 +9,21 @@ import pyarrow as pa
 from load.schema import TRACE_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 Row = tuple[float, str]
 """When, and which model of the tenant `default`."""
 
 
 def trace(
-    rows: Iterable[Row], *, deadline_s: float | None = None, tenant: str = "default"
+    rows: Iterable[Row],
+    *,
+    deadline_s: float | None = None,
+    tenant: str = "default",
+    tokens: Sequence[int] | None = None,
+    items: Sequence[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Arrivals of one item each."""
+    """Arrivals; where nothing is said, of one item each, with no tokens to generate."""
     at_s, models = zip(*rows, strict=True)
     count = len(at_s)
     yield pa.RecordBatch.from_arrays(
@@ -26,8 +31,8 @@ def trace(
             pa.array(at_s, pa.float64()),
             pa.array([tenant] * count, pa.string()).dictionary_encode(),
             pa.array(models, pa.string()).dictionary_encode(),
-            pa.array([1] * count, pa.int64()),
-            pa.array([0] * count, pa.int64()),
+            pa.array(items or [1] * count, pa.int64()),
+            pa.array(tokens or [0] * count, pa.int64()),
             pa.array([deadline_s] * count, pa.float64()),
         ],
         schema=TRACE_SCHEMA,
