@@ -65,8 +65,8 @@ bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the us
 bench-gpu: $(STAMP)  ## Copies, cold starts and serving on a CUDA device, where there is one
 	$(BIN)/python -m benchmarks gpu $(FLAGS)
 
-bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, with real policies
-	$(BIN)/python -m benchmarks simulator $(FLAGS)
+bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, compiled where that can be done
+	$(BIN)/python -P -m load.compiled benchmarks simulator $(FLAGS)
 
 bench-peers: $(STAMP)  ## Other servers and loaders for the benchmarks, in .venv-peers (about 0.6 GB)
 	$(BIN)/python -m benchmarks.peers install

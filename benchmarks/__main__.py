@@ -203,12 +203,13 @@ def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks import simulator  # pyarrow is an extra
 
     repeats = arguments.repeats or (1 if arguments.quick else 3)
-    print(f"## The simulator, one core, CPU time ({repeats} repeats, seed {arguments.seed})\n")
+    kind = simulator.kind()
+    print(f"## The simulator, {kind}, CPU time ({repeats} repeats, seed {arguments.seed})\n")
     results = simulator.measure(
         seed=arguments.seed, repeats=repeats, is_quick=arguments.quick, only=arguments.only
     )
     print(simulator.summary(results))
-    settings = {"seed": arguments.seed, "repeats": repeats}
+    settings = {"seed": arguments.seed, "repeats": repeats, "kind": kind}
     _save("simulator", machine, settings, [asdict(each) for each in results])
 
 

@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.quantiles import spread
+from gateway import decide
+from load.compiled.loading import is_compiled
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
@@ -64,6 +66,11 @@ class Timed:
     policy: RoutingPolicy
     cpu_s: list[float]
     cold_starts: int
+
+
+def kind() -> str:
+    """What is measured: `python -m load.compiled benchmarks simulator` has it compiled."""
+    return "compiled" if is_compiled(decide) else "plain Python"
 
 
 def measure(*, seed: int, repeats: int, is_quick: bool = False, only: str = "") -> list[Timed]:

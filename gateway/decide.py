@@ -12,13 +12,14 @@ from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.policies.finish_time import forecast_of
 from gateway.policies.views import RequestView
+from registry.model import RoutingPolicy
 from registry.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.policies.views import ClusterView
-    from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
+    from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 
 
 @dataclass(slots=True)
@@ -83,6 +84,31 @@ def decide(
     if arrival.deadline_s is not None:
         decision = _within_deadline(decision, request, arrival.deadline_s, cluster, now_s)
     return Decided(decision, policy, spec)
+
+
+def is_held_up(
+    arrival: Arrival,
+    models: Mapping[ModelName, ModelRecord],
+    cluster: ClusterView,
+    *,
+    least_inferring: int,
+    knows_load: bool,
+) -> bool:
+    """Whether `decide` is known to say that the request waits on, at a fraction of the cost.
+
+    Under `remote-proxy` whoever is sent takes a place below the target in some pod's inference
+    stage, and no pod has fewer than `least_inferring` there. Unless the request `knows_load`, a
+    load that it waits for is worth the cost: the decision tells of it.
+    """
+    record = models.get(arrival.model)
+    if record is None:
+        return False
+    spec = record.serving
+    return (
+        (arrival.policy or spec.policy.routing) is RoutingPolicy.REMOTE_PROXY
+        and least_inferring >= spec.policy.target_ongoing_requests
+        and (knows_load or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key))
+    )
 
 
 def _is_shut(failure: LoadFailure, spec: ModelSpec, cluster: ClusterView, now_s: float) -> bool:

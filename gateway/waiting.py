@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from gateway.decide import Arrival, Decided, decide
+from gateway.decide import Arrival, Decided, decide, is_held_up
 from gateway.errors import Rejected
 from gateway.losses import Losses
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
@@ -191,7 +191,8 @@ class WaitingLine(Generic[W]):
         `send` and `refuse` are called for those that have been taken out; one that `is_leaving`
         is taken out and no more. With `only_if_free` nobody is tried while no pod has a free slot,
         since nobody could be sent: with thousands waiting, each slot that comes free would cost
-        thousands of decisions in vain. Who is to be refused then hears it from a pump without.
+        thousands of decisions in vain; nor are those that are held up whatever slots are free. Who
+        is to be refused then hears it from a pump without.
         """
 
         def tries(waiter: W) -> bool:
@@ -215,11 +216,26 @@ class WaitingLine(Generic[W]):
                     return True
 
         while not (only_if_free and self._is_full()):
-            if not any(tries(self._waiters[place]) for place in list(self._room.heads())):
+            heads = [self._waiters[place] for place in self._room.heads()]
+            if only_if_free:
+                heads = self._not_held_up(heads)
+            if not any(tries(waiter) for waiter in heads):
                 break
 
     def _is_full(self) -> bool:
         return not any(pod.has_free_slot for pod in self._state.pods.values())
+
+    def _not_held_up(self, heads: list[W]) -> list[W]:
+        state = self._state
+        least = min([pod.inferring for pod in state.pods.values()], default=0)
+        return [
+            waiter
+            for waiter in heads
+            if not is_held_up(
+                waiter.arrival, state.models, state,
+                least_inferring=least, knows_load=waiter.waited_from is not None,
+            )
+        ]  # fmt: skip
 
     def _waits(self, waiter: W, decided: Decided, reason: Reason) -> None:
         """Remember what a request waits for: a load under way makes it a cold start."""

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gateway.policies.choices import (
-    free_pods,
     least_loaded,
     least_loaded_free,
 )
@@ -68,8 +67,8 @@ def _lacking_below(request: RequestView, cluster: ClusterView, holding: set[str]
         return first
     below = [
         pod
-        for pod in free_pods(cluster)
-        if pod.inferring < target_ongoing and pod.name not in holding
+        for pod in cluster.pods.values()
+        if pod.inferring < target_ongoing and pod.has_free_slot and pod.name not in holding
     ]
     return least_loaded(below, request.draw) if below else None
 

@@ -18,7 +18,6 @@ from gateway.waiting import Waiter, WaitingLine, rejected
 from load.simulator.flight import Flight
 from load.simulator.queueing import Queueing
 from load.simulator.records import NEVER_S
-from registry.client import LEASE_TTL_S
 from registry.reservation import Refusal
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ class _InLine(Waiter):
 
 class SimulatedGateway:
     """One gateway before all pods."""
-
-    LEASE_TTL_S = LEASE_TTL_S
 
     def __init__(
         self,

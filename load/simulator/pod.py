@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from load.simulator.device import SimulatedDevice
 from load.simulator.loading import Loading
+from registry.client import LEASE_TTL_S
 from registry.model import Tier
 from registry.pod import PodInfo, PodPhase
 from runtime.measurements import Measurements
@@ -93,7 +94,7 @@ class SimulatedPod:
             return
         self._end()
         now_s = self._kernel.now_s
-        until_s = now_s + self._gateway.LEASE_TTL_S
+        until_s = now_s + LEASE_TTL_S
         self._registry.lose_lease_at(self.name, until_s)
         self._kernel.at(until_s, self._lease_is_over)
         self._gateway.pod_died(self)

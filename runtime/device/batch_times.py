@@ -32,6 +32,8 @@ class _Times:
     stored: dict[int, ProfilePoint] = field(default_factory=dict)
     live: dict[int, deque[float]] = field(default_factory=dict)
     points: tuple[ProfilePoint, ...] = ()
+    most_rows: int = FIRST_MOST_ROWS
+    """That the points say; asked for at every batch."""
     limited_by: str = ""
     most_rows_that_fit: int | None = None
     is_news: bool = False
@@ -51,7 +53,7 @@ class BatchTimes:
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
             if len(samples) >= ENOUGH_SAMPLES:
-                times.points = _points(times)
+                _settle(times)
                 times.is_news = True
 
     def adopt(self, profile: Profile) -> None:
@@ -62,7 +64,7 @@ class BatchTimes:
             times.limited_by = profile.limited_by
             if profile.limited_by == LIMITED_BY_MEMORY and profile.points:
                 times.most_rows_that_fit = max(times.stored)
-            times.points = _points(times)
+            _settle(times)
 
     def ran_out_of_memory(self, key: str, rows: int) -> None:
         """A batch of `rows` did not fit: no more such large ones."""
@@ -76,8 +78,7 @@ class BatchTimes:
         times = self._times.get(key)
         if times is None:
             return FIRST_MOST_ROWS
-        wanted = most_rows_of(times.points)
-        fits = times.most_rows_that_fit
+        wanted, fits = times.most_rows, times.most_rows_that_fit
         return wanted if fits is None else min(wanted, fits)
 
     def longest_s(self, key: str) -> float:
@@ -114,7 +115,7 @@ def most_rows_of(points: Sequence[ProfilePoint]) -> int:
     return max(largest, min(MOST_ROWS, max(FIRST_MOST_ROWS, 2 * largest)))
 
 
-def _points(times: _Times) -> tuple[ProfilePoint, ...]:
+def _settle(times: _Times) -> None:
     """Stored points with the live medians in place of theirs."""
     points = dict(times.stored)
     for rows, samples in times.live.items():
@@ -122,4 +123,5 @@ def _points(times: _Times) -> tuple[ProfilePoint, ...]:
             stored = times.stored.get(rows)
             memory_bytes = stored.memory_bytes if stored is not None else None
             points[rows] = ProfilePoint(rows, median(samples), memory_bytes)
-    return tuple(points[rows] for rows in sorted(points))
+    times.points = tuple(points[rows] for rows in sorted(points))
+    times.most_rows = most_rows_of(times.points)

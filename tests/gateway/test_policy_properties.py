@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.decide import Arrival, is_held_up
+from gateway.decide import decide as decide_whole
 from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
-from registry.model import RoutingPolicy
+from registry.model import ModelName, ModelSpec, RoutingPolicy
 from registry.pod import PodPhase
 from registry.reservation import LoadMode
-from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, request
+from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, declare, request
 
 if TYPE_CHECKING:
     from gateway.policies.decision import Decision
@@ -227,3 +229,34 @@ def test_ties_are_spread_by_draw() -> None:
             if isinstance(decision := decide(policy, state, draw=draw), SendTo)
         }
         assert entries == {"pod-0", "pod-1", "pod-2", "pod-3"}
+
+
+@given(policies, clusters(), times, draws, st.integers(1, 4), st.booleans())
+def test_who_is_held_up_would_be_told_to_wait(
+    policy: RoutingPolicy,
+    sketches: list[PodSketch],
+    measured: dict[str, float],
+    draw: float,
+    target: int,
+    knows_load: bool,
+) -> None:
+    declared = ModelSpec(ModelName("default", "m"), "file:///m").key
+    state = cluster(*sketches, key=declared, measured=measured)
+    spec = declare(state, routing=policy, target_ongoing_requests=target)
+    assert spec.key == declared
+    arrival = Arrival("r", spec.name, NOW_S, draw, 1)
+    least = min((pod.inferring for pod in state.pods.values()), default=0)
+    if is_held_up(arrival, state.models, state, least_inferring=least, knows_load=knows_load):
+        decision = decide_whole(arrival, state.models, state, now_s=NOW_S).decision
+        assert isinstance(decision, Wait)
+        assert knows_load or decision.reason is not Reason.QUEUE_WARMING
+
+
+def test_under_remote_proxy_all_pods_at_the_target_hold_up_a_request() -> None:
+    declared = ModelSpec(ModelName("default", "m"), "file:///m").key
+    pod = PodSketch("pod-a", "warm", slots=8, busy=3, ongoing=3)
+    state = cluster(pod, key=declared)
+    spec = declare(state, routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=3)
+    arrival = Arrival("r", spec.name, NOW_S, 0.0, 1)
+    assert is_held_up(arrival, state.models, state, least_inferring=3, knows_load=False)
+    assert not is_held_up(arrival, state.models, state, least_inferring=2, knows_load=False)
