@@ -9,6 +9,7 @@ from runtime.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from registry.client import Registry
+    from registry.cluster import ClusterState
     from registry.model import ModelName, ModelRecord, ModelSpec
     from registry.watch import ClusterWatch
 
@@ -36,9 +37,17 @@ class DeclaredModels:
             raise ModelNotFound(f"model {name} is not declared")
         return spec
 
-    def is_pod(self, address: str | None) -> bool:
-        """Whether a pod of the pool has this address: requests are forwarded nowhere else."""
-        return any(pod.address == address for pod in self._watch.state.pods.values())
+    async def is_pod(self, address: str | None) -> bool:
+        """Whether a pod of the pool has this address: requests are forwarded nowhere else.
+
+        The gateway may have heard of a new pod before the copy here.
+        """
+        if _has_pod(self._watch.state, address):
+            return True
+        try:
+            return _has_pod(await self._registry.cluster(), address)
+        except RegistryUnavailable:
+            return False
 
     def names(self) -> list[ModelName]:
         """All declared models."""
@@ -47,6 +56,10 @@ class DeclaredModels:
     def record(self, name: ModelName) -> ModelRecord | None:
         """What is known of a model."""
         return self._watch.state.models.get(name)
+
+
+def _has_pod(state: ClusterState, address: str | None) -> bool:
+    return any(pod.address == address for pod in state.pods.values())
 
 
 def pick_generation(record: ModelRecord | None, generation: str | None) -> ModelSpec | None:

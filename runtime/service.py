@@ -209,7 +209,7 @@ class PredictService:
         self, progress: _Progress, body: ReadBody
     ) -> tuple[Frontend, tuple[Tensor, ...]]:
         head = progress.head
-        if not self._declared.is_pod(head.predict_address):
+        if not await self._declared.is_pod(head.predict_address):
             raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
         was_ready = self._frontends.has(progress.spec.key)

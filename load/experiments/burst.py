@@ -26,7 +26,8 @@ from load.experiments.side_by_side import run_side_by_side
 from registry.model import RoutingPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from load.experiments.elastic.bursting import Burst
     from load.experiments.elastic.live_burst import LiveBurst
@@ -100,13 +101,20 @@ def run(settings: Settings) -> Result:
         tables.append(
             Table("Live, on this machine", (*_COLUMNS[:-1], "first pod after s"), tuple(live))
         )
-    images = (
-        (burst_plot.draw(outcomes, [each.task(max(counts), seeds[0]) for each in chosen],
-                         [each.words for each in chosen], settings.out),)
-        if settings.out
-        else ()
-    )  # fmt: skip
+    images = (_draw(settings.out, outcomes, chosen, max(counts), seeds[0]),) if settings.out else ()
     return Result(tuple(tables), _notes(seeds, has_live=bool(live)), images)
+
+
+def _draw(
+    folder: Path,
+    outcomes: Mapping[BurstTask, Burst],
+    settings: Sequence[Setting],
+    models: int,
+    seed: int,
+) -> Path:
+    shown = [each for each in settings if each.routing is RoutingPolicy.AUTO]
+    tasks = {each.words: each.task(models, seed) for each in shown}
+    return burst_plot.draw(outcomes, tasks, folder)
 
 
 def _row(models: int, setting: Setting, runs: Sequence[Burst]) -> tuple[Cell, ...]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from load.experiments.experiment import Cell
 
 SEEDS: Final = (1, 2, 3, 4, 5)
-HELD_OUT_SEEDS: Final = (101, 102, 103, 104, 105)
+HELD_OUT_SEEDS: Final = (101, 102, 103)
 _ODD: Final = replace(MADE_WITH, spike_at_s=91.0)
 """Begins between two plans of Knative's rule, not with one."""
 HELD_OUT: Final = {

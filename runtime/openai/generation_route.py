@@ -67,7 +67,7 @@ class GenerationRoute:
 
     async def _forward(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
         head, reply = call.head, call.reply
-        if not self.declared.is_pod(head.predict_address):
+        if not await self.declared.is_pod(head.predict_address):
             raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
         name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
         path = f"/serving/{head.name.path_segment}/openai/v1/{name}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from load.experiments.catalogue import EXPERIMENTS
+from load.experiments.elastic.scenario import Scenario
 from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
 from pilotlight.demo.live import LiveDemo
 from pilotlight.errors import InvalidInput
@@ -66,3 +67,34 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
     live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
     assert live_ones["colocation"]["cold starts: live"] == "1"
     assert live_ones["random"]["total s: live"] > live_ones["colocation"]["total s: live"]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveDemo:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    return LiveDemo(home, Output(as_json=True))
+
+
+@pytest.mark.slow
+def test_a_burst_runs_live_twice_from_no_pods(live: LiveDemo) -> None:
+    first, again = live.burst(4, pods=2, model="tiny-t5")
+    assert (first.is_known, again.is_known) == (False, True)
+    for each in (first, again):
+        assert len(each.took_s) == 4
+        assert each.first_pod_s < each.took_s[0]
+        assert each.loads >= 4
+        assert 1 <= each.pods <= 2
+
+
+@pytest.mark.slow
+def test_a_spike_runs_live(live: LiveDemo) -> None:
+    scenario = Scenario(
+        base_rps=1.0, times=4.0, infer_s=0.3, first_pods=1, most_pods=2,
+        spike_at_s=4.0, spike_s=6.0, after_s=1.0,
+    )  # fmt: skip
+    found = live.spike(scenario, seed=1)
+    assert found.failed == 0
+    assert found.worst_p99_s >= scenario.infer_s
+    assert 1 <= found.most_pods <= 2
+    assert len(found.p99_s) == scenario.length_s

@@ -9,7 +9,7 @@ import numpy as np
 from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from load.experiments.elastic.bursting import Burst, BurstTask
@@ -17,18 +17,14 @@ if TYPE_CHECKING:
 _HEIGHT_IN: Final = 3.6
 
 
-def draw(
-    outcomes: Mapping[BurstTask, Burst],
-    tasks: Sequence[BurstTask],
-    words: Sequence[str],
-    folder: Path,
-) -> Path:
-    """Write `burst.png`: a line for each task, named by its words."""
+def draw(outcomes: Mapping[BurstTask, Burst], tasks: Mapping[str, BurstTask], folder: Path) -> Path:
+    """Write `burst.png`: a line for each task, by its label. All are of as many models."""
     path = folder / "burst.png"
     with styled():
-        title = f"Simulated: {tasks[0].models} models asked for at once"
+        models = next(iter(tasks.values())).models
+        title = f"Simulated: {models} models asked for at once"
         figure, axes = one_axes(title, "Seconds", "Answered (%)", height_in=_HEIGHT_IN)
-        for number, (task, name) in enumerate(zip(tasks, words, strict=True)):
+        for number, (name, task) in enumerate(tasks.items()):
             took_s = outcomes[task].took_s
             share = 100 * np.arange(len(took_s) + 1) / len(took_s)
             axes.step(
