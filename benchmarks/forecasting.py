@@ -20,7 +20,7 @@ import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.fitting import fit, refit_rows, share
+from autoscaler.forecasting.fitting import fit, share
 from autoscaler.forecasting.history import NEVER, History, Question
 from autoscaler.forecasting.methods import METHODS
 from benchmarks import autoscaler_tick
@@ -77,8 +77,6 @@ def main() -> None:
     start = time.process_time()
     fitted = fit(history)
     print(f"fit, all       {time.process_time() - start:.3f}")
-    rows = np.arange(0, models, 60)
-    print(f"fit, 1 of 60   {cpu_s(lambda: refit_rows(fitted, history, rows)):.3f}")
     typed = METHODS["typed"]
     print(f"typed          {cpu_s(lambda: typed(history, fitted, question)):.3f}")
     print(f"counts hold    {store.memory_bytes / models / 1e3:.1f} KB a model")

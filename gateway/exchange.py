@@ -226,6 +226,7 @@ class Exchange:
         elif self._tools.reservations.collided(reservation):
             return _TryAgain(reason, is_own_doing=True)
         else:
+            self._tools.reservations.hold_on(reservation.entry)
             self._tools.doubts.is_full(reservation.entry, self._refusals_total)
             self._refusals_total += 1
         return _TryAgain(reason)

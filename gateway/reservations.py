@@ -261,6 +261,17 @@ class Reservations:
                         ttl_s=self._ttl_s,
                     )
 
+    def hold_on(self, pod: PodState) -> None:
+        """The pod has fewer slots than the registry says: perhaps it forgot what is held here."""
+        for reservation in self._held:
+            if reservation.entry.name == pod.name and not reservation.is_local:
+                self._registry.hold(
+                    reservation.id,
+                    entry=reservation.entry.name,
+                    predict=reservation.predict.name,
+                    ttl_s=self._ttl_s,
+                )
+
 
 def _start_without_registry(wanted: ReservationRequest, state: ClusterState) -> str:
     residency = state.holders(wanted.key).get(wanted.predict)

@@ -36,6 +36,8 @@ class PlatformState:
     redis_url: str = ""
     pool: str = "default"
     s3_endpoint: str | None = None
+    autoscaler_metrics: str | None = None
+    """Where the autoscaler's metrics are; None: none runs."""
     pods: tuple[str, ...] = field(default=())
 
 

@@ -255,6 +255,15 @@ class Registry:
             lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
         )
 
+    def hold(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+        """Enter a reservation whose request goes on at a pod that has registered anew.
+
+        Only its owner may say so, and before it releases it.
+        """
+        self.transactions.submit_then(
+            lambda _: None, "hold", reservation_id, int(ttl_s * 1000), entry, predict
+        )
+
 
 def _finite(values_s: Iterable[float]) -> list[float]:
     """JSON knows no infinity, and one null would spoil the medians of every copy."""

@@ -1,14 +1,13 @@
 """What is learnt from counts between forecasts: small, explicit, and found again from the counts.
 
-`fit` costs more than a forecast and is due every ten minutes or so, at once or a share of models
-at a time (`refit_rows`). Nothing is lost in a restart but the memory of types (`behaviour`), which
-then are taken as found.
+`fit` costs more than a forecast and is due every ten minutes or so. Nothing is lost in a restart
+but the memory of types (`behaviour`), which then are taken as found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.forecasting.behaviour import Behaviour, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
@@ -51,14 +50,14 @@ class Fit:
 
 
 def share(history: History) -> Shared:
-    """What all models of a history share: cheap, to be renewed with each round of `fit`."""
+    """What all models of a history share."""
     profile = shared_profile(history)
     return Shared(profile=profile, gaps=pool_gaps(history, profile))
 
 
-def fit(history: History, previous: Behaviour | None = None, shared: Shared | None = None) -> Fit:
+def fit(history: History, previous: Behaviour | None = None) -> Fit:
     """Learn of all models of a history; `previous` types hold until they are clearly others."""
-    shared = shared or share(history)
+    shared = share(history)
     profiles = own_profiles(history, shared.profile)
     behaviour = classify(history, previous)
     return Fit(
@@ -69,27 +68,5 @@ def fit(history: History, previous: Behaviour | None = None, shared: Shared | No
     )
 
 
-def refit_rows(fitted: Fit, history: History, rows: Integers) -> Fit:
-    """Learn anew of some models only, with what is shared as it was."""
-    part = fit(history.take(rows), _take(fitted.behaviour, rows), fitted.shared)
-    profiles = fitted.profiles.copy()
-    profiles[rows] = part.profiles
-    return Fit(
-        shared=fitted.shared,
-        behaviour=_put(fitted.behaviour, part.behaviour, rows),
-        profiles=profiles,
-        levels=_put(fitted.levels, part.levels, rows),
-    )
-
-
 def _take(of: _Rows, rows: Integers) -> _Rows:
     return type(of)(*(getattr(of, field.name)[rows] for field in fields(of)))
-
-
-def _put(whole: _Rows, part: _Rows, rows: Integers) -> _Rows:
-    def changed(name: str) -> Any:
-        values = getattr(whole, name).copy()
-        values[rows] = getattr(part, name)
-        return values
-
-    return type(whole)(*(changed(field.name) for field in fields(whole)))

@@ -2,8 +2,9 @@
 
 One logistic regression for all models, learnt from the last two days: on the logarithm of the time
 since the last arrival, of the share of active minutes over several half-lives, and of their
-products. Where little was seen it leans on odds that fall as the silence grows. It sees bursts end, which the forecasts by type (`forecasts`) see late; those see days and
-periods. `p_minute` pools both by their log-odds, as `forecasts` pools gaps and levels.
+products; where little was seen it leans on odds that fall as the silence grows. It sees bursts end,
+which the forecasts by type (`forecasts`) see late; those see days and periods. `p_minute` pools
+both by their log-odds, as `forecasts` pools gaps and levels.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class PodState:
     arrived: tuple[tuple[float, float], ...] = ()
     """(time, seconds of slots that what came by then takes of `rate_s`), of the last `rate_s`."""
     there: int | None = None
-    """Those that are there, where a cluster knows better than the registry."""
+    """Those that are there, where somebody knows better than the registry."""
 
 
 def scale_pods(

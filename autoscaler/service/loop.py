@@ -95,6 +95,8 @@ class Autoscaler:
         self._forecast_at_s = 0.0
         self._forecast_pause_s = settings.forecast_every
         self._pods: PodState | None = None
+        self._last_wanted: WantedPods | None = None
+        """What the registry said last. One that lost its data does not have all pods yet."""
         self._is_leading = False
         self._told_refused: dict[str, str] = {}
 
@@ -169,14 +171,21 @@ class Autoscaler:
         return plan
 
     def _adopt(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
-        """Start from the pods there are; forget them where they are not to be planned."""
+        """Start from the pods there are; forget them where they are not to be planned.
+
+        A registry that lost its data says nothing: what it said last is told anew.
+        """
+        self._last_wanted = last = wanted or self._last_wanted
         if size is None:
             self._pods = None
-        elif self._pods is None:
-            if size.pods is not None:
-                self._pods = PodState(there=size.pods)
-            else:
-                self._pods = PodState(current=None if wanted is None else wanted.pods)
+        elif self._pods is not None and wanted is not None:
+            return
+        elif size.pods is None and wanted is not None:
+            self._pods = PodState(current=wanted.pods)
+        elif size.pods is None and last is not None:
+            self._pods = PodState(there=last.pods)
+        else:
+            self._pods = PodState(there=size.pods)
 
     def _forecast(self, now_s: float) -> None:
         """Take in a forecast that is ready; begin another one when it is time.

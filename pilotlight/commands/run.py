@@ -70,6 +70,7 @@ def tell_ready(output: Output, state: PlatformState) -> None:
             f"registry      {state.redis_url}",
             f"object store  {state.s3_endpoint or 'none'}",
             f"pods          {len(state.pods)}",
+            f"autoscaler    {state.autoscaler_metrics or 'none'}",
             f"supervisor    pid {state.pid}",
         ],
     )

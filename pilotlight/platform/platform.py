@@ -66,6 +66,7 @@ class Platform:
         self.redis_url = settings.redis_url or ""
         self.gateway_url = ""
         self.s3_endpoint: str | None = None
+        self.autoscaler_metrics: str | None = None
         self._on_progress = on_progress or (lambda _: None)
         self._lock = HomeLock(settings.home)
         self._group = asyncio.TaskGroup()
@@ -114,6 +115,7 @@ class Platform:
             redis_url=self.redis_url,
             pool=self.settings.pool,
             s3_endpoint=self.s3_endpoint,
+            autoscaler_metrics=self.autoscaler_metrics,
             pods=tuple(self._pod_names()),
         )
 
@@ -240,6 +242,7 @@ class Platform:
     def _start_autoscaler(self, choice: AutoscalerChoice) -> None:
         """It is not waited for: nothing that a request needs depends on it."""
         metrics_port = free_port()
+        self.autoscaler_metrics = f"http://{_LOOPBACK}:{metrics_port}/metrics"
         command = [
             *python_module("autoscaler"), "--redis-url", self.redis_url,
             "--pool", self.settings.pool, "--loading", choice.loading,
@@ -256,7 +259,7 @@ class Platform:
         log_file = self.settings.home.logs / "autoscaler.log"
         spec = ServiceSpec("autoscaler", command, log_file, self._child_env())
         self._start_service(Service(spec, is_ready=_at_once))
-        self._step(f"autoscaler, metrics at http://{_LOOPBACK}:{metrics_port}/metrics")
+        self._step(f"autoscaler, metrics at {self.autoscaler_metrics}")
 
     # Pods
 
@@ -416,5 +419,6 @@ def describe(state: PlatformState) -> dict[str, Any]:
         "redis_url": state.redis_url,
         "pool": state.pool,
         "s3_endpoint": state.s3_endpoint,
+        "autoscaler_metrics": state.autoscaler_metrics,
         "pods": list(state.pods),
     }

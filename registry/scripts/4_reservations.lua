@@ -54,6 +54,17 @@ function op.renew(id, ttl_ms, entry, predict)
   return true
 end
 
+-- What a pod that registered anew has forgotten: its requests go on all the same.
+function op.hold(id, ttl_ms, entry, predict)
+  if not alive(entry) or not alive(predict) then return false end
+  if redis.call('ZADD', key('slots:' .. entry), 'NX', now + ttl_ms, id) > 0 then
+    redis.call('ZADD', key('ongoing:' .. predict), now + ttl_ms, id)
+    touch(entry)
+    touch(predict)
+  end
+  return true
+end
+
 -- The inference stage is over; the slot stays until the answer is out.
 function op.infer_end(id, predict)
   if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then touch(predict) end

@@ -256,6 +256,26 @@ def test_a_pod_that_nobody_can_reach_is_passed_by(floor: Floor) -> None:
     floor.do(lambda registry: registry.deregister_pod("pod-a", epoch))
 
 
+def test_a_request_waits_for_a_pod_that_came_back_amid_a_long_one(floor: Floor) -> None:
+    """The registry forgot the long one with the pod's lease; the pod has no slot all the same."""
+    spec = floor.declare(routing=QUEUEING, queue_timeout_s=3.0)
+    pods = floor.pods("pod-a", slots=1, warm=spec)
+    long = floor.in_background(spec, x_test="around=hold")
+    wait_counts(pods, "pod-a", busy=1)
+    epoch = _epoch_of(floor, "pod-a")
+    floor.do(lambda registry: registry.deregister_pod("pod-a", epoch))
+    wait_until(lambda: floor.slots_used("pod-a") == 0, what="back, and all forgotten")
+    floor.wait_caught_up()
+    waited = floor.predict(spec)
+    assert waited.status_code == 504
+    assert "queue-timeout" in waited.json()["error"]
+    assert pods.counts("pod-a")["refused"] == 1
+    pods.control("pod-a", "release")
+    assert long.result().status_code == 200
+    floor.wait_idle(pods)
+    assert floor.predict(spec).status_code == 200
+
+
 # Pods that die
 
 

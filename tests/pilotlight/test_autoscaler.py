@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,13 +17,13 @@ from registry.client import Registry
 from tests import servers
 from tests.gateway.conftest import metric
 from tests.pilotlight.conftest import run_cli
-from tests.pilotlight.test_platform import Running
+from tests.pilotlight.test_platform import Running, command_of, pids_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from registry.actions import Plans
+    from registry.actions import Leader, Plans
     from registry.cluster import ClusterState
 
 pytestmark = pytest.mark.slow
@@ -92,6 +94,49 @@ def test_to_zero_and_back_with_one_pod_and_one_load(platform: Running) -> None:
     woken = [each for each in _plans(platform).history if each.reason == "waiting"]
     assert len(woken) == 1
     assert woken[0].words.startswith("1 pods")
+
+
+def test_a_killed_autoscaler_is_started_again_and_goes_on(platform: Running) -> None:
+    [before] = _autoscaler_pids(platform)
+    leader = _plans(platform).leader
+    os.kill(before, signal.SIGKILL)
+    servers.wait_until(
+        lambda: _leads_after(platform, leader), timeout_s=LIMIT_S, what="another one leads"
+    )
+    [after] = _autoscaler_pids(platform)
+    assert after != before
+    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    assert _ask(platform).status_code == 200
+    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load told")
+    assert _loads(platform) == 1
+
+
+def test_its_metrics_are_where_up_says(platform: Running) -> None:
+    url = platform.facts["autoscaler_metrics"]
+
+    def answer() -> str:
+        return httpx.get(url, trust_env=False, timeout=60).text
+
+    servers.wait_until(
+        lambda: metric(answer(), "pilotlight_autoscaler_forecast_seconds_count"),
+        timeout_s=LIMIT_S, what="a forecast counted",
+    )  # fmt: skip
+    names = {line.split()[2] for line in answer().splitlines() if line.startswith("# TYPE ")}
+    documented = (
+        "actions_total", "skipped_actions_total", "failures_total", "plan_seconds",
+        "forecast_seconds", "is_leader", "wanted_pods", "pods_left_alone", "pods",
+    )  # fmt: skip
+    assert {f"pilotlight_autoscaler_{name}" for name in documented} <= names
+    assert metric(answer(), "pilotlight_autoscaler_is_leader") == 1
+
+
+def _autoscaler_pids(platform: Running) -> list[int]:
+    return [pid for pid in pids_of(platform) if " -m autoscaler " in command_of(pid)]
+
+
+def _leads_after(platform: Running, former: Leader | None) -> bool:
+    leader = _plans(platform).leader
+    return leader is not None and (former is None or leader.token > former.token)
 
 
 def _loads(platform: Running) -> int:

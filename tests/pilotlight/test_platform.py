@@ -247,7 +247,7 @@ def test_a_killed_pod_is_started_again_and_requests_go_on(platform: Running) -> 
 
 
 def test_a_killed_gateway_is_started_again_at_its_address(platform: Running) -> None:
-    gateways = [pid for pid in _pids_of(platform) if " -m gateway " in _command(pid)]
+    gateways = [pid for pid in pids_of(platform) if " -m gateway " in command_of(pid)]
     assert gateways
     os.kill(gateways[0], signal.SIGKILL)
     servers.wait_until(lambda: not servers.is_alive(gateways[0]))
@@ -260,7 +260,7 @@ def test_a_killed_registry_comes_back_with_its_models(platform: Running) -> None
     models = [each["name"] for each in platform.get("models")]
     with platform.client() as client:
         client.post("/v1/models/embed:predict", json={"instances": ["x"]}).raise_for_status()
-        [redis] = [pid for pid in _pids_of(platform) if "redis-server" in _command(pid)]
+        [redis] = [pid for pid in pids_of(platform) if "redis-server" in command_of(pid)]
         os.kill(redis, signal.SIGKILL)
         answer = client.post("/v1/models/embed:predict", json={"instances": ["x"]})
         assert answer.headers["x-pilotlight-start"] == "warm"
@@ -277,8 +277,8 @@ def test_a_killed_zygote_comes_back_with_all_pods(platform: Running) -> None:
     before = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
     [zygote] = [
         pid
-        for pid in _pids_of(platform)
-        if "runtime.zygote" in _command(pid) and pid not in before.values()
+        for pid in pids_of(platform)
+        if "runtime.zygote" in command_of(pid) and pid not in before.values()
     ]
     os.kill(zygote, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
@@ -291,13 +291,13 @@ def test_a_killed_zygote_comes_back_with_all_pods(platform: Running) -> None:
     assert platform.cli("predict", "embed", "a text").status == 0
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
-def _pids_of(running: Running) -> set[int]:
+def pids_of(running: Running) -> set[int]:
     """The supervisor and all that descend from it."""
     parents = {}
     for entry in os.listdir("/proc"):
@@ -329,7 +329,7 @@ def small(tmp_path: Path, objects: Path) -> Iterator[Running]:
 
 
 def test_down_leaves_nothing_behind(small: Running) -> None:
-    pids = _pids_of(small)
+    pids = pids_of(small)
     assert len(pids) >= 7  # supervisor, redis, object store, gateway, zygote, two pods
     stopped = small.cli("down", "--json")
     assert stopped.document["stopped"] is True
@@ -338,7 +338,7 @@ def test_down_leaves_nothing_behind(small: Running) -> None:
 
 
 def test_a_killed_supervisor_leaves_nothing_behind_and_nothing_in_the_way(small: Running) -> None:
-    pids = _pids_of(small)
+    pids = pids_of(small)
     os.kill(small.facts["pid"], signal.SIGKILL)
     _assert_gone(small, pids)
     again = _up(small.home, "--pods", "2", "--no-s3")
@@ -359,9 +359,9 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     ):
         running = Running(tmp_path / "home", {"pid": up.pid, "gateway": "http://127.0.0.1:1"})
         servers.wait_until(
-            lambda: any("runtime.zygote" in _command(pid) for pid in _pids_of(running))
+            lambda: any("runtime.zygote" in command_of(pid) for pid in pids_of(running))
         )
-        pids = _pids_of(running)
+        pids = pids_of(running)
         up.send_signal(signal.SIGTERM)
         assert up.wait(120) == 128 + signal.SIGTERM, (tmp_path / "err").read_text()
     _assert_gone(running, pids - {up.pid})
@@ -389,7 +389,7 @@ def test_a_signal_stops_a_foreground_platform_in_order(
         )
         state = home.require_running()
         running = Running(home.root, {"pid": up.pid, "gateway": state.gateway})
-        pids = _pids_of(running)
+        pids = pids_of(running)
         servers.wait_until(lambda: len(running.get("models")) == 1, what="model declared")
         up.send_signal(number)
         assert up.wait(120) == 0, (tmp_path / "err").read_text()

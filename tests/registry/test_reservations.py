@@ -162,6 +162,28 @@ async def test_the_end_of_inference_frees_the_place_but_not_the_slot(registry: R
     assert await counts(registry, "a") == (1, 0)
 
 
+async def test_what_a_pod_forgot_by_registering_anew_is_held_on_to(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.load()
+    assert isinstance(await reserve(registry, "a", id_="long"), Granted)
+    pod = await Pod.join(registry, "a")
+    await pod.load()
+    assert await counts(registry, "a") == (0, 0)
+    for _ in range(2):
+        registry.hold("long", entry="a", predict="a", ttl_s=60)
+    assert await reserve(registry, "a") is Refusal.FULL
+    assert await counts(registry, "a") == (1, 1)
+    await release(registry, "long", "a")
+    assert isinstance(await reserve(registry, "a"), Granted)
+
+
+async def test_nothing_is_held_at_a_pod_that_is_gone(registry: Registry) -> None:
+    registry.hold("long", entry="a", predict="a", ttl_s=60)
+    pod = await Pod.join(registry, "a")
+    await pod.load()
+    assert await counts(registry, "a") == (0, 0)
+
+
 async def test_renewal_keeps_a_reservation(registry: Registry) -> None:
     pod = await Pod.join(registry, "a", slots=2)
     await pod.load()

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from autoscaler.forecasting.behaviour import Kind
 from autoscaler.forecasting.errors import BadCounts, BadQuestion
-from autoscaler.forecasting.fitting import fit, refit_rows
+from autoscaler.forecasting.fitting import fit
 from autoscaler.forecasting.forecasts import has_changed, typed
 from autoscaler.forecasting.history import Forecast, History, Integers, Question
 from autoscaler.forecasting.methods import METHODS
@@ -168,17 +167,6 @@ def test_each_model_is_forecast_by_itself() -> None:
     part = typed(history.take(order), fitted.take(order), QUESTION)
     assert part.mean == pytest.approx(whole.mean[order])
     assert (part.quantiles == whole.quantiles[order]).all()
-
-
-def test_fitting_a_share_of_models_changes_those_only() -> None:
-    before = streams.of(streams.poisson(2.0, models=6, minutes=MINUTES))
-    after = streams.of(streams.hourly(models=6, minutes=MINUTES, count=5))
-    fitted = fit(before)
-    rows = np.array([1, 4])
-    for _ in range(3):
-        fitted = refit_rows(fitted, after, rows)
-    assert np.flatnonzero(fitted.behaviour.kind == Kind.PERIODIC).tolist() == [1, 4]
-    assert (fitted.levels.size[[0, 2, 3, 5]] == fit(before).levels.size[[0, 2, 3, 5]]).all()
 
 
 @pytest.mark.parametrize(

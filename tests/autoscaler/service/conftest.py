@@ -54,6 +54,7 @@ class Pod:
 
     registry: Registry
     name: str
+    address: str = ""
     epoch: int = 0
     refuses: bool = False
     fails: set[str] = field(default_factory=set)
@@ -68,9 +69,14 @@ class Pod:
         """Listen and register."""
         server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        info = PodInfo(self.name, f"127.0.0.1:{port}", node=self.name, slots=1, memory_bytes=10**9)
-        self.epoch = await self.registry.register_pod(info, lease_ttl_s=600)
+        self.address = f"127.0.0.1:{port}"
+        await self.register()
         return server
+
+    async def register(self) -> None:
+        """Enter the registry, holding nothing."""
+        info = PodInfo(self.name, self.address, node=self.name, slots=1, memory_bytes=10**9)
+        self.epoch = await self.registry.register_pod(info, lease_ttl_s=600)
 
     async def beat(self, report: PodReport | None = None) -> None:
         await self.registry.heartbeat(self.name, self.epoch, report or PodReport(), lease_ttl_s=600)

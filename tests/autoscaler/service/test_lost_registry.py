@@ -1,0 +1,72 @@
+"""A registry that comes back empty: until pods have registered anew, none of them is given up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.loading.catalogue import LOADING_POLICIES
+from registry.autoscaling import Autoscaling
+from registry.errors import RegistryUnavailable
+from tests import servers
+from tests.autoscaler.service.conftest import a_stage, metric
+from tests.registry.actors import eventually, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from autoscaler.service.metrics import AutoscalerMetrics
+    from registry.actions import WantedPods
+    from tests.autoscaler.service.conftest import Pod, Stage
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 120.0
+PODS = 3
+PLANS = "pilotlight_autoscaler_plan_seconds_count"
+
+
+async def test_pods_that_are_not_registered_again_yet_are_not_given_up(tmp_path: Path) -> None:
+    with servers.redis_server(tmp_path / "redis") as redis:
+        async with a_stage(redis.url) as stage:
+            pods = [await stage.pod(f"pod-{index}") for index in range(PODS)]
+            policy = LOADING_POLICIES["predictive"]()
+            async with stage.autoscaler(policy, min_pods=0, max_pods=5) as metrics:
+
+                async def is_told() -> bool:
+                    return await _wanted(stage) is not None
+
+                await eventually(is_told, timeout_s=LIMIT_S, what="told")
+                redis.stop()
+                redis.start()
+                await eventually(is_told, timeout_s=LIMIT_S, what="told without any pod")
+                numbers = [await _wanted(stage)]
+                for pod in pods:
+                    await eventually(
+                        partial(_registers, pod), timeout_s=LIMIT_S, what="registered anew"
+                    )
+                    await _planned(metrics, 3)
+                    numbers.append(await _wanted(stage))
+    assert [wanted and wanted.pods for wanted in numbers] == [PODS] * 4
+
+
+async def _planned(metrics: AutoscalerMetrics, plans: int) -> None:
+    before = metric(metrics, PLANS)
+    await until(lambda: metric(metrics, PLANS) >= before + plans, timeout_s=LIMIT_S, what=PLANS)
+
+
+async def _registers(pod: Pod) -> bool:
+    try:
+        await pod.register()
+    except RegistryUnavailable:
+        return False
+    return True
+
+
+async def _wanted(stage: Stage) -> WantedPods | None:
+    try:
+        return (await Autoscaling(stage.registry).under_way()).wanted
+    except RegistryUnavailable:
+        return None

@@ -1,0 +1,57 @@
+"""The autoscaler as a process, killed amid its plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.arrivals import Arrivals
+from registry.autoscaling import Autoscaling
+from tests.autoscaler.processes import autoscaler_process
+from tests.autoscaler.service.conftest import model
+from tests.registry.actors import eventually, until
+
+if TYPE_CHECKING:
+    from registry.model import ModelSpec
+    from tests.autoscaler.service.conftest import Stage
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+LIMIT_S = 120.0
+
+
+async def _count_one_a_minute(stage: Stage, spec: ModelSpec) -> None:
+    """As a gateway tells of the last three hours."""
+    counts = [(spec.name, 1, 60 * minutes + 30) for minutes in range(180)]
+    await Arrivals(stage.registry).tell(f"gateway-of-{spec.name}", 1, counts, {})
+
+
+async def test_after_a_kill_amid_a_load_another_process_takes_over_and_begins_none_twice(
+    stage: Stage,
+) -> None:
+    """It knows what was counted before it came, and what was begun."""
+    first, second = model("a"), model("b")
+    await stage.registry.put_models([first, second])
+    await _count_one_a_minute(stage, first)
+    pod = await stage.pod("pod-a", holds=True)
+    with autoscaler_process(stage.url, pool=stage.pool) as killed:
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load begun")
+        killed.kill()
+        killed.wait()
+    await _count_one_a_minute(stage, second)
+    with autoscaler_process(stage.url, pool=stage.pool):
+        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="another one leads")
+        pod.hold.set()
+
+        async def is_warm() -> bool:
+            state = await stage.registry.cluster()
+            return all(
+                any(each.is_warm for each in state.holders(spec.key).values())
+                for spec in (first, second)
+            )
+
+        await eventually(is_warm, timeout_s=LIMIT_S, what="both warm")
+    assert pod.loads == ["a", "b"]
+    last = (await Autoscaling(stage.registry).plans()).last
+    assert {last[str(spec.name)].reason for spec in (first, second)} == {"forecast"}

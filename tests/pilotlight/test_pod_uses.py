@@ -1,0 +1,81 @@
+"""What pods do for their models: shown by `get pods`, counted by the autoscaler's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from registry.arrivals import Arrivals
+from registry.client import Registry
+from registry.model import ModelName, ModelSpec, Tier
+from tests import servers
+from tests.autoscaler.processes import autoscaler_process
+from tests.gateway.conftest import metric
+from tests.registry.actors import Pod, reserve
+
+if TYPE_CHECKING:
+    from tests.pilotlight.conftest import Cli
+
+FOREVER_S = 3600.0
+USES = {
+    "empty": "cold",
+    "holding": "warm-idle",
+    "ready": "warm-in-use-idle",
+    "working": "warm-in-use-busy",
+}
+_sequence = itertools.count(1)
+
+
+def _spec(name: str) -> ModelSpec:
+    return ModelSpec(ModelName("default", name), f"s3://models/{name}")
+
+
+async def _set_the_stage(redis_url: str) -> None:
+    """Four pods, of two models one of which is asked for; one of the pods has a request."""
+    registry = await Registry.connect(redis_url)
+    await registry.put_models([_spec("asked-for"), _spec("silent")])
+    pods = {name: await Pod.join(registry, name, lease_ttl_s=FOREVER_S) for name in USES}
+    await pods["holding"].set_tier(Tier.DEVICE, _spec("silent").key)
+    await pods["ready"].set_tier(Tier.DEVICE, _spec("asked-for").key)
+    await pods["working"].set_tier(Tier.DEVICE, _spec("silent").key)
+    await reserve(registry, "working", key=_spec("silent").key, ttl_s=FOREVER_S)
+    await registry.close()
+
+
+async def _ask(redis_url: str) -> None:
+    registry = await Registry.connect(redis_url)
+    await Arrivals(registry).tell("gateway", next(_sequence), [(_spec("asked-for").name, 1, 0)], {})
+    await registry.close()
+
+
+def test_each_of_the_four_is_shown(cli: Cli, redis: servers.RedisServer) -> None:
+    asyncio.run(_set_the_stage(redis.url))
+
+    def is_shown() -> bool:
+        asyncio.run(_ask(redis.url))
+        shown = cli("get", "pods", "--json", "--redis-url", redis.url).document
+        return {each["name"]: each["use"] for each in shown} == USES
+
+    servers.wait_until(is_shown, timeout_s=120, what="shown as JSON")
+    table = cli("get", "pods", "--redis-url", redis.url).out
+    assert "USE" in table
+    assert "warm-in-use-busy" in table
+
+
+@pytest.mark.slow
+def test_each_of_the_four_is_counted_by_the_autoscaler(redis: servers.RedisServer) -> None:
+    port = servers.free_port()
+    asyncio.run(_set_the_stage(redis.url))
+
+    def is_counted() -> bool:
+        asyncio.run(_ask(redis.url))
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=30).text
+        counted = [metric(text, "pilotlight_autoscaler_pods", use=use) for use in USES.values()]
+        return counted == [1] * len(USES)
+
+    with autoscaler_process(redis.url, metrics_port=port, loading="baseline"):
+        servers.wait_until(is_counted, timeout_s=120, what="counted")
