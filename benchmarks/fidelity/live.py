@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from pilotlight.platform.settings import PlatformSettings, PodSettings
 from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from load.experiments.liu.runs import Answer
 
@@ -60,8 +60,13 @@ class Outcome:
 
     latency_s: float
     start: str
-    late_s: float
+    late_s: float = 0.0
     """How long after its time it was sent."""
+    pod: str = ""
+    predict_pod: str = ""
+    reason: str = ""
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    """With these, raw samples tell which requests differ, and in what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,10 @@ class LivePlatform:
     async def _outcome(self, asked: Asked, policy: str, began_s: float) -> Outcome:
         late_s = time.perf_counter() - began_s - asked.at_s
         answer = await self._ask(asked.model, policy, asked.seed)
-        return Outcome(answer.latency_s, answer.start, late_s)
+        return Outcome(
+            answer.latency_s, answer.start, late_s,
+            answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
+        )  # fmt: skip
 
     async def _ask(self, number: int, policy: str, seed: int) -> Answer:
         headers = {
