@@ -54,13 +54,15 @@ class Plan:
 
     seed: int
     requests: int
+    repeats: int = 1
+    """Traces, one seed each; percentiles are those of all their requests."""
     only: str = ""
     """Parts of policies' names, with commas between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One policy: what came of the same arrivals, live and simulated."""
+    """One policy: what came of the same arrivals, live and simulated, in the same order."""
 
     policy: RoutingPolicy
     live: list[Outcome]
@@ -90,17 +92,23 @@ async def _measure(plan: Plan) -> Comparison:
     with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
         async with live_platform(Path(folder)) as live:
             times = await live.times()
-            trace = arrivals(plan, times)
             for policy in POLICIES:
                 if any(part in policy for part in plan.only.split(",")):
-                    outcomes = await live.replay(trace, policy)
-                    pairs.append(Pair(policy, outcomes, simulated(trace, policy, times, plan)))
+                    pairs.append(pair := Pair(policy, [], []))
+                    for trace in traces(plan, times):
+                        pair.live.extend(await live.replay(trace, policy))
+                        pair.simulated.extend(simulated(trace, policy, times))
     return Comparison(times, pairs)
 
 
-def arrivals(plan: Plan, times: ServiceTimes) -> list[Asked]:
+def traces(plan: Plan, times: ServiceTimes) -> list[list[Asked]]:
+    """What is replayed."""
+    return [arrivals(plan.seed + number, plan, times) for number in range(plan.repeats)]
+
+
+def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[Asked]:
     """Poisson arrivals at half of what the slots can hold; the first model is asked for most."""
-    rng = random.Random(plan.seed)
+    rng = random.Random(seed)
     rate = _USED_SHARE * PODS * SLOTS / (2 * AROUND_S + times.infer_s)
     gaps_s = accumulate(rng.expovariate(rate) for _ in range(plan.requests))
     weights = [1 / (1 + number) for number in range(MODELS)]
@@ -110,12 +118,10 @@ def arrivals(plan: Plan, times: ServiceTimes) -> list[Asked]:
     ]
 
 
-def simulated(
-    trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes, plan: Plan
-) -> list[Outcome]:
+def simulated(trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes) -> list[Outcome]:
     """The same arrivals in a simulated cluster of the same pods and service times."""
     run = simulate(
-        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy, plan.seed,
+        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
         draws=(random.Random(each.seed).random() for each in trace),
     )  # fmt: skip
     pod = next(iter(run.registry.state.pods.values()))
