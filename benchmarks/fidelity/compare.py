@@ -28,11 +28,12 @@ from benchmarks.quantiles import quantile
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import simulate
+from load.stages import STAGES
 from registry.model import RoutingPolicy
 from registry.pod import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.fidelity.live import ServiceTimes
 
@@ -53,13 +54,15 @@ class Plan:
 
     seed: int
     requests: int
+    repeats: int = 1
+    """Traces, one seed each; percentiles are those of all their requests."""
     only: str = ""
     """Parts of policies' names, with commas between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One policy: what came of the same arrivals, live and simulated."""
+    """One policy: what came of the same arrivals, live and simulated, in the same order."""
 
     policy: RoutingPolicy
     live: list[Outcome]
@@ -89,17 +92,23 @@ async def _measure(plan: Plan) -> Comparison:
     with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
         async with live_platform(Path(folder)) as live:
             times = await live.times()
-            trace = arrivals(plan, times)
             for policy in POLICIES:
                 if any(part in policy for part in plan.only.split(",")):
-                    outcomes = await live.replay(trace, policy)
-                    pairs.append(Pair(policy, outcomes, simulated(trace, policy, times, plan)))
+                    pairs.append(pair := Pair(policy, [], []))
+                    for trace in traces(plan, times):
+                        pair.live.extend(await live.replay(trace, policy))
+                        pair.simulated.extend(simulated(trace, policy, times))
     return Comparison(times, pairs)
 
 
-def arrivals(plan: Plan, times: ServiceTimes) -> list[Asked]:
+def traces(plan: Plan, times: ServiceTimes) -> list[list[Asked]]:
+    """What is replayed."""
+    return [arrivals(plan.seed + number, plan, times) for number in range(plan.repeats)]
+
+
+def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[Asked]:
     """Poisson arrivals at half of what the slots can hold; the first model is asked for most."""
-    rng = random.Random(plan.seed)
+    rng = random.Random(seed)
     rate = _USED_SHARE * PODS * SLOTS / (2 * AROUND_S + times.infer_s)
     gaps_s = accumulate(rng.expovariate(rate) for _ in range(plan.requests))
     weights = [1 / (1 + number) for number in range(MODELS)]
@@ -109,13 +118,12 @@ def arrivals(plan: Plan, times: ServiceTimes) -> list[Asked]:
     ]
 
 
-def simulated(
-    trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes, plan: Plan
-) -> list[Outcome]:
+def simulated(trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes) -> list[Outcome]:
     """The same arrivals in a simulated cluster of the same pods and service times."""
     run = simulate(
-        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy, plan.seed
-    )
+        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
+        draws=(random.Random(each.seed).random() for each in trace),
+    )  # fmt: skip
     pod = next(iter(run.registry.state.pods.values()))
     run.registry.beat(
         pod.name, pod.epoch, 0.0, used_bytes={}, loads_total=0, samples=_measured(times)
@@ -123,12 +131,28 @@ def simulated(
     rows = [row for batch in run for row in batch.to_pylist()]
     if failed := [row for row in rows if row["status"] != 200]:
         raise ValueError(f"{len(failed)} of {len(rows)} simulated requests failed: {failed[0]}")
-    return [Outcome(row["finished_s"] - row["scheduled_s"], row["start"], 0.0) for row in rows]
+    rows.sort(key=lambda row: float(row["scheduled_s"]))
+    return [_outcome(row) for row in rows]
+
+
+def _outcome(row: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        row["finished_s"] - row["scheduled_s"],
+        row["start"],
+        pod=row["entry_pod"],
+        predict_pod=row["predict_pod"],
+        reason=row["reason"],
+        stages_s={stage: row[f"{stage}_ms"] / 1000 for stage in STAGES},
+    )
 
 
 def document(times: ServiceTimes) -> dict[str, Any]:
-    """The live platform as a cluster file: one machine, each pod with a cache of its own."""
-    load = {tier: f"{seconds}s" for tier, seconds in times.load_s.items()}
+    """The live platform as a cluster file: each pod with a link and a cache of its own.
+
+    Loads from object storage share their pod's link; what they take beside that is fixed.
+    """
+    load_s = dict(times.load_s)
+    fixed_s = max(0.0, load_s.pop("remote", 0.0) - times.model_bytes / LINK_BYTES_PER_S)
     model = {
         "count": MODELS,
         "size": times.model_bytes,
@@ -136,7 +160,8 @@ def document(times: ServiceTimes) -> dict[str, Any]:
         "infer": {1: f"{times.infer_s}s"},
         "preprocess": f"{AROUND_S}s",
         "postprocess": f"{AROUND_S}s",
-        "load": load,
+        "load_fixed": f"{fixed_s}s",
+        "load": {tier: f"{seconds}s" for tier, seconds in load_s.items()},
     }
     return {
         "nodes": [

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from pilotlight.platform.settings import PlatformSettings, PodSettings
 from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from load.experiments.liu.runs import Answer
 
@@ -43,6 +43,7 @@ _WARM_REQUESTS: Final = 5
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
 _TIMEOUT_S: Final = 120.0
+_SETTLE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,13 @@ class Outcome:
 
     latency_s: float
     start: str
-    late_s: float
+    late_s: float = 0.0
     """How long after its time it was sent."""
+    pod: str = ""
+    predict_pod: str = ""
+    reason: str = ""
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    """With these, raw samples tell which requests differ, and in what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +100,14 @@ class LivePlatform:
         self._specs = [spec_of(number) for number in range(MODELS)]
 
     async def times(self) -> ServiceTimes:
-        """Measure every part, one request at a time."""
-        await self._all_cold()
+        """Measure every part, one request at a time; a pod's first load is slower and not meant."""
+        await self._one_by_one()
+        answers = await self._one_by_one()
         loads: dict[str, list[float]] = {}
-        warm: list[Answer] = []
-        for number in range(MODELS):
-            for _ in range(1 + _WARM_REQUESTS):
-                answer = await self._ask(number, "colocation", 0)
-                if answer.is_cold:
-                    loads.setdefault(answer.start, []).append(answer.stages_s["load"])
-                else:
-                    warm.append(answer)
-                await until_idle(self._platform)
+        for answer in answers:
+            if answer.is_cold:
+                loads.setdefault(answer.start, []).append(answer.stages_s["load"])
+        warm = [answer for answer in answers if not answer.is_cold]
         holders = self._platform.watch.state.residency.values()
         sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
         return ServiceTimes(
@@ -114,6 +116,16 @@ class LivePlatform:
             overhead_s=max(0.0, median(_overhead_s(each) for each in warm)),
             model_bytes=max(sizes),
         )
+
+    async def _one_by_one(self) -> list[Answer]:
+        """Every model from cold, then some requests more."""
+        await self._all_cold()
+        answers = []
+        for number in range(MODELS):
+            for _ in range(1 + _WARM_REQUESTS):
+                answers.append(await self._ask(number, "colocation", 0))
+                await until_idle(self._platform)
+        return answers
 
     async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
         """Send a trace to models that no pod holds; arrivals do not wait for answers."""
@@ -130,7 +142,10 @@ class LivePlatform:
     async def _outcome(self, asked: Asked, policy: str, began_s: float) -> Outcome:
         late_s = time.perf_counter() - began_s - asked.at_s
         answer = await self._ask(asked.model, policy, asked.seed)
-        return Outcome(answer.latency_s, answer.start, late_s)
+        return Outcome(
+            answer.latency_s, answer.start, late_s,
+            answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
+        )  # fmt: skip
 
     async def _ask(self, number: int, policy: str, seed: int) -> Answer:
         headers = {
@@ -142,8 +157,17 @@ class LivePlatform:
         return await call(self._client, path, {"instances": [_TEXT]}, headers)
 
     async def _all_cold(self) -> None:
+        """No pod holds a model, and all have said that their memory is free."""
         for spec in self._specs:
             await make_cold(self._platform, self._client, spec)
+        await self._platform.until(
+            lambda: all(
+                pod.free_bytes == pod.memory_bytes
+                for pod in self._platform.watch.state.pods.values()
+            ),
+            timeout_s=_SETTLE_S,
+            what="all pods say that they are empty",
+        )
 
 
 def _overhead_s(answer: Answer) -> float:

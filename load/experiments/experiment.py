@@ -40,6 +40,8 @@ class Settings:
     """How many simulations may run side by side."""
     live: LivePlatform | None = None
     """Who runs the parts that need a real platform; None: simulated parts only."""
+    models: tuple[str, ...] = ()
+    """Which of the experiment's models are run live; empty: its own choice."""
     progress: Progress = _silent
 
     def file(self, name: str) -> Path | None:

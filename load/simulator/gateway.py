@@ -21,7 +21,7 @@ from load.simulator.records import NEVER_S
 from registry.reservation import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from load.simulator.arrivals import Row
     from load.simulator.cluster import ModelPlan
@@ -60,6 +60,7 @@ class SimulatedGateway:
         policy: RoutingPolicy | None,
         seed: int,
         queueing: Queueing | None = None,
+        draws: Iterator[float] | None = None,
     ) -> None:
         queueing = queueing or Queueing()
         self.pods: dict[str, SimulatedPod] = {}
@@ -79,7 +80,7 @@ class SimulatedGateway:
         self._records = records
         self._summary = summary
         self._policy = policy
-        self._draw = random.Random(seed).random
+        self._draw = random.Random(seed).random if draws is None else draws.__next__
         self._id_prefix = f"{seed}-"
         self._sequence = 0
         self._budget = RetryBudget()

@@ -89,8 +89,11 @@ class Simulation:
         *,
         autoscaler: Autoscaler | None = None,
         queueing: Queueing | None = None,
+        draws: Iterator[float] | None = None,
     ) -> None:
         """A run that has not begun; `policy` None: the models' own.
+
+        `draws` are the arrivals' random numbers, as a live run had them; None: by the seed.
 
         Raises WrongTrace while it runs: the trace has other columns, or goes back in time.
         """
@@ -101,7 +104,7 @@ class Simulation:
         self._records = Records()
         self._gateway = SimulatedGateway(
             self.kernel, self.registry, self._records, self.summary,
-            policy=policy, seed=seed, queueing=queueing,
+            policy=policy, seed=seed, queueing=queueing, draws=draws,
         )  # fmt: skip
         self._autoscaler = autoscaler
         self._plans_first = queueing is not None and queueing.plans_first
@@ -266,6 +269,9 @@ def simulate(
     *,
     autoscaler: Autoscaler | None = None,
     queueing: Queueing | None = None,
+    draws: Iterator[float] | None = None,
 ) -> Simulation:
     """The run of a trace under a policy: its record batches when iterated, and its summary."""
-    return Simulation(cluster, trace, policy, seed, autoscaler=autoscaler, queueing=queueing)
+    return Simulation(
+        cluster, trace, policy, seed, autoscaler=autoscaler, queueing=queueing, draws=draws
+    )

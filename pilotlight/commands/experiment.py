@@ -36,6 +36,7 @@ class Wish:
     out: Path
     processes: int
     live: LivePlatform | None
+    models: tuple[str, ...] = ()
 
 
 def list_experiments(output: Output) -> None:
@@ -64,6 +65,7 @@ def run_experiment(wish: Wish, output: Output) -> None:
                     out=folder,
                     processes=wish.processes,
                     live=wish.live if experiment.has_live_part else None,
+                    models=wish.models,
                     progress=progress,
                 )
             )

@@ -132,6 +132,13 @@ def experiment(
     seed: Annotated[
         list[int], typer.Option(min=0, help="Repeat for several; without it, the experiment's own.")
     ] = [],  # noqa: B006 - typer copies it
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Of liu-simple --live, repeat for several: t5-small (without it), t5-base, "
+            "t5-large. What is missing is made: 0.9 and 3 GB."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     quick: Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds.")] = False,
     processes: Annotated[
         int | None,
@@ -153,4 +160,4 @@ def experiment(
         return
     platform = LiveDemo(Home.of(home), output) if live else None
     cores = processes or os.cpu_count() or 1
-    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform), output)
+    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform, tuple(model)), output)

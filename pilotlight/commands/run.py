@@ -18,7 +18,7 @@ from pilotlight.platform.platform import Platform, Progress, describe
 from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.supervisor import log_to, supervise
 from pilotlight.quantities import format_bytes
-from pilotlight.samples import make_samples, missing_samples
+from pilotlight.samples import SAMPLES, make_samples, missing_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pilotlight.home import Home, PlatformState
     from pilotlight.output import Output
     from pilotlight.platform.settings import PlatformSettings
+    from pilotlight.samples import Sample
     from registry.model import ModelSpec
 
 _STOP_S = 60.0
@@ -50,15 +51,17 @@ def up(
         _run_here(settings, output, specs)
 
 
-def prepare_samples(settings: PlatformSettings, output: Output) -> None:
+def prepare_samples(
+    settings: PlatformSettings, output: Output, wanted: Sequence[Sample] = SAMPLES
+) -> None:
     """Make the sample models where they are not there yet."""
-    missing = missing_samples(settings.objects)
+    missing = missing_samples(settings.objects, wanted)
     if not missing:
         return
     size = format_bytes(sum(sample.size_bytes for sample in missing))
     output.note(f"Sample models: {size} in {settings.objects}, once, about 15 s.")
     with progress_bar("sample models") as update:
-        make_samples(settings.objects, update)
+        make_samples(settings.objects, update, wanted)
 
 
 def tell_ready(output: Output, state: PlatformState) -> None:

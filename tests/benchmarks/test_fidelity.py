@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from benchmarks.fidelity.compare import Comparison, Pair, Plan, arrivals, simulated, summary
-from benchmarks.fidelity.live import AROUND_S, Outcome, ServiceTimes
+from benchmarks.fidelity.compare import Comparison, Pair, Plan, arrivals, simulated, summary, traces
+from benchmarks.fidelity.live import (
+    AROUND_S,
+    LINK_BYTES_PER_S,
+    MODELS,
+    Asked,
+    Outcome,
+    ServiceTimes,
+)
 from registry.model import RoutingPolicy
 
 TIMES = ServiceTimes(infer_s=0.04, load_s={"remote": 2.0}, overhead_s=0.002, model_bytes=90 * 10**6)
@@ -16,13 +25,29 @@ PLAN = Plan(seed=1, requests=300)
 def test_a_warm_request_takes_its_stages_and_a_cold_one_the_load_besides(
     policy: RoutingPolicy,
 ) -> None:
-    outcomes = simulated(arrivals(PLAN, TIMES), policy, TIMES, PLAN)
+    outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES)
     assert len(outcomes) == PLAN.requests
     least_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s
     assert min(each.latency_s for each in outcomes) == pytest.approx(least_s)
     assert {each.start for each in outcomes} == {"warm", "remote"}
     cold = [each.latency_s for each in outcomes if each.start == "remote"]
     assert max(cold) >= least_s + 2.0
+
+
+def test_loads_at_the_same_time_share_their_pod_s_link() -> None:
+    link_s = TIMES.model_bytes / LINK_BYTES_PER_S
+    crowd = [Asked(0.0, model, 0) for model in range(MODELS)]
+    outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES)
+    by_pod = Counter(each.pod for each in outcomes)
+    assert max(by_pod.values()) == 2, "four models on three pods"
+    for each in outcomes:
+        shared_s = link_s if by_pod[each.pod] == 2 else 0.0
+        assert each.stages_s["load"] == pytest.approx(2.0 + shared_s, abs=0.05)
+
+
+def test_every_trace_is_another() -> None:
+    found = traces(Plan(seed=1, requests=5, repeats=3), TIMES)
+    assert len({each[0].at_s for each in found}) == 3
 
 
 def test_percentiles_that_differ_by_more_than_a_tenth_are_told() -> None:

@@ -56,6 +56,11 @@ def test_simple_shows_its_tables_without_the_thesis_and_without_a_platform() -> 
     assert all(isinstance(saved, float) and saved > 0 for saved in column(result, 1, "simulated s"))
 
 
+def test_a_model_that_is_none_of_the_three_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="must be one of t5-small, t5-base, t5-large, was"):
+        liu_simple.run(Settings(is_quick=True, models=("t5-huge",)))
+
+
 def test_the_figures_are_drawn_where_there_is_a_folder(tmp_path: Path) -> None:
     runs = {
         (size.model, policy): [simple_run(size.model, size.times, policy, 1, requests=10)]
