@@ -8,15 +8,16 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.cluster_values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.annotations import PREFIX, parse_annotations
+from registry.errors import NotYaml
 from registry.model import ModelName, ModelSpec, Tier
 from registry.profile import ProfilePoint
+from registry.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,11 +119,14 @@ def read_cluster(path: Path) -> ClusterPlan:
 def read_document(path: Path) -> Any:
     """What a YAML file holds. Raises InvalidCluster where it cannot be read."""
     try:
-        return yaml.safe_load(path.read_text())
+        documents = read_yaml(path.read_text())
     except OSError as error:
         raise InvalidCluster([f"{path}: cannot be read: {error.strerror}"]) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidCluster([f"{path}: is no YAML: {error}"]) from error
+    except (NotYaml, UnicodeDecodeError) as error:
+        raise InvalidCluster([f"{path}: {error}"]) from error
+    if len(documents) != 1:
+        raise InvalidCluster([f"{path}: must hold one YAML document, has {len(documents)}"])
+    return documents[0]
 
 
 def cluster_of(document: Any, *, source: str) -> ClusterPlan:

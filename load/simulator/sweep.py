@@ -6,10 +6,10 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from load.simulator.cluster_file import read_document
 from load.simulator.errors import InvalidCluster
+from registry.errors import NotYaml
+from registry.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,15 @@ def parse_sweep(text: str) -> Sweep:
         raise InvalidCluster(
             [f"--sweep must be KEY=A,B,C such as nodes.0.count=4,8,16, was {text!r}"]
         )
-    return Sweep(key, tuple(yaml.safe_load(value) for value in values.split(",")))
+    try:
+        return Sweep(key, tuple(_value(each) for each in values.split(",")))
+    except NotYaml as error:
+        raise InvalidCluster([f"--sweep {key}: {error}"]) from error
+
+
+def _value(text: str) -> Any:
+    found = read_yaml(text)
+    return found[0] if found else None
 
 
 def variants(path: Path, sweep: Sweep | None) -> list[tuple[Any, Any]]:

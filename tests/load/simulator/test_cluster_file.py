@@ -76,7 +76,9 @@ def test_the_time_of_a_token_may_depend_on_the_rows(written: Any, expected_s: li
     assert [model.token_s(rows) for rows in (1, 2, 6)] == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize("text", ["[1", "- a", "", "nodes: 3"])
+@pytest.mark.parametrize(
+    "text", ["[1", "- a", "", "nodes: 3", "nodes: !!bool x", "a: 1\n---\nb: 2"]
+)
 def test_files_that_are_no_cluster_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
@@ -88,6 +90,6 @@ def test_a_sweep_sets_one_key() -> None:
     found = variants(SAMPLE, parse_sweep("nodes.0.pods.0.slots=1,2"))
     assert [value for value, _ in found] == [1, 2]
     assert [document["nodes"][0]["pods"][0]["slots"] for _, document in found] == [1, 2]
-    for text in ("nodes", "nodes.9.count=1", "=1"):
-        with pytest.raises(InvalidCluster, match="--sweep must"):
+    for text in ("nodes", "nodes.9.count=1", "=1", "nodes.0.count=!!bool x"):
+        with pytest.raises(InvalidCluster, match="--sweep"):
             variants(SAMPLE, parse_sweep(text))
