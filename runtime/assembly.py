@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from runtime.device.hangs import Hangs
 from runtime.ends import InferenceEnds
 from runtime.follow import Follower
 from runtime.generation.service import GenerationService
+from runtime.generation.shared_time import SharedTime
 from runtime.health import Health
 from runtime.loading.abandoned import AbandonedParams
 from runtime.loading.bringing import Bringer
@@ -285,6 +287,7 @@ def _servers(
         measurements=loading.measurements,
         threads=ground.request_threads,
         limits=settings.generation_limits,
+        shared=SharedTime(time.monotonic),
     )
     openai = OpenAIRoutes(settings, service, generations, loading.frontends, declared, ground.peers)
     profiler = Profiler(

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedDevice:
-    """One device. `done(flight, infer_s, share_s)` hears of the inferred, `late` of others.
-
-    `share_s` is None in continuous batches, of which the runtime tells no share either.
-    """
+    """One device. `done(flight, infer_s, share_s)` hears of the inferred, `late` of others."""
 
     __slots__ = (
         "_done", "_is_busy", "_iterations", "_jitter", "_kernel", "_lanes", "_late", "_look_s",
@@ -44,7 +41,7 @@ class SimulatedDevice:
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float | None], None],
+        done: Callable[[Flight, float, float], None],
         late: Callable[[Flight], None],
     ) -> None:
         self._kernel = kernel

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from load.simulator.continuous import ContinuousBatch
 from runtime.device.batch import Waiting
 from runtime.device.queue import PATIENCE_S, Queued
+from runtime.generation.shared_time import SharedTime
 
 if TYPE_CHECKING:
     import itertools
@@ -75,8 +76,8 @@ class Iterations:
     """The continuous batches of one device, which it shares with inferences of other models."""
 
     __slots__ = (
-        "_batches", "_done", "_freed", "_jitter", "_kernel", "_late", "_lined", "_numbers",
-        "_queue", "_rng", "_speed", "_stretch",
+        "_batches", "_done", "_freed", "_jitter", "_kernel", "_late", "_lined", "_marks_s",
+        "_numbers", "_queue", "_rng", "_shared", "_speed", "_stretch",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,7 @@ class Iterations:
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float | None], None],
+        done: Callable[[Flight, float, float], None],
         late: Callable[[Flight], None],
         freed: Callable[[], None],
     ) -> None:
@@ -106,6 +107,9 @@ class Iterations:
         self._lined = 0
         """Turns in the queue."""
         self._stretch: Stretch | None = None
+        self._shared = SharedTime(kernel.now)
+        self._marks_s: dict[Flight, float] = {}
+        """Of the shared time."""
 
     def add(self, flight: Flight, lane: Lane) -> None:
         """Have the request join its model's batch at the next iteration that has room."""
@@ -114,6 +118,7 @@ class Iterations:
             batch = self._batches[lane.key] = ContinuousBatch(flight.plan)
         was_over = batch.is_over
         batch.add(flight)
+        self._marks_s[flight] = self._shared.enter()
         if was_over:
             self._line_up(lane, batch, self._kernel.now_s)
         if was_over or batch.may_grow:
@@ -142,8 +147,7 @@ class Iterations:
         self._lined -= 1
         batch = turn.batch
         joined, late = batch.admit()
-        for flight in late:
-            self._late(flight)
+        self._lose(late)
         if batch.is_over:
             return False
         turns = (turn,) if joined else (turn, *self._take_others())
@@ -186,10 +190,17 @@ class Iterations:
         for place in range(len(stretch.turns)):
             self._settle(stretch, place, done, gone)
         for flight in done:
-            self._done(flight, self._kernel.now_s - flight.at_device_s, None)
-        for flight in gone:
-            self._late(flight)
+            self._done(flight, self._kernel.now_s - flight.at_device_s, self._share_s(flight))
+        self._lose(gone)
         self._freed()
+
+    def _lose(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self._share_s(flight)
+            self._late(flight)
+
+    def _share_s(self, flight: Flight) -> float:
+        return self._shared.leave(self._marks_s.pop(flight))
 
     def _settle(self, stretch: Stretch, place: int, done: list[Flight], gone: list[Flight]) -> None:
         """Let a batch go on in the line, the one that ran longest ago first."""

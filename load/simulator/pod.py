@@ -231,15 +231,14 @@ class SimulatedPod:
         else:
             self.device.infer(flight)
 
-    def _inferred(self, flight: Flight, infer_s: float, share_s: float | None) -> None:
+    def _inferred(self, flight: Flight, infer_s: float, share_s: float) -> None:
         if not self.is_alive:
             return
         self.loading.let_go(flight.resident)
         key = flight.plan.spec.key
         add = self.measurements.add
         add(key, "infer", infer_s)
-        if share_s is not None:
-            add(key, "share", share_s)
+        add(key, "share", share_s)
         if not self._is_beat_planned:
             self.has_news()
         if flight.is_over:

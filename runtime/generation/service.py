@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from runtime.ends import InferenceEnds
     from runtime.generation.engine import Engine
     from runtime.generation.limits import GenerationLimits
+    from runtime.generation.shared_time import SharedTime
     from runtime.loading.loads import HeldModel, Loads
     from runtime.measurements import Measurements
     from runtime.protocols.request import RequestHead
@@ -135,6 +136,7 @@ class GenerationService:
     measurements: Measurements
     threads: Executor
     limits: GenerationLimits
+    shared: SharedTime
 
     @asynccontextmanager
     async def open(self, head: RequestHead, wish: Wish) -> AsyncIterator[Opened]:
@@ -155,8 +157,9 @@ class GenerationService:
                         async with _limited(until_s):
                             opened = await self._opened(held, wish)
                             began_s = time.monotonic()
-                            yield opened
-                    self._measured(spec, time.monotonic() - began_s)
+                            with self.shared.taken() as share:
+                                yield opened
+                    self._measured(spec, time.monotonic() - began_s, share.seconds)
                 finally:
                     await self.loads.release(held)
             finally:
@@ -198,11 +201,12 @@ class GenerationService:
             frequency_penalty=wish.frequency_penalty,
         )
 
-    def _measured(self, spec: ModelSpec, seconds: float) -> None:
-        """Tell the registry how long an answer takes: its slot is held for that."""
+    def _measured(self, spec: ModelSpec, seconds: float, share_s: float) -> None:
+        """Tell the registry how long an answer holds its slot, and what it takes of the device."""
         PREDICT_HIST_TIME.labels(model_name=spec.name.path_segment).observe(seconds)
         STAGE_SECONDS.labels(stage=Stage.INFER.value).observe(seconds)
         self.measurements.add(spec.key, Stage.INFER.value, seconds)
+        self.measurements.add(spec.key, "share", share_s)
 
 
 @asynccontextmanager
