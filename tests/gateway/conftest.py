@@ -23,6 +23,7 @@ from registry.model import ModelName, ModelPolicy, ModelSpec
 from registry.pod import PodInfo
 from tests import servers
 from tests.gateway.desk import Test, WithDesk, a_desk
+from tests.registry.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -85,7 +86,8 @@ class Floor:
             finally:
                 await registry.close()
 
-        return asyncio.run(run())
+        with patient():
+            return asyncio.run(run())
 
     def declare(self, name: str = "", *, namespace: str = "default", **policy: Any) -> ModelSpec:
         """Declare a model that no other test uses; return when the gateway knows it."""
