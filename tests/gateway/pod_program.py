@@ -22,6 +22,7 @@ from registry.client import ClaimScope, Registry
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.model import ModelName, Tier
 from registry.pod import PodInfo, PodPhase, PodReport, Samples
+from tests.registry.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -125,7 +126,8 @@ class Pod:
         match request.path:
             case "/control/warm":
                 self._warm.add(text)
-                await self._registry.set_tier(self.name, self._epoch, text, Tier.DEVICE, 1)
+                with patient():
+                    await self._registry.set_tier(self.name, self._epoch, text, Tier.DEVICE, 1)
             case "/control/drain":
                 self._is_draining = True
                 await self._registry.set_phase(self.name, self._epoch, PodPhase.DRAINING)
@@ -430,7 +432,8 @@ class Server:
 
 async def run(options: argparse.Namespace) -> None:
     """Serve until SIGTERM."""
-    registry = await Registry.connect(options.redis_url, options.pool)
+    with patient():
+        registry = await Registry.connect(options.redis_url, options.pool)
     pods = [Pod(options, registry, name) for name in options.names.split(",")]
     ports: dict[str, int] = {}
     stop = asyncio.Event()
@@ -443,7 +446,8 @@ async def run(options: argparse.Namespace) -> None:
             stack.push_async_callback(server.wait_closed)
             stack.callback(server.close)
             ports[pod.name] = server.sockets[0].getsockname()[1]
-            await pod.register(ports[pod.name])
+            with patient():
+                await pod.register(ports[pod.name])
         beats = [asyncio.create_task(pod.beat()) for pod in pods]
         sys.stdout.write(json.dumps({"ports": ports}) + "\n")
         sys.stdout.flush()

