@@ -54,7 +54,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few short repeats, no slow peers")
     parser.add_argument("--seed", type=int, default=0, help="of bodies and traces (default: 0)")
     parser.add_argument(
-        "--repeats", type=int, help="default: 5; 3 for proxy and batching, 20 for eviction"
+        "--repeats", type=int, help="default: 5; 3 for proxy, batching, fidelity; 20 for eviction"
     )
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="length of a burst of load (default: 2)"

@@ -7,7 +7,7 @@ import pytest
 from gateway.decide import Arrival
 from gateway.losses import Losses
 from gateway.policies.decision import Loss, Reason, SendTo, Wait
-from gateway.waiting import WaitingLine
+from gateway.waiting import Waiter, WaitingLine
 from registry.model import ModelName
 from registry.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
@@ -83,7 +83,7 @@ def test_who_queues_again_and_again_gets_a_copy_in_the_end() -> None:
         [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
         + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],
     )
-    line = WaitingLine(state, lambda: now_s)
+    line: WaitingLine[Waiter] = WaitingLine(state, lambda: now_s)
     decisions = []
     for number in range(12):
         arrival = Arrival(f"r-{number}", spec.name, now_s, 0.0, number)
