@@ -2,9 +2,10 @@
 
 Ours; the rule that "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache (Fuerst and Sharma
 2021) each take one half of, put as expected cost: load when P(arrival within the window) x seconds
-saved exceeds bytes x window x price of memory (`worth`), plus what leaves for it (`room`); let it
-sink a tier when it does not any more. Copies follow the forecast load (`wanted`). What waits is
-served whatever the forecast says, so that a wrong forecast is no worse than none.
+saved exceeds bytes x window x price of memory (`worth`); let it sink a tier when it does not any
+more. Copies follow the forecast load and what waits (`wanted`); where memory is short, a copy takes
+the place of others (`room`) that do less for all models together (`stakes`). What waits is served
+whatever the forecast says, so that a wrong forecast is no worse than none.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Stakes:
     """What copies gain and harm, as the plan goes on."""
 
     def __init__(self, view: PoolView, worth: Worth | None, horizon_s: float = HORIZON_S) -> None:
-        """Without `worth` only what waits counts."""
+        """Without `worth` cold starts do not count."""
         self._worth = worth
         self._horizon_s = horizon_s
         self._row = {model.key: row for row, model in enumerate(view.models)}
