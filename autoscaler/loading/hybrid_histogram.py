@@ -16,6 +16,7 @@ import numpy as np
 from autoscaler.forecasting.peers.hybrid_histogram import Histogram, warm_span
 from autoscaler.loading.copies import idle_copies
 from autoscaler.loading.room import Room
+from autoscaler.loading.stakes import Stakes
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.model import Preload, Tier
@@ -75,7 +76,7 @@ def _plan(
 def _preloads(
     params: HybridHistogram, view: PoolView, rows: Integers, leaving: list[Action]
 ) -> list[Action]:
-    room = Room(view, loads_per_node=params.loads_per_node, worth=_priceless, leaving=leaving)
+    room = Room(view, Stakes(view, None), loads_per_node=params.loads_per_node, leaving=leaving)
     actions: list[Action] = []
     for row in rows:
         model = view.models[row]
@@ -83,16 +84,12 @@ def _preloads(
         is_wanted = model.spec.policy.preload is not Preload.OFF and model.may_load(view.time_s)
         if is_coming or not is_wanted:
             continue
-        place = room.place(model, Tier.DEVICE, 0.0, is_urgent=False)
+        nothing_leaves = 0.0
+        place = room.place(model, Tier.DEVICE, nothing_leaves, is_urgent=False)
         if place is not None:
             words = "its usual idle time is over"
             actions.append(Load(model.key, place.pod, Tier.DEVICE, Why.FORECAST, words))
     return actions
-
-
-def _priceless(_row: int) -> float:
-    """The rule lets nobody leave for a load."""
-    return np.inf
 
 
 def _spans(history: History, known: Spans | None, params: Histogram) -> Spans:

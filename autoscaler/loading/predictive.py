@@ -2,9 +2,10 @@
 
 Ours; the rule that "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache (Fuerst and Sharma
 2021) each take one half of, put as expected cost: load when P(arrival within the window) x seconds
-saved exceeds bytes x window x price of memory (`worth`), plus what leaves for it (`room`); let it
-sink a tier when it does not any more. Copies follow the forecast load (`wanted`). What waits is
-served whatever the forecast says, so that a wrong forecast is no worse than none.
+saved exceeds bytes x window x price of memory (`worth`); let it sink a tier when it does not any
+more. Copies follow the forecast load and what waits (`wanted`); where memory is short, a copy takes
+the place of others (`room`) that do less for all models together (`stakes`). What waits is served
+whatever the forecast says, so that a wrong forecast is no worse than none.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 
 from autoscaler.loading.copies import idle_copies
 from autoscaler.loading.room import Room
+from autoscaler.loading.stakes import HORIZON_S, Stakes
 from autoscaler.loading.wanted import CopyParams, expected_copies, wanted_copies
-from autoscaler.loading.worth import Prices, relief_per_s, worth_of
+from autoscaler.loading.worth import Prices, worth_of
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.model import Preload, Tier
@@ -36,6 +38,7 @@ class Predictive:
 
     prices: Prices = field(default_factory=Prices)
     copies: CopyParams = field(default_factory=CopyParams)
+    horizon_s: float = HORIZON_S
     stay_share: float = 0.9
     """What is held stays while it saves this share of its price: no to and fro at the edge."""
     extra_stay_s: float = 60.0
@@ -117,8 +120,9 @@ def _below(worth: Worth, row: int) -> Tier:
 class _Wish:
     row: int
     tier: Tier
-    gain: float
-    """Seconds saved per second by the load; infinity where requests wait and nobody serves them."""
+    gain: float | None
+    """Seconds saved per second by the load; infinity where requests wait and nobody serves them,
+    None for one more copy for a queue: that is as much as it would do of it."""
     is_urgent: bool
     why: Why
     words: str
@@ -142,21 +146,26 @@ def _load_missing(
         if (count or worth is not None) and model.may_load(view.time_s)
         for wish in _wishes(row, model, count, worth)
     ]
-    wishes.sort(key=lambda each: (not each.is_urgent, -each.gain, each.row))
     if not wishes:
         return []
-    room = Room(
-        view, loads_per_node=params.loads_per_node, worth=partial(_gain, worth), leaving=leaving
-    )
+    stakes = Stakes(view, worth, params.horizon_s)
+
+    def rank(wish: _Wish) -> tuple[bool, float, int]:
+        gain = stakes.unserved(view.models[wish.row]) if wish.gain is None else wish.gain
+        return not wish.is_urgent, -gain, wish.row
+
+    wishes.sort(key=rank)
+    room = Room(view, stakes, loads_per_node=params.loads_per_node, leaving=leaving)
     actions: list[Action] = []
     for wish in wishes[: params.loads_per_plan]:
         model = view.models[wish.row]
-        harm_below = wish.gain if wish.may_evict else 0.0
-        place = room.place(model, wish.tier, harm_below, is_urgent=wish.is_urgent)
+        gain = wish.gain if wish.may_evict else 0.0
+        place = room.place(model, wish.tier, gain, is_urgent=wish.is_urgent)
         if place is not None:
             words = f"for {model.key}"
             actions += [
-                Demote(each.key, place.pod, Tier.HOST, Why.ROOM, words) for each in place.victims
+                Demote(each.model.key, place.pod, Tier.HOST, Why.ROOM, words)
+                for each in place.victims
             ]
             actions.append(Load(model.key, place.pod, wish.tier, wish.why, wish.words))
     return actions
@@ -165,7 +174,7 @@ def _load_missing(
 def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list[_Wish]:
     policy = model.spec.policy
     coming = sum(each.is_warm or each.is_warming for each in model.holders.values())
-    gain, words = _gain(worth, row), _words(worth, row)
+    gain, words = worth.saves(row) if worth is not None else 0.0, _words(worth, row)
     if count > coming:
         is_urgent = bool(model.waiting.requests) or coming < policy.min_copies
         if not is_urgent and policy.preload is Preload.OFF:
@@ -191,8 +200,8 @@ def _nth(wish: _Wish, model: ModelView, at: int) -> _Wish:
     if wish.is_urgent and at <= max(1, model.spec.policy.min_copies):
         return replace(wish, gain=np.inf)
     if wish.is_urgent:
-        return replace(wish, gain=relief_per_s(model, at))
-    return replace(wish, gain=wish.gain / at, may_evict=at == 1)
+        return replace(wish, gain=None)
+    return replace(wish, gain=(wish.gain or 0.0) / at, may_evict=at == 1)
 
 
 def _where_missing(wish: _Wish, model: ModelView) -> list[_Wish]:
@@ -205,13 +214,6 @@ def _why(model: ModelView, coming: int) -> Why:
     if model.waiting.requests:
         return Why.WAITING
     return Why.FORECAST if coming >= model.spec.policy.min_copies else Why.FLOOR
-
-
-def _gain(worth: Worth | None, row: int) -> float:
-    """Seconds of cold start saved per second by the model's place on a device."""
-    if worth is None:
-        return 0.0
-    return float(worth.per_s[row] * worth.saved_s[Tier.DEVICE][row])
 
 
 def _words(worth: Worth | None, row: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.forecasting.history import Booleans, Floats
-    from autoscaler.planning.pool import Demand, ModelView, PoolView
+    from autoscaler.planning.pool import Demand, PoolView
 
 RISING: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 """Tiers that can be worth holding, farthest first."""
@@ -53,6 +53,10 @@ class Worth:
     """(models,): what it saves over what it costs; above 1: worth it."""
     is_worth: Mapping[Tier, Booleans]
 
+    def saves(self, row: int) -> float:
+        """Seconds of cold start saved per second by a model's place on a device."""
+        return float(self.per_s[row] * self.saved_s[Tier.DEVICE][row])
+
 
 def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
     """The worth of each tier for each model. Tiers no pod has a budget of are left out."""
@@ -73,22 +77,6 @@ def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
         is_worth[tier] = margin[tier] > 1
         from_s = np.where(is_worth[tier], load_s[tier], from_s)
     return Worth(per_s, saved, margin, is_worth)
-
-
-def relief_per_s(model: ModelView, at: int) -> float:
-    """Seconds of waiting per second that an `at`-th copy saves who waits now, 2 at least.
-
-    What is left of the queue once the copy is loaded waits for 1/`at` of the work instead of
-    1/(`at` - 1); like a model's worth, it counts as over a minute.
-    """
-    nearest_s = min(
-        (model.load_from_s(each.tier) for each in model.holders.values() if not each.is_warm),
-        default=model.load_from_s(Tier.REMOTE),
-    )
-    left_s = model.waiting.requests * model.infer_s - (at - 1) * nearest_s
-    if left_s <= 0.0 or model.infer_s <= 0.0:
-        return 0.0
-    return left_s / model.infer_s * left_s / (2.0 * at * (at - 1)) / _MINUTE_S
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:

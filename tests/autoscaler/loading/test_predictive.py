@@ -176,20 +176,39 @@ def test_a_further_copy_for_a_forecast_takes_nobodys_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle_s", "requests", "makes_room"),
+    ("requests", "expected", "makes_room"),
     [
-        pytest.param(600, 2_000, True, id="a long queue, an idle model"),
-        pytest.param(600, 91, False, id="the queue is over once the copy is loaded"),
-        pytest.param(1, 2_000, False, id="the last copy of a model in use"),
+        pytest.param(40, 60.0, True, id="4 s wait against 0.1 s a second"),
+        pytest.param(19, 60.0, False, id="one copy ends the queue in time"),
+        pytest.param(40, 600.0, False, id="the other keeps its pod as busy"),
     ],
 )
-def test_a_further_copy_for_what_waits_takes_what_costs_less(
-    idle_s: float, requests: int, makes_room: bool
+def test_a_further_copy_for_what_waits_takes_what_does_less(
+    requests: int, expected: float, *, makes_room: bool
 ) -> None:
+    """Requests take 0.1 s, and work is to be done within 2 s; `old` is a last copy, in use."""
     busy = model("busy", at={"p": Tier.DEVICE}, waiting=Waiting(requests=requests))
-    old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - idle_s)
-    loads = _loads(_plan(pool(_FULL, [busy, old], demand=demand([0.9, 0.1]))))
+    old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
+    counts = demand([0.9, 0.9], arrivals=[0.0, expected])
+    loads = _loads(_plan(pool(_FULL, [busy, old], demand=counts)))
     assert loads == ([("busy", "q", Tier.DEVICE)] if makes_room else [])
+
+
+def test_a_further_copy_goes_where_a_pod_has_time() -> None:
+    """Both q and r have room; what is on q keeps it busy."""
+    pods = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q"), pod("r", used_bytes=1)]
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=Waiting(requests=40))
+    much = model("much", at={"q": Tier.DEVICE})
+    counts = demand([0.9, 0.9], arrivals=[0.0, 400.0])
+    assert _loads(_plan(pool(pods, [busy, much], demand=counts)))[0][1] == "r"
+
+
+def test_room_is_reckoned_from_what_pods_hold() -> None:
+    """A pod that has not told yet what it has just taken is full all the same."""
+    full = [pod("p", memory_bytes=1_000, used_bytes=0)]
+    there = model("old", at={"p": Tier.DEVICE}, uses={"p": Use(ongoing=1)})
+    view = pool(full, [model("new"), there], demand=demand([0.9, 0.9]))
+    assert _loads(_plan(view)) == []
 
 
 def test_copies_of_a_model_share_what_it_is_worth() -> None:
@@ -198,7 +217,7 @@ def test_copies_of_a_model_share_what_it_is_worth() -> None:
     many = model("many", at=dict.fromkeys("pqr", Tier.DEVICE), last_arrival_s=NOW_S - 61)
     one = model("one", at={"s": Tier.DEVICE}, last_arrival_s=NOW_S - 61)
     view = pool(
-        pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[2_000.0, 0, 0])
+        pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[1_100.0, 0, 0])
     )
     assert [(each.key, each.why) for each in _plan(view) if isinstance(each, Demote)] == [
         (many.key, Why.ROOM)
