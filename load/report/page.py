@@ -40,9 +40,10 @@ nav { font-size: .9rem; }
 _OVERVIEW: Final = (
     "Offered: requests per second that the trace asks for. Goodput: answers per second that came "
     "within their deadline, or came at all where there is none. Cold starts: requests that waited "
-    "until their model was loaded. Loading: the time of these loads, over all pods. Idle memory: "
-    "bytes of models that no request used times the seconds they were on devices. Jain's index: "
-    "fairness between tenants, 1 where all are served alike; - where there is one tenant only."
+    "until their model was loaded. Loading: the time of these loads, over all pods. Idle: "
+    "bytes of models that no request used times the seconds they were on devices. Missed: requests "
+    "past their deadlines. Jain's index: fairness between tenants, 1 where all are served alike; - "
+    "where there is one tenant only."
 )
 _PERCENTILES: Final = (
     "Of the answered requests, from the time at which the trace has them to the last byte: half of "
@@ -104,8 +105,7 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
     columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
-               "Cold starts", "Loading", "Idle memory GB s", "Deadlines missed",
-               "Jain's index")  # fmt: skip
+               "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index")  # fmt: skip
     rows = []
     for index, (each, about) in enumerate(zip(summaries, abouts, strict=True)):
         mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'

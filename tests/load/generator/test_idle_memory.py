@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import httpx
-
 from load.generator.run import claim_output, play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
-from registry.client import Registry
 from registry.pod import PodPhase, PodReport
 from tests.load.generator.odd_server import odd_server
 from tests.registry.actors import Pod
@@ -18,6 +15,7 @@ from tests.registry.actors import Pod
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from registry.client import Registry
     from tests.gateway.conftest import Floor
     from tests.load.generator.conftest import WriteTrace
     from tests.pilotlight.conftest import Cli
@@ -55,19 +53,13 @@ def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
     assert read_run(output, "run").wasted_memory_byte_s == 5e9
 
 
-def test_a_gateway_without_its_registry_does_not_tell(floor: Floor) -> None:
-    path = f"{floor.gateway.url}/pilotlight/v1/idle-memory"
-    told = httpx.get(path, trust_env=False, timeout=60)
-    assert told.json() == {"idle_memory_byte_seconds": 0.0}
-
-
 def test_of_a_server_that_is_not_ours_nothing_is_known(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     trace = write_trace(["m"], count=1, gap_s=1.0)
     output = tmp_path / "run.parquet"
-    with odd_server() as url:
-        ran = cli("load", "run", "--trace", trace, "--url", url, "-o", str(output))
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
     assert ran.status == 0, ran.err
     assert "idle memory is not known" in ran.err
     assert "not told" in ran.out
