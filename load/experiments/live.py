@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
+    from load.experiments.prewarm.live import Slice
+    from load.report.run import Run
 
 
 class LivePlatform(Protocol):
@@ -23,6 +26,13 @@ class LivePlatform(Protocol):
 
     def wins(self, scale: DemoScale) -> list[WinRun]:
         """The workloads of section 6.4 under every fixed policy and `auto`."""
+        ...
+
+    def prewarming(self, piece: Slice, policy: str, value: float, output: Path) -> Run:
+        """A compressed trace under a loading policy, on one pod that holds nothing at the start.
+
+        Its records are in the file `output` afterwards.
+        """
         ...
 
     def redis(self) -> AbstractContextManager[str]:

@@ -17,6 +17,7 @@ import httpx
 
 from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
 from pilotlight.commands.run import prepare_samples
+from pilotlight.demo.prewarming import play_slice, prewarming_settings
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import StartFailed
 from pilotlight.home import Home
@@ -30,9 +31,12 @@ from pilotlight.samples import BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+    from pathlib import Path
 
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
+    from load.experiments.prewarm.live import Slice
+    from load.report.run import Run
     from pilotlight.output import Output
 
 REQUEST_TIMEOUT_S = 300.0
@@ -91,6 +95,16 @@ class LiveDemo:
 
         return asyncio.run(run_all())
 
+    def prewarming(self, piece: Slice, policy: str, value: float, output: Path) -> Run:
+        """A compressed trace under a loading policy, on a platform of one empty pod."""
+        settings = prewarming_settings(self._settings(None), piece, policy, value)
+
+        async def run() -> Run:
+            async with _started(settings) as (platform, client):
+                return await play_slice(platform, client, piece, output)
+
+        return asyncio.run(run())
+
     @contextmanager
     def redis(self) -> Iterator[str]:
         """A real Redis with nothing in it, by its URL."""
@@ -110,7 +124,7 @@ class LiveDemo:
                 server.terminate()
                 server.wait()
 
-    def _settings(self, link_bytes_per_s: float) -> PlatformSettings:
+    def _settings(self, link_bytes_per_s: float | None) -> PlatformSettings:
         settings = PlatformSettings(
             home=self._home,
             objects=self._objects,
