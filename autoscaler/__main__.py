@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.catalogue import TUNED, policy_of
 from autoscaler.planning.pool import Limits
 from autoscaler.scaling.limits import pool_problems
 from autoscaler.service.acting import Actor
@@ -38,7 +38,7 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     watch = ClusterWatch(registry)
     autoscaling = Autoscaling(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
-    policy = LOADING_POLICIES[settings.loading]()
+    policy = policy_of(settings.loading, settings.loading_value)
     pods = PodClient(load_timeout_s=settings.load_timeout)
     async with AsyncExitStack() as at_end:
         at_end.push_async_callback(registry.close)
@@ -102,6 +102,11 @@ def _problems(settings: AutoscalerSettings) -> list[str]:
         return [
             "--min-pods and --max-pods must be left out with --kubernetes: minReplicas and "
             "maxReplicas of the pool's InferenceService are its bounds"
+        ]
+    if settings.loading_value is not None and settings.loading not in TUNED:
+        return [
+            f"--loading-value must be left out with --loading {settings.loading}: it is for "
+            + ", ".join(TUNED)
         ]
     return pool_problems(Limits(settings.min_pods or 0, settings.max_pods))
 

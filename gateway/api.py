@@ -13,6 +13,7 @@ from gateway.errors import GatewayError, ModelNotFound
 from gateway.openai_models import openai_models
 from gateway.openapi import with_inference_paths
 from gateway.servable import can_be_served
+from registry.errors import RegistryUnavailable
 from registry.model import ModelName
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.explanations import Explanations
     from gateway.metrics import GatewayMetrics
     from gateway.reservations import Reservations
+    from registry.client import Registry
     from registry.model import ModelRecord
     from registry.watch import ClusterWatch
 
@@ -47,6 +49,7 @@ def create_api(
     _add_models(api, watch)
     api.include_router(openai_models(watch))
     _add_explanations(api, explanations)
+    _add_idle_memory(api, watch.registry)
 
     @api.get("/metrics", tags=["operation"])
     def prometheus_metrics() -> Response:
@@ -187,3 +190,13 @@ def _add_explanations(api: FastAPI, explanations: Explanations) -> None:
                 {"error": f"request {request_id!r} is not among the last ones here"}, 404
             )
         return JSONResponse(found)
+
+
+def _add_idle_memory(api: FastAPI, registry: Registry) -> None:
+    @api.get("/pilotlight/v1/idle-memory", tags=["operation"])
+    async def idle_memory() -> dict[str, float]:
+        """Bytes of idle models times seconds, of all the pool's pods so far, gone ones included."""
+        try:
+            return {"idle_memory_byte_seconds": await registry.idle_byte_s()}
+        except RegistryUnavailable as error:
+            raise HTTPException(503, str(error)) from error

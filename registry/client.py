@@ -134,8 +134,16 @@ class Registry:
                     [sample.key, sample.measure, _finite(sample.values_s)]
                     for sample in report.samples
                 ],
+                report.idle_byte_s,
             )
         )
+
+    async def idle_byte_s(self) -> float:
+        """What idle models have held of all devices of the pool so far, in bytes x seconds.
+
+        It only grows, and holds what pods that are gone told last. Only differences mean something.
+        """
+        return float(await self.transactions.submit("idle_memory"))
 
     async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
         """Say whether the pod takes requests. Raises LeaseLost."""

@@ -74,3 +74,5 @@ class PodReport:
     samples: tuple[Samples, ...] = ()
     loads_total: int = 0
     """Loads this pod has completed since it started."""
+    idle_byte_s: float = 0.0
+    """Since it started: bytes of models on the device times the seconds no request used them."""

@@ -45,6 +45,7 @@ class Inventory:
     is_loading: Callable[[str], bool]
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
+    idle_byte_s: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class Agent:
             used_bytes=self._inventory.used_bytes(),
             samples=samples,
             loads_total=self._inventory.loads_total(),
+            idle_byte_s=self._inventory.idle_byte_s(),
         )
         await self._registry.heartbeat(
             self._info.name, self._epoch, report, lease_ttl_s=self._lease_ttl_s
@@ -274,11 +276,14 @@ class Agent:
             logger.warning("draining not said", extra={"error": error})
 
     async def leave(self) -> None:
-        """Deregister for good, so that nobody waits for the lease to end."""
+        """Say the last, then deregister for good, so that nobody waits for the lease to end."""
         self._has_left = True
         if not self.is_registered:
             return
         try:
+            await self._send_report(self._measurements.take())
             await self._registry.deregister_pod(self._info.name, self._epoch)
+        except LeaseLost:
+            logger.info("the lease was over before the pod left")
         except RegistryUnavailable as error:
             logger.warning("left without deregistering", extra={"error": error})

@@ -28,6 +28,7 @@ from runtime.loading.reload_costs import ReloadCosts
 from runtime.loading.store import Eviction, ModelStore
 from runtime.loading.wish import Wish
 from runtime.measurements import Measurements
+from runtime.metrics import IDLE_MEMORY
 from runtime.networks.skeletons import Skeletons
 from runtime.one_model import OneModel, one_model_spec
 from runtime.openai.routes import OpenAIRoutes
@@ -198,6 +199,7 @@ def _loading(ground: Ground) -> _Loading:
     store = ModelStore(
         settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
     )
+    IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
     agent = Agent(
         ground.registry,
         ground.info,
@@ -207,6 +209,7 @@ def _loading(ground: Ground) -> _Loading:
             is_loading=lambda key: loads.is_loading(key),
             used_bytes=lambda: used_bytes(store, host, cache, agent),
             loads_total=lambda: loads.completed_total,
+            idle_byte_s=lambda: store.idle_byte_s,
         ),
         measurements=measurements,
         heartbeat_s=settings.heartbeat,

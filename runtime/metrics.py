@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -11,6 +18,30 @@ LOADS = Counter(
 )
 LOAD_SECONDS = Histogram(
     "pilotlight_load_seconds", "Time of successful loads.", ["tier"], buckets=SECONDS
+)
+
+
+class CounterOf(Collector):
+    """A counter that grows by itself, and is read when it is asked for."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._read: Callable[[], float] = lambda: 0.0
+        REGISTRY.register(self)
+
+    def set_function(self, read: Callable[[], float]) -> None:
+        """What gives its value from now on, as for Prometheus' gauges."""
+        self._read = read
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Its one sample."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self._read())
+
+
+IDLE_MEMORY = CounterOf(
+    "pilotlight_idle_memory_byte_seconds_total",
+    "Bytes of models on the device that no request uses, times seconds.",
 )
 TIER_BYTES = Gauge("pilotlight_tier_bytes", "Bytes of models held in each tier.", ["tier"])
 EVICTIONS = Counter(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from autoscaler.forecasting.peers.hybrid_histogram import Histogram
 from autoscaler.loading.baseline import baseline
 from autoscaler.loading.clockwork import clockwork
-from autoscaler.loading.greedy_dual import greedy_dual
-from autoscaler.loading.hybrid_histogram import hybrid_histogram
-from autoscaler.loading.keep_alive import keep_alive
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
+from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
+from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.loading.round_robin import round_robin
+from autoscaler.loading.worth import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,3 +29,19 @@ LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
     "clockwork": clockwork,
 }
 """Each with its default parameters."""
+TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
+    "predictive": lambda price: predictive(Predictive(prices=Prices(device=price))),
+    "keep-alive": lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
+    "greedy-dual": lambda gigabytes: greedy_dual(GreedyDual(idle_bytes=1e9 * gigabytes)),
+    "hybrid-histogram": lambda minutes: hybrid_histogram(
+        HybridHistogram(Histogram(range_min=int(minutes)))
+    ),
+}
+"""By the parameter that trades memory for cold starts: the price of a device's memory in seconds
+saved per GB and hour; minutes after the last request; GB of models on each device; the histogram's
+range in minutes."""
+
+
+def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:
+    """A policy by its name, and by its parameter where one is given. Raises KeyError."""
+    return LOADING_POLICIES[name]() if value is None else TUNED[name](value)

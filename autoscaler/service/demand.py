@@ -10,6 +10,8 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from autoscaler.forecasting.counts import Counts
 from autoscaler.service.forecaster import Past
 from registry.arrivals import Arrivals, Span
@@ -33,7 +35,9 @@ _SECONDS_KEPT_S: Final = 300
 class DemandReader:
     """The counts of one pool, and what is expected. One owner."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, pace: float = 1.0) -> None:
+        """Counts are kept on a clock that runs `pace` times as fast as the registry's."""
+        self._pace = pace
         self._arrivals = Arrivals(registry)
         self._counts: Counts | None = None
         self._taken: dict[int, dict[ModelName, int]] = {}
@@ -74,7 +78,7 @@ class DemandReader:
         self._taken = {}
         self._declare(counts, models, now_s)
         for each in (tens, minutes):
-            _add(counts, each)
+            self._add(counts, each)
         self._take(counts, seconds)
         for item in (*tens, *minutes):
             if item.model not in self.last_arrival_s:
@@ -82,7 +86,7 @@ class DemandReader:
         self._counts = counts
 
     def _declare(self, counts: Counts, models: Sequence[ModelName], now_s: float) -> None:
-        counts.advance(now_s)
+        counts.advance(self._pace * now_s)
         names = {str(name) for name in models}
         for name in [name for name in counts.names if name not in names]:
             counts.forget(name)
@@ -101,7 +105,7 @@ class DemandReader:
             number = item.number - taken.get(item.model, 0)
             if number > 0:
                 taken[item.model] = item.number
-                fresh.append((str(item.model), item.start_s, number))
+                fresh.append((str(item.model), self._pace * item.start_s, number))
                 self.arrived[item.model] += number
                 self.changed.add(str(item.model))
                 last_s = self.last_arrival_s.get(item.model, 0.0)
@@ -126,16 +130,18 @@ class DemandReader:
         except KeyError:
             return None  # declared since the last read
         chosen = places if rows is None else places[rows]
-        history = self._counts.history(now_s, chosen)
+        history = self._counts.history(self._pace * now_s, chosen)
         self.changed -= set(models if rows is None else (models[row] for row in rows.tolist()))
-        return Past(models, rows, history, self._counts.recent_seconds(places))
+        seconds = self._counts.recent_seconds(places)
+        if self._pace > 1:  # gateways count seconds: nothing finer than `pace` of them is known
+            seconds = np.zeros_like(seconds)
+        return Past(models, rows, history, seconds)
 
-
-def _add(counts: Counts, items: Sequence[Counted]) -> None:
-    known = set(counts.names)
-    items = [each for each in items if str(each.model) in known]
-    counts.add(
-        [str(each.model) for each in items],
-        [float(each.start_s) for each in items],
-        [each.number for each in items],
-    )
+    def _add(self, counts: Counts, items: Sequence[Counted]) -> None:
+        known = set(counts.names)
+        items = [each for each in items if str(each.model) in known]
+        counts.add(
+            [str(each.model) for each in items],
+            [self._pace * each.start_s for each in items],
+            [each.number for each in items],
+        )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.planning.actions import DrainPod, SetPods
+from autoscaler.planning.pace import at_pace
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool import Limits, Waiting
 from autoscaler.planning.reading import Seen, read_pool
@@ -83,7 +84,7 @@ class Autoscaler:
         self._watch = watch
         self._autoscaling = autoscaling
         self._arrivals = Arrivals(watch.registry)
-        self._demand_reader = DemandReader(watch.registry)
+        self._demand_reader = DemandReader(watch.registry, settings.pace)
         self._policy = policy
         self._state: Any = policy.start
         self._metrics = metrics
@@ -162,6 +163,7 @@ class Autoscaler:
         if self._demand_models != tuple(str(name) for name in sorted(self._watch.state.models)):
             demand = None  # rows of other models
         view = read_pool(self._watch.state, now_s, seen, limits=limits, demand=demand)
+        view = at_pace(view, self._settings.pace)
         view = with_intents(view, under_way.actions)
         if actor is not None:
             view = without_refusers(view, actor.refusals, now_s)
@@ -203,7 +205,8 @@ class Autoscaler:
             return
         self._forecast_at_s = now_s
         reader = self._demand_reader
-        past = reader.past(now_s, texts, self._forecaster.due(texts, reader.changed, now_s))
+        due = self._forecaster.due(texts, reader.changed, self._settings.pace * now_s)
+        past = reader.past(now_s, texts, due)
         if past is None:
             self._demand, self._demand_models = None, texts
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.catalogue import LOADING_POLICIES
 from registry.configuration import option, positive_seconds, redis_url, truth, whole
@@ -12,14 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+N = TypeVar("N")
+
+
 def _policy(text: str) -> str:
     if text not in LOADING_POLICIES:
         raise ValueError(f"must be one of {', '.join(LOADING_POLICIES)}, was {text!r}")
     return text
 
 
-def _or_none(parse: Callable[[str], int]) -> Callable[[str], int | None]:
-    def read(text: str) -> int | None:
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < inf:
+        raise ValueError(f"must be a positive number, was {text!r}")
+    return value
+
+
+def _or_none(parse: Callable[[str], N]) -> Callable[[str], N | None]:
+    def read(text: str) -> N | None:
         return parse(text) if text else None
 
     return read
@@ -32,6 +46,11 @@ class AutoscalerSettings:
     redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to plan for")
     loading: str = option("predictive", _policy, "loading policy: which model goes where")
+    loading_value: float | None = option(
+        None, _or_none(_positive), "the policy's parameter: price of a device's memory in seconds "
+        "saved per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
+        "range in minutes (hybrid-histogram); without it the policy's own",
+    )  # fmt: skip
     min_pods: int | None = option(
         None, _or_none(whole(0, 10_000)), "fewest pods; without it pods are not scaled"
     )
@@ -52,6 +71,10 @@ class AutoscalerSettings:
     )
     tick: float = option(0.5, positive_seconds, "time between two plans")
     forecast_every: float = option(2.0, positive_seconds, "time between two forecasts")
+    pace: float = option(
+        1.0, _positive, "seconds of policies and forecasts in one of the registry's: for replays "
+        "of compressed traces",
+    )  # fmt: skip
     lease: float = option(5.0, positive_seconds, "how long another one waits for a silent leader")
     load_timeout: float = option(300.0, positive_seconds, "longest load that is waited for")
     metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")

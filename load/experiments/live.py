@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from load.experiments.elastic.live_burst import LiveBurst
     from load.experiments.elastic.scenario import Scenario
     from load.experiments.elastic.spiking import Spiked
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
+    from load.experiments.prewarm.live import Slice
+    from load.report.run import Run
 
 
 class LivePlatform(Protocol):
@@ -34,6 +37,13 @@ class LivePlatform(Protocol):
 
     def spike(self, scenario: Scenario, seed: int) -> Spiked:
         """A load that grows at once, under the platform's autoscaler."""
+        ...
+
+    def prewarming(self, piece: Slice, policy: str, value: float, output: Path) -> Run:
+        """A compressed trace under a loading policy, on one pod that holds nothing at the start.
+
+        Its records are in the file `output` afterwards.
+        """
         ...
 
     def redis(self) -> AbstractContextManager[str]:

@@ -32,19 +32,24 @@ _QUICK_VALUES: Final = 3
 
 def run(settings: Settings) -> Result:
     """All runs, the comparison at equal memory, and the plot."""
-    file = settings.file(FILE)
-    if file is None:
-        raise ExperimentError(
-            f"the experiment prewarming replays {FILE}; PILOTLIGHT_DATA must name the folder that "
-            f"has it, was {settings.data or 'not set'}"
-        )
-    span = Span(str(file), *(_QUICK_HOURS if settings.is_quick else _HOURS))
+    span = Span(trace_file(settings), *(_QUICK_HOURS if settings.is_quick else _HOURS))
     outcomes = _outcomes(span, settings)
     equal = at_equal_memory(outcomes)
     images = (plot.draw(outcomes, settings.out),) if settings.out is not None else ()
     return Result(
         (_runs_table(outcomes), _equal_table(equal)), tuple(_notes(span, outcomes, equal)), images
     )
+
+
+def trace_file(settings: Settings) -> str:
+    """Where the trace is. Raises ExperimentError."""
+    file = settings.file(FILE)
+    if file is None:
+        raise ExperimentError(
+            f"the experiments on prewarming replay {FILE}; PILOTLIGHT_DATA must name the folder "
+            f"that has it, was {settings.data or 'not set'}"
+        )
+    return str(file)
 
 
 def _outcomes(span: Span, settings: Settings) -> list[Outcome]:

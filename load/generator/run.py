@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.generator.arrivals import survey
 from load.generator.errors import OutputInTheWay, WorkerFailed
+from load.generator.idle_memory import IdleMemory
 from load.generator.inspection import inspect
 from load.generator.merging import merge_parts
 from load.generator.origin import parse_url
@@ -31,7 +32,7 @@ from load.traces.naming import open_trace
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from load.generator.arrivals import Prospect
     from load.generator.progress import RunProgress
@@ -94,6 +95,8 @@ class Played:
 
     progress: RunProgress
     was_interrupted: bool
+    has_idle_memory: bool
+    """Whether the target told what its idle models held."""
 
 
 async def play(
@@ -112,17 +115,21 @@ async def play(
     about = _about(prepared)
     (parts / "run.json").write_text(json.dumps(about))
     crew = _Crew(prepared, parts, on_progress)
+    memory = IdleMemory(settings)
+    wasted_byte_s: float | None = None
     try:
-        await crew.work(stop)
+        await crew.work(stop, memory.begin)
+        wasted_byte_s = await memory.end()
     finally:
         progress = crew.progress
         about |= {
+            "wasted_memory_byte_s": wasted_byte_s,
             "interrupted": stop.is_set() or progress.done < prepared.prospect.requests,
             "sent_late": progress.late,
             "processes": settings.processes,
         }
         await asyncio.to_thread(merge_parts, parts, output, about)
-    return Played(progress, stop.is_set())
+    return Played(progress, stop.is_set(), wasted_byte_s is not None)
 
 
 def _about(prepared: Prepared) -> dict[str, Any]:
@@ -159,7 +166,7 @@ class _Crew:
         """How far it is."""
         return added_up(self._requests, self._told.values())
 
-    async def work(self, stop: asyncio.Event) -> None:
+    async def work(self, stop: asyncio.Event, before_go: Callable[[], Awaitable[None]]) -> None:
         """Start, let go, listen; returns when all have ended. Raises WorkerFailed."""
         count = self._settings.processes
         self._ready = [asyncio.Event() for _ in range(count)]
@@ -173,6 +180,7 @@ class _Crew:
                 stopping = group.create_task(_stop_on(stop, workers))
                 for ready in self._ready:
                     await ready.wait()
+                await before_go()
                 if not stop.is_set():
                     _say(workers, f"go {time.monotonic() + _LEAD_S}")
                 await asyncio.wait(ends)

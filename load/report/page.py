@@ -40,8 +40,10 @@ nav { font-size: .9rem; }
 _OVERVIEW: Final = (
     "Offered: requests per second that the trace asks for. Goodput: answers per second that came "
     "within their deadline, or came at all where there is none. Cold starts: requests that waited "
-    "until their model was loaded. Jain's index: fairness between tenants, 1 where all are served "
-    "alike; - where there is one tenant only."
+    "until their model was loaded. Loading: the time of these loads, over all pods. Idle: "
+    "bytes of models that no request used times the seconds they were on devices. Missed: requests "
+    "past their deadlines. Jain's index: fairness between tenants, 1 where all are served alike; - "
+    "where there is one tenant only."
 )
 _PERCENTILES: Final = (
     "Of the answered requests, from the time at which the trace has them to the last byte: half of "
@@ -103,7 +105,7 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
     columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
-               "Cold starts", "Deadlines missed", "Jain's index")  # fmt: skip
+               "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index")  # fmt: skip
     rows = []
     for index, (each, about) in enumerate(zip(summaries, abouts, strict=True)):
         mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'
@@ -111,11 +113,14 @@ def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[s
             f"{each['deadline_misses']:,} of {each['with_deadline']:,}"
             if each["with_deadline"] else "none set"
         )  # fmt: skip
+        idle = each["wasted_memory_byte_s"]
         cells = [
             f"{each['requests']:,}",
             f"{each['ok'] / each['requests']:.2%}", spoken(each["duration_s"]),
             f"{each['offered_rps']:.4g}", f"{each['goodput_rps']:.4g}",
-            f"{each['cold_starts']:,}" if each["by_start"] else "not told", missed,
+            f"{each['cold_starts']:,}" if each["by_start"] else "not told",
+            spoken(each["loading_s"]) if each["by_start"] else "not told",
+            "not told" if idle is None else f"{idle / 1e9:,.4g}", missed,
             "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
         ]  # fmt: skip
         kind = f" ({escape(str(about['kind']))})" if "kind" in about else ""

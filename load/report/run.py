@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+WASTED_KEY: Final = "wasted_memory_byte_s"
+"""Of a run's metadata or summary file."""
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -72,6 +75,12 @@ class Run:
     def was_interrupted(self) -> bool:
         """Whether it ended before its trace did."""
         return bool(self.about.get("interrupted"))
+
+    @property
+    def wasted_memory_byte_s(self) -> float | None:
+        """Bytes of idle models times the seconds they lay on devices; None: it is not told."""
+        value = self.about.get(WASTED_KEY)
+        return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
 
     @cached_property
     def latency_s(self) -> Floats:

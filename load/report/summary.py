@@ -35,6 +35,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "by_start": run.start.counts(),
         "cold_starts": int(run.is_cold.sum()),
         "loading_s": loading_s(run),
+        "wasted_memory_byte_s": run.wasted_memory_byte_s,
         "with_deadline": with_deadline,
         "deadline_misses": int(run.is_missed.sum()),
         "late_sends": int((lateness > LATE_S).sum()),

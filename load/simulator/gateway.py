@@ -73,7 +73,7 @@ class SimulatedGateway:
         self.before_placing: Callable[[], None] | None = None
         """Called when something changed, before those who wait are looked at."""
         self.wasted_memory_byte_s = 0.0
-        """Device memory of idle models times how long they were idle, of all that ended."""
+        """Of pods that have ended: bytes of idle models on the device times seconds."""
         self._kernel = kernel
         self._registry = registry
         self._state = registry.state

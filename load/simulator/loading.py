@@ -36,8 +36,6 @@ class Held(Resident):
     """A model on a simulated device."""
 
     plan: ModelPlan = field(kw_only=True)
-    idle_since_s: float = field(kw_only=True)
-    """Since when no request uses it; where `users` is 0."""
     served: int = 0
     """Requests that have let it go."""
     last_s: float = -inf
@@ -76,8 +74,9 @@ class Loading:
         self._gateway = gateway
         self._costs = ReloadCosts()
         self.residents: Residents[Held] = Residents(
-            pod.plan.memory_bytes, policy=POLICIES[cluster.eviction], reload_s=self._reload_s
-        )
+            pod.plan.memory_bytes, policy=POLICIES[cluster.eviction], reload_s=self._reload_s,
+            now_s=kernel.now,
+        )  # fmt: skip
         self._link = SharedLink(kernel, pod.plan.device_bytes_per_s)
         self._under_way: dict[str, _Load] = {}
         self._without_room: list[_Load] = []
@@ -195,42 +194,22 @@ class Loading:
             if not flight.is_over:
                 self._gateway.failed(flight, 503, "models in use hold the pod's memory")
 
-    def use(self, resident: Held, users: int = 1) -> None:
-        """Keep a model on the device for requests until each has let it go."""
-        if resident.users == 0:
-            self._end_idle(resident)
-        self.residents.use(resident, users)
-
     def let_go(self, resident: Held) -> None:
         """A request needs the model no more; whoever waits for room looks again."""
         self.residents.end_use(resident)
         resident.served += 1
         resident.last_s = self._kernel.now_s
-        if resident.users == 0:
-            resident.idle_since_s = self._kernel.now_s
-            if self._without_room:
-                self._look_for_room()
+        if resident.users == 0 and self._without_room:
+            self._look_for_room()
 
     def _look_for_room(self) -> None:
         self._without_room = [load for load in self._without_room if not self._try_room(load)]
 
     def _take_off(self, key: str) -> Held:
         """Free the memory of a model that nobody uses."""
-        gone = self.residents.by_key.pop(key)
-        self._end_idle(gone)
+        gone = self.residents.remove(key)
         self.tell_tier(key)
         return gone
-
-    def _end_idle(self, resident: Held) -> None:
-        idle_s = self._kernel.now_s - resident.idle_since_s
-        self._gateway.wasted_memory_byte_s += resident.memory_bytes * idle_s
-
-    def end_idle(self) -> None:
-        """Count what models were idle until now: the pod is gone, or the run over."""
-        for resident in self.residents.by_key.values():
-            if resident.users == 0:
-                self._end_idle(resident)
-                resident.idle_since_s = self._kernel.now_s
 
     # The end of a load
 
@@ -241,7 +220,7 @@ class Loading:
         key = plan.spec.key
         del self._under_way[key]
         seconds = now_s - load.begun_s
-        resident = Held(key, plan.memory_bytes, plan=plan, idle_since_s=now_s)
+        resident = Held(key, plan.memory_bytes, plan=plan)
         self.residents.add(resident)
         if load.source is Tier.REMOTE and load.source in plan.load_s:
             pod.node.put(plan, Tier.DISK)
@@ -253,7 +232,7 @@ class Loading:
         pod.has_news()
         waiting = [flight for flight in load.waiting if not flight.is_over]
         if waiting:
-            self.use(resident, len(waiting))
+            self.residents.use(resident, len(waiting))
         for flight in waiting:
             pod.held(flight, resident, load.source.value)
         self._gateway.kick()
@@ -300,8 +279,7 @@ class Loading:
 
     def put_at_start(self, plan: ModelPlan) -> None:
         """Have the model on the device from the start of the run."""
-        now_s = self._kernel.now_s
-        self.residents.add(Held(plan.spec.key, plan.memory_bytes, plan=plan, idle_since_s=now_s))
+        self.residents.add(Held(plan.spec.key, plan.memory_bytes, plan=plan))
         self.tell_tier(plan.spec.key)
         self._pod.has_news()
 

@@ -100,7 +100,7 @@ class SimulatedPod:
         self._gateway.pod_died(self)
 
     def _end(self) -> None:
-        self.loading.end_idle()
+        self._gateway.wasted_memory_byte_s += self.loading.residents.idle_byte_s
         self.is_alive = False
 
     def _lease_is_over(self, _: None) -> None:
@@ -173,7 +173,7 @@ class SimulatedPod:
             self._kernel.after(hop_s, self._hold, flight)
             return
         flight.start = "warm"
-        self.loading.use(resident)
+        self.loading.residents.use(resident)
         flight.resident = resident
         self._kernel.after(hop_s + flight.preprocess_s, self.device.infer, flight)
 
@@ -218,7 +218,7 @@ class SimulatedPod:
         if resident is None:
             self.loading.wait_for(flight)
         else:
-            self.loading.use(resident)
+            self.loading.residents.use(resident)
             self.held(flight, resident, "warm")
 
     def held(self, flight: Flight, resident: Held, start: str) -> None:

@@ -127,10 +127,9 @@ class Simulation:
         while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
             if self._records:
                 yield self._take()
-        for pod in gateway.pods.values():
-            if pod.is_alive:
-                pod.loading.end_idle()
-        self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s
+        self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s + sum(
+            pod.loading.residents.idle_byte_s for pod in gateway.pods.values() if pod.is_alive
+        )
         yield self._take()
 
     def _take(self) -> pa.RecordBatch:

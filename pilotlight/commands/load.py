@@ -67,6 +67,8 @@ def run_load(wish: Wish, output: Output) -> None:
     except (GeneratorError, TraceError) as error:
         raise InvalidInput(str(error).splitlines()) from error
     _tell(output, path, summarise(read_run(path, path.stem)))
+    if not ended.played.has_idle_memory:
+        output.note(f"idle memory is not known: {settings.url} does not tell it")
     if ended.signal_number is not None:
         output.note(f"interrupted; {path} holds the requests up to then")
         raise Interrupted(ended.signal_number)
@@ -168,6 +170,7 @@ def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
         f"goodput       {summary['goodput_rps']:.1f} requests/s answered in time",
         f"deadlines     {summary['deadline_misses']} of {summary['with_deadline']} missed",
         f"latency       {_percentiles(latency)}",
+        f"idle memory   {_gigabyte_seconds(summary['wasted_memory_byte_s'])}",
         f"sent late     {summary['late_sends']} by more than "
         f"{1000 * summary['late_after_s']:.0f} ms, {_percentiles(lateness)}; "
         f"{summary['not_sent']} not sent",
@@ -198,6 +201,10 @@ def _status(key: str) -> str:
 
 def _percentiles(values: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {_seconds(value)} s" for name, value in values.items())
+
+
+def _gigabyte_seconds(byte_s: float | None) -> str:
+    return "not told" if byte_s is None else f"{byte_s / 1e9:.4g} GB s held by models not in use"
 
 
 def _seconds(value: float | None) -> str:

@@ -20,6 +20,7 @@ import httpx
 from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
 from pilotlight.commands.run import prepare_samples
 from pilotlight.demo import elastic
+from pilotlight.demo.prewarming import play_slice, prewarming_settings
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import StartFailed
 from pilotlight.home import Home
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from load.experiments.elastic.spiking import Spiked
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
+    from load.experiments.prewarm.live import Slice
+    from load.report.run import Run
     from pilotlight.output import Output
 
 REQUEST_TIMEOUT_S = 300.0
@@ -147,6 +150,16 @@ class LiveDemo:
         )
         return self._free(settings)
 
+    def prewarming(self, piece: Slice, policy: str, value: float, output: Path) -> Run:
+        """A compressed trace under a loading policy, on a platform of one empty pod."""
+        settings = prewarming_settings(self._settings(None), piece, policy, value)
+
+        async def run() -> Run:
+            async with _started(settings) as (platform, client):
+                return await play_slice(platform, client, piece, output)
+
+        return asyncio.run(run())
+
     @contextmanager
     def redis(self) -> Iterator[str]:
         """A real Redis with nothing in it, by its URL."""
@@ -166,7 +179,7 @@ class LiveDemo:
                 server.terminate()
                 server.wait()
 
-    def _settings(self, link_bytes_per_s: float, model: str = "") -> PlatformSettings:
+    def _settings(self, link_bytes_per_s: float | None, model: str = "") -> PlatformSettings:
         settings = PlatformSettings(
             home=self._home,
             objects=self._objects,

@@ -247,8 +247,11 @@ class Platform:
             *python_module("autoscaler"), "--redis-url", self.redis_url,
             "--pool", self.settings.pool, "--loading", choice.loading,
             "--pod-idle", str(choice.pod_idle_s), "--pod-stable", str(choice.pod_stable_s),
+            "--pace", str(choice.pace), "--forecast-every", str(choice.forecast_every_s),
             "--metrics-port", str(metrics_port),
         ]  # fmt: skip
+        if choice.loading_value is not None:
+            command += ["--loading-value", str(choice.loading_value)]
         if choice.min_pods is not None and self._fleet is not None:
             command += ["--min-pods", str(choice.min_pods), "--max-pods", str(self.settings.pods)]
             scaling = PodScaling(

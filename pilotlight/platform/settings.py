@@ -43,6 +43,12 @@ class AutoscalerChoice:
     """How long the last pod stays after the last request."""
     pod_stable_s: float = 60.0
     """How long fewer pods must be enough before one goes."""
+    loading_value: float | None = None
+    """The loading policy's parameter, as `--loading-value` of the autoscaler; None: its own."""
+    pace: float = 1.0
+    """Seconds of policies and forecasts in one of the clock's; for experiments only."""
+    forecast_every_s: float = 2.0
+    """Time between two forecasts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,21 @@ local function append_samples(model, measure, values)
   change('samples', model, measure, values)
 end
 
-function op.beat(pod, epoch, lease_ms, used, loads, samples)
+-- Idle memory of the pool: the sum outlives its pods. A pod's figure only grows, through leases lost
+-- and replies that were; one that is smaller than the last is a new process's, which began at zero.
+local function count_idle(pod, byte_s)
+  local told = key('idle:' .. pod)
+  local before = tonumber(redis.call('GET', told) or 0)
+  if byte_s == before then return end
+  redis.call('INCRBYFLOAT', key('idle_memory'), byte_s > before and byte_s - before or byte_s)
+  redis.call('SET', told, byte_s, 'EX', 86400)
+end
+
+function op.idle_memory()
+  return redis.call('GET', key('idle_memory')) or '0'
+end
+
+function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
   if not current(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
@@ -59,6 +73,7 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples)
     publish_pod(pod)
   end
   for _, sample in ipairs(samples) do append_samples(sample[1], sample[2], sample[3]) end
+  count_idle(pod, idle_byte_s)
   return {'ok'}
 end
 

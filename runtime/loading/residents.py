@@ -1,7 +1,7 @@
 """The models on a device as bookkeeping: a budget in bytes, who uses what, who leaves for whom.
 
-Pure, shared with the simulator: no clock, no tasks, no device. Never a model in use or pinned
-leaves, and which of the others do is a rule of `eviction`.
+Pure, shared with the simulator: the clock is an argument, no tasks, no device. Never a model in
+use or pinned leaves, and which of the others do is a rule of `eviction`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from runtime.loading.eviction import Candidate, EvictionPolicy, lru
+from runtime.loading.idle_memory import IdleMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ class Residents(Generic[R]):
         *,
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """An empty device; `reload_s` is the expected time to bring a model of some size back."""
         self.budget_bytes = budget_bytes
@@ -56,6 +58,7 @@ class Residents(Generic[R]):
         self._clock = 0.0
         self._reserved: dict[str, int] = {}
         self._uses = itertools.count(1)
+        self._idle = IdleMemory(now_s)
 
     @property
     def used_bytes(self) -> int:
@@ -67,8 +70,15 @@ class Residents(Generic[R]):
         """Room set aside for models on their way."""
         return sum(self._reserved.values())
 
+    @property
+    def idle_byte_s(self) -> float:
+        """Bytes of models that nobody uses times the seconds they are there, up to now."""
+        return self._idle.byte_s
+
     def use(self, resident: R, users: int = 1) -> None:
         """Keep a model there until as many `end_use`."""
+        if resident.users == 0:
+            self._idle.end(resident.memory_bytes)
         resident.users += users
         resident.uses += users
         resident.last_used = next(self._uses)
@@ -77,6 +87,8 @@ class Residents(Generic[R]):
     def end_use(self, resident: R) -> None:
         """One user is done."""
         resident.users -= 1
+        if resident.users == 0:
+            self._idle.begin(resident.memory_bytes)
         resident.last_used = next(self._uses)
 
     def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
@@ -114,8 +126,15 @@ class Residents(Generic[R]):
         return self._reserved.pop(key, None) is not None
 
     def add(self, resident: R) -> None:
-        """Put a loaded model into the room set aside for it."""
+        """Put a loaded model, which nobody uses yet, into the room set aside for it."""
         self._reserved.pop(resident.key, None)
         resident.last_used = next(self._uses)
         resident.clock = self._clock
         self.by_key[resident.key] = resident
+        self._idle.begin(resident.memory_bytes)
+
+    def remove(self, key: str) -> R:
+        """Take a model that nobody uses off the device."""
+        resident = self.by_key.pop(key)
+        self._idle.end(resident.memory_bytes)
+        return resident

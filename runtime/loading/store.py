@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         self._on_evicted = on_evicted
         self._reload_s = reload_s
         self._on_device: Residents[Resident] = Residents(
-            budget_bytes, policy=policy, reload_s=reload_s
+            budget_bytes, policy=policy, reload_s=reload_s, now_s=time.monotonic
         )
         self._freed = asyncio.Condition()
 
@@ -135,6 +136,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     def used_bytes(self) -> int:
         """Memory of all models on the device."""
         return self._on_device.used_bytes
+
+    @property
+    def idle_byte_s(self) -> float:
+        """Bytes of models that no request uses times the seconds they are there, up to now."""
+        return self._on_device.idle_byte_s
 
     # Room
 
@@ -219,7 +225,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     def _drop(self, resident: Resident, reason: str, wanted_by: str | None = None) -> None:
         key, spec = resident.key, resident.model.spec
-        del self._on_device.by_key[key]
+        self._on_device.remove(key)
         resident.model.stop()
         resident.release()
         self._publish(spec.name)

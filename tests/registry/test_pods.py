@@ -39,6 +39,36 @@ async def test_a_heartbeat_carries_what_the_pod_reports(registry: Registry) -> N
     assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
 
 
+async def test_idle_memory_is_summed_over_pods_and_outlives_them(registry: Registry) -> None:
+    assert await registry.idle_byte_s() == 0
+    first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
+    await first.beat(PodReport(idle_byte_s=2.5e12))
+    await first.beat(PodReport(idle_byte_s=4e12))
+    await second.beat(PodReport(idle_byte_s=1e12))
+    await registry.deregister_pod("a", first.epoch)
+    assert await registry.idle_byte_s() == 5e12
+
+
+async def test_idle_memory_is_counted_once_by_a_pod_that_registers_again(
+    registry: Registry,
+) -> None:
+    pod = await Pod.join(registry, "a")
+    await pod.beat(PodReport(idle_byte_s=7e9))
+    again = await Pod.join(registry, "a")
+    await again.beat(PodReport(idle_byte_s=9e9))
+    assert await registry.idle_byte_s() == 9e9
+
+
+async def test_a_new_process_of_a_pods_name_counts_its_idle_memory_from_zero(
+    registry: Registry,
+) -> None:
+    await (await Pod.join(registry, "a")).beat(PodReport(idle_byte_s=7e9))
+    new = await Pod.join(registry, "a")
+    await new.beat(PodReport(idle_byte_s=0.0))
+    await new.beat(PodReport(idle_byte_s=1e9))
+    assert await registry.idle_byte_s() == 8e9
+
+
 async def test_an_empty_report_changes_nothing(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     await pod.beat(PodReport(samples=(Samples(KEY, "infer", ()),)))

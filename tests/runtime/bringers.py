@@ -131,6 +131,7 @@ def _loads(bringer: Bringer, tasks: asyncio.TaskGroup, abandoned: AbandonedParam
         is_loading=lambda _: False,
         used_bytes=dict,
         loads_total=lambda: 0,
+        idle_byte_s=lambda: 0.0,
     )
     agent = Agent(
         registry, info, inventory, measurements=measurements, heartbeat_s=1, lease_ttl_s=3

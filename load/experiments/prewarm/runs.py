@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from autoscaler.forecasting.peers.hybrid_histogram import Histogram
-from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
-from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
-from autoscaler.loading.keep_alive import KeepAlive, keep_alive
-from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.loading.worth import Prices
+from autoscaler.loading import catalogue
 from load.experiments.prewarm import tape
 from load.experiments.prewarm.setting import MODEL_BYTES, TICK_S, Span, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
@@ -25,6 +20,7 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.policy import LoadingPolicy
 
+GB_PER_MODEL: Final = MODEL_BYTES / 1e9
 OURS: Final = "predictive"
 PEERS: Final = ("keep-alive", "greedy-dual", "hybrid-histogram")
 PARAMETERS: Final[Mapping[str, str]] = {
@@ -110,12 +106,4 @@ def run_one(task: Task) -> Outcome:
 
 def policy_of(name: str, value: float) -> LoadingPolicy[Any]:
     """A policy by one value of its parameter."""
-    match name:
-        case "keep-alive":
-            return keep_alive(KeepAlive(keep_s=60 * value))
-        case "greedy-dual":
-            return greedy_dual(GreedyDual(idle_bytes=value * MODEL_BYTES))
-        case "hybrid-histogram":
-            return hybrid_histogram(HybridHistogram(Histogram(range_min=int(value))))
-        case _:
-            return predictive(Predictive(prices=Prices(device=value)))
+    return catalogue.policy_of(name, value * GB_PER_MODEL if name == "greedy-dual" else value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from load.report.run import WASTED_KEY
 from load.report.style import COLOURS, MARKERS, LeftOut, Plot, legend_below, one_axes, short
 
 if TYPE_CHECKING:
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
 
     from load.report.run import Run
 
-WASTED_KEY: Final = "wasted_memory_byte_s"
-"""Of a run's metadata or summary file: bytes of idle models times the seconds they lay there."""
-_GIB: Final = 1 << 30
+_GB: Final = 1e9
 _ROOM: Final = 1.15
 """Of an axis, over the largest figure on it."""
 
@@ -59,14 +58,14 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     """Memory that idle models held against the rate of cold starts, with the Pareto front."""
     heading = "Wasted memory against cold starts"
     told = [(at, run, wasted) for at, run in enumerate(runs)
-            if (wasted := _wasted(run)) is not None]  # fmt: skip
+            if (wasted := run.wasted_memory_byte_s) is not None]  # fmt: skip
     if not told:
         return LeftOut(heading, f"no run tells its memory-time ({WASTED_KEY})")
-    points = [(wasted / _GIB, float(run.is_cold.mean())) for _, run, wasted in told]
+    points = [(wasted / _GB, float(run.is_cold.mean())) for _, run, wasted in told]
     front = pareto(points)
     names = ", ".join(short(told[at][1].name) for at in front)
     figure, axes = one_axes(
-        f"On the Pareto front: {names}", "Wasted memory-time (GiB s)", "Requests that started cold"
+        f"On the Pareto front: {names}", "Wasted memory-time (GB s)", "Requests that started cold"
     )
     line = [points[at] for at in front]
     axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1)
@@ -77,7 +76,7 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     axes.set_ylim(0, _ROOM * max(cold for _, cold in points) or 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     legend_below(axes)
-    absent = [short(run.name) for run in runs if _wasted(run) is None]
+    absent = [short(run.name) for run in runs if run.wasted_memory_byte_s is None]
     without = f" Without figures: {', '.join(absent)}." if absent else ""
     caption = (
         "Memory-time held by models that were not in use, against the share of requests that "
@@ -96,8 +95,3 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
             front.append(at)
             least = points[at][1]
     return front
-
-
-def _wasted(run: Run) -> float | None:
-    value = run.about.get(WASTED_KEY)
-    return float(value) if isinstance(value, int | float) and np.isfinite(value) else None

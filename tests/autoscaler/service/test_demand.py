@@ -50,6 +50,20 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60
 
 
+async def test_at_a_faster_pace_seconds_are_counted_as_minutes(stage: Stage) -> None:
+    arrivals = await _declared(stage)
+    await arrivals.tell("gateway", 1, [(NAMES[0], 3, 100)], {})
+    reader, now_s = DemandReader(stage.registry, pace=60.0), time.time()
+    await reader.read(now_s, NAMES)
+    history = _expected(reader, now_s, NAMES).history
+    assert history is not None
+    assert history.minutes.sum(axis=1).tolist() == [3, 0]
+    assert 90 <= history.age_minutes[0] <= 400  # seconds, and what the test was held up
+    past = reader.past(now_s, tuple(str(name) for name in NAMES))
+    assert past is not None
+    assert not past.seconds.any()
+
+
 async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
     arrivals = await _declared(stage)
     reader = DemandReader(stage.registry)

@@ -1,7 +1,7 @@
 """The contract tests of the registry's scripts, run against the registry in memory.
 
 Left out are those of Redis itself: its faults, a loss of its data, and what the client's encoding
-leaves out.
+leaves out; and the sum of idle memory, which a simulated run reads from its pods.
 """
 
 from __future__ import annotations

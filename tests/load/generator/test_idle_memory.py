@@ -1,0 +1,66 @@
+"""Memory that idle models held during a run: asked of gateways and pods, of nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from load.generator.run import claim_output, play, prepare
+from load.generator.settings import RunSettings
+from load.report.run_file import read_run
+from registry.pod import PodPhase, PodReport
+from tests.load.generator.odd_server import odd_server
+from tests.registry.actors import Pod
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.client import Registry
+    from tests.gateway.conftest import Floor
+    from tests.load.generator.conftest import WriteTrace
+    from tests.pilotlight.conftest import Cli
+
+
+def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
+    floor: Floor, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    warm = floor.declare()
+    floor.pods("pod-a", warm=warm)
+    trace = write_trace([warm.name.name], count=2, gap_s=3600.0)
+    output = tmp_path / "run.parquet"
+
+    async def run(registry: Registry) -> None:
+        pod = await Pod.join(registry, "other", lease_ttl_s=3600)
+        await registry.set_phase("other", pod.epoch, PodPhase.DRAINING)
+        await pod.beat(PodReport(idle_byte_s=3e9))
+        prepared = await prepare(RunSettings(trace, floor.gateway.url))
+        claim_output(output, overwrite=False)
+        has_begun, stop = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(
+                play(
+                    prepared, output, stop=stop,
+                    on_progress=lambda progress: has_begun.set() if progress.done else None,
+                )
+            )  # fmt: skip
+            await has_begun.wait()
+            await pod.beat(PodReport(idle_byte_s=8e9))
+            await registry.deregister_pod("other", pod.epoch)
+            stop.set()
+        assert playing.result().has_idle_memory
+
+    floor.do(run)
+    assert read_run(output, "run").wasted_memory_byte_s == 5e9
+
+
+def test_of_a_server_that_is_not_ours_nothing_is_known(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    trace = write_trace(["m"], count=1, gap_s=1.0)
+    output = tmp_path / "run.parquet"
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+    assert ran.status == 0, ran.err
+    assert "idle memory is not known" in ran.err
+    assert "not told" in ran.out
+    assert read_run(output, "run").wasted_memory_byte_s is None

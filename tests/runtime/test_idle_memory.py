@@ -1,0 +1,101 @@
+"""What idle models hold of a device: the sum itself, and what a pod tells of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.loading.residents import Resident, Residents
+from tests.runtime.http import metric, predict, wait_idle
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests import servers
+    from tests.runtime.conftest import Cluster
+
+NAME = "pilotlight_idle_memory_byte_seconds_total"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_only_models_that_nobody_uses_count() -> None:
+    clock = Clock()
+    residents: Residents[Resident] = Residents(100, now_s=clock)
+    small, large = Resident("small", 1), Resident("large", 10)
+    residents.add(small)
+    clock.now_s = 5.0
+    residents.add(large)
+    residents.use(small, users=2)
+    clock.now_s = 7.0
+    residents.end_use(small)
+    clock.now_s = 8.0
+    residents.end_use(small)
+    assert residents.idle_byte_s == 5 * 1 + 3 * 10
+    clock.now_s = 10.0
+    assert residents.idle_byte_s == 5 * 1 + 5 * 10 + 2 * 1
+    residents.remove("large")
+    clock.now_s = 20.0
+    assert residents.idle_byte_s == 5 * 1 + 5 * 10 + 12 * 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(("use", "end", "drop"))),
+        max_size=30,
+    )
+)
+def test_it_is_the_sum_over_time_of_what_is_idle(steps: list[tuple[int, int, str]]) -> None:
+    clock = Clock()
+    residents: Residents[Resident] = Residents(1000, now_s=clock)
+    expected = 0.0
+    for passed_s, which, what in steps:
+        idle = (each for each in residents.by_key.values() if each.users == 0)
+        expected += passed_s * sum(each.memory_bytes for each in idle)
+        clock.now_s += passed_s
+        resident = residents.by_key.get(str(which))
+        if resident is None:
+            residents.add(Resident(str(which), 10**which))
+        elif what == "use":
+            residents.use(resident)
+        elif what == "end" and resident.users:
+            residents.end_use(resident)
+        elif what == "drop" and not resident.users:
+            residents.remove(str(which))
+        assert residents.idle_byte_s == expected
+
+
+def _scrape(pod: servers.Pod) -> tuple[float, float, float]:
+    """When it was asked for, the sum, and when it was there."""
+    asked_s = time.monotonic()
+    byte_s = metric(pod.url, NAME)
+    return asked_s, byte_s, time.monotonic()
+
+
+def test_a_pod_counts_it_up_to_now_and_tells_the_last_when_it_leaves(
+    cluster: Cluster, models: Path
+) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    with cluster.pod_context("pod-a", heartbeat=3600, lease_ttl=7200) as pod:
+        assert metric(pod.url, NAME) == 0
+        predict(pod.url, "m", "x")
+        wait_idle(pod)
+        size_bytes = metric(pod.url, "pilotlight_tier_bytes", tier="device")
+        asked_s, first, had_s = _scrape(pod)
+        wait_until(lambda: metric(pod.url, NAME) > 2 * first, what="it grows by itself")
+        again_s, second, last_s = _scrape(pod)
+        assert size_bytes * (again_s - had_s) <= second - first <= size_bytes * (last_s - asked_s)
+        assert cluster.do(lambda registry: registry.idle_byte_s()) == 0
+    told = cluster.do(lambda registry: registry.idle_byte_s())
+    assert isinstance(told, float)
+    assert told >= second
