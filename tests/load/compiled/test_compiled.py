@@ -17,7 +17,7 @@ from load.compiled.build import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-POLICIES = "colocation,colocation-queueing,remote-proxy,auto"
+POLICIES = "colocation,auto"
 MODELS = "/".join(f"t5-{number:02d}" for number in range(12))
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
@@ -28,7 +28,7 @@ def simulated(out: Path, *before: str) -> tuple[Any, str]:
         [
             sys.executable, "-P", "-m", *before, "pilotlight", "simulate",
             "--cluster", str(ROOT / "manifests/simulator/eight-pods.yaml"),
-            "--trace", f"poisson:rate=80,duration=20s,tenant=default,names={MODELS}",
+            "--trace", f"poisson:rate=30,duration=10s,tenant=default,names={MODELS}",
             "--policy", POLICIES, "--seed", "3", "--out", str(out),
         ],
         capture_output=True, text=True, check=False,
@@ -45,5 +45,5 @@ def test_compiled_and_plain_records_are_the_same(tmp_path: Path) -> None:
     plain, _ = simulated(tmp_path / "plain")
     compiled, said = simulated(tmp_path / "compiled", "load.compiled")
     assert "simulator: compiled" in said
-    assert sum(map(len, plain)) > 1000
+    assert sum(map(len, plain)) > 400
     assert json.dumps(compiled, default=str) == json.dumps(plain, default=str)
