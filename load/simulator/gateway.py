@@ -291,6 +291,11 @@ class SimulatedGateway:
         self._finish(flight, status, message)
         self.kick()
 
+    def refused(self, flight: Flight) -> None:
+        """Models in use hold the pod's memory: elsewhere, while the retry budget lasts."""
+        self._again(flight)
+        self.kick()
+
     def lost(self, flight: Flight) -> None:
         """The predict pod did not answer its entry pod."""
         if not flight.is_over:

@@ -191,8 +191,7 @@ class Loading:
         del self._under_way[load.plan.spec.key]
         self.tell_tier(load.plan.spec.key)
         for flight in load.waiting:
-            if not flight.is_over:
-                self._gateway.failed(flight, 503, "models in use hold the pod's memory")
+            self._gateway.refused(flight)
 
     def let_go(self, resident: Held) -> None:
         """A request needs the model no more; whoever waits for room looks again."""

@@ -119,6 +119,16 @@ def test_a_model_that_fits_no_slot_of_memory_in_use_waits_for_it() -> None:
     assert rows[1]["start"] == "remote"
 
 
+def test_a_request_whose_load_finds_no_room_in_time_goes_elsewhere() -> None:
+    """As live: a pod that has not begun says so, and the gateway places the request again."""
+    pods = [{"memory": "150MB", "slots": 2}, {"memory": "150MB", "slots": 1, "start": "2s"}]
+    plan = cluster({"pods": pods}, {"count": 2, "infer": {1: "100s"}})
+    rows = run(plan, [(0.0, "m-0"), (1.06, "m-1")])
+    assert [(row["model"], row["status"], row["entry_pod"]) for row in rows] == [
+        ("m-0", 200, "n-0"), ("m-1", 200, "n-1"),
+    ]  # fmt: skip
+
+
 def test_requests_of_a_pod_that_dies_go_elsewhere() -> None:
     node = {"pods": [{"kill": "50ms"}, {}]}
     rows = run(cluster(node, {"at": {"n-0": "device"}}), [(0.0, "m"), (1.0, "m")])
