@@ -12,8 +12,10 @@ from pilotlight.home import Home, HomeLock, PlatformState
 from registry.actions import POOL, ActionRecord, WantedPods
 from registry.autoscaling import Autoscaling
 from registry.client import Registry
+from registry.pod import PodInfo
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
+from tests.registry.actors import act
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +162,37 @@ def test_without_pods_a_model_is_ready_only_while_an_autoscaler_leads(
     assert is_ready()
     asyncio.run(lead(0.1))
     servers.wait_until(lambda: not is_ready(), what="not ready: its wish is left, it leads no more")
+
+
+def test_a_dry_run_says_what_would_be_done_and_why_and_does_nothing(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    floor = 'annotations: {pilotlight.io/min-copies: "1"}'
+    text = GOOD.format(name="kept", folder="x").replace("spec:", f"  {floor}\nspec:", 1)
+    at = ("--redis-url", redis.url)
+    cli("apply", "-f", _write(tmp_path / "y", kept=text), *at)
+    info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
+    act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
+
+    plan = cli("autoscaler", "--dry-run", "--explain", "--json", *at).document
+    [load] = plan["actions"]
+    assert (load["verb"], load["model"], load["pod"], load["reason"]) == (
+        "load", "default/kept", "pod-a", "floor",
+    )  # fmt: skip
+    [model] = plan["models"]
+    assert (model["model"], model["warm"], model["waiting"], model["idle_s"]) == (
+        "default/kept", 0, 0, None,
+    )  # fmt: skip
+    table = cli("autoscaler", "--dry-run", "--explain", *at).out
+    assert "P(60 S)" in table
+    assert "pod-a" in table
+
+    assert cli("autoscaler", "--json", *at).document == []
+    state = act(redis.url, "default", lambda registry: registry.cluster())
+    assert not state.residency
+    refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
+    assert refused.status == 2
+    assert "must be one of" in refused.err
 
 
 def test_deletes_by_name_namespace_and_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +53,10 @@ async def _warm(stage: Stage, name: str) -> set[str]:
     return {pod for pod, each in state.holders(model(name).key).items() if each.is_warm}
 
 
-async def test_an_action_is_done_once_and_its_reason_kept(stage: Stage) -> None:
+async def test_an_action_is_done_once_and_its_reason_kept(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="autoscaler")
     await stage.registry.put_models([model("a")])
     pod = await stage.pod("pod-a")
     async with stage.autoscaler(load_everywhere("a")) as metrics:
@@ -67,6 +71,10 @@ async def test_an_action_is_done_once_and_its_reason_kept(stage: Stage) -> None:
     assert (last.verb, last.pod, last.reason, last.words, last.outcome) == (
         "load", "pod-a", "forecast", "wanted everywhere", Outcome.DONE,
     )  # fmt: skip
+    [line] = [each for each in caplog.records if each.message == "load"]
+    assert vars(line).items() >= {
+        "model": "default/a", "pod": "pod-a", "reason": "forecast", "words": "wanted everywhere",
+    }.items()  # fmt: skip
 
 
 async def test_of_two_autoscalers_one_acts(stage: Stage) -> None:
