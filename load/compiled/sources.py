@@ -24,15 +24,16 @@ def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
     be frozen; a subclass takes only those fields of its base that have no default.
     """
     trees = {path: ast.parse(source) for path, source in sources.items()}
-    dataclasses = {
-        node.name: node
+    dataclasses = [
+        node
         for tree in trees.values()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and _is_dataclass(node)
-    }
-    constructors = {name: _constructor(node, dataclasses) for name, node in dataclasses.items()}
-    for name, node in dataclasses.items():
-        _write_out(node, constructors[name])
+    ]
+    bases = {node.name: node for node in dataclasses}  # only bases need names of their own
+    constructors = [_constructor(node, bases) for node in dataclasses]
+    for node, constructor in zip(dataclasses, constructors, strict=True):
+        _write_out(node, constructor)
     for tree in trees.values():
         _use_real_views(tree)
     return {path: ast.unparse(tree) for path, tree in trees.items()}

@@ -57,6 +57,15 @@ def test_a_subclass_takes_what_its_base_needs_and_its_own(module: dict[str, Any]
         module["Special"]("m", 2, 3, "h")
 
 
+def test_classes_of_one_name_in_two_modules_are_both_rewritten() -> None:
+    other = SOURCE.replace("size: int\n", "weight: int\n").replace("self.size", "self.weight")
+    for text in rewritten({"a.py": SOURCE, "b.py": other}).values():
+        assert "@dataclass" not in text
+        namespace: dict[str, Any] = {}
+        exec(compile(text, "module", "exec"), namespace)
+        assert namespace["Base"]("m", 2).doubled() == 4
+
+
 def test_values_of_factories_are_not_shared(module: dict[str, Any]) -> None:
     first, second = module["Special"]("m", 2, holder="h"), module["Special"]("n", 2, holder="h")
     first.waiting.append(1)
