@@ -86,6 +86,14 @@ def decide(
     return Decided(decision, policy, spec)
 
 
+def is_proxied(arrival: Arrival, models: Mapping[ModelName, ModelRecord]) -> bool:
+    """Whether the request's policy is `remote-proxy`."""
+    record = models.get(arrival.model)
+    if record is None:
+        return False
+    return (arrival.policy or record.serving.policy.routing) is RoutingPolicy.REMOTE_PROXY
+
+
 def is_held_up(
     arrival: Arrival,
     models: Mapping[ModelName, ModelRecord],
@@ -100,14 +108,11 @@ def is_held_up(
     stage, and no pod has fewer than `least_inferring` there. Unless the request `knows_load`, a
     load that it waits for is worth the cost: the decision tells of it.
     """
-    record = models.get(arrival.model)
-    if record is None:
+    if not is_proxied(arrival, models):
         return False
-    spec = record.serving
-    return (
-        (arrival.policy or spec.policy.routing) is RoutingPolicy.REMOTE_PROXY
-        and least_inferring >= spec.policy.target_ongoing_requests
-        and (knows_load or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key))
+    spec = models[arrival.model].serving
+    return least_inferring >= spec.policy.target_ongoing_requests and (
+        knows_load or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key)
     )
 
 

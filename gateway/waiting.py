@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from gateway.decide import Arrival, Decided, decide, is_held_up
+from gateway.decide import Arrival, Decided, decide, is_held_up, is_proxied
 from gateway.errors import Rejected
 from gateway.losses import Losses
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
@@ -227,6 +227,8 @@ class WaitingLine(Generic[W]):
 
     def _not_held_up(self, heads: list[W]) -> list[W]:
         state = self._state
+        if not any(is_proxied(each.arrival, state.models) for each in heads):
+            return heads  # the least of all pods is not looked for in vain
         least = min([pod.inferring for pod in state.pods.values()], default=0)
         return [
             waiter
