@@ -121,8 +121,8 @@ def _row(models: int, setting: Setting, runs: Sequence[Burst]) -> tuple[Cell, ..
     return (
         models,
         setting.words,
-        _spread([each.quantile_s(0.5) for each in runs]),
-        _spread([each.quantile_s(0.95) for each in runs]),
+        _spread([_quantile_s(each, 0.5) for each in runs]),
+        _spread([_quantile_s(each, 0.95) for each in runs]),
         CEILING_P95_S[models],
         _spread([each.took_s[-1] for each in runs]),
         CEILING_MOST_S[models],
@@ -146,8 +146,8 @@ def _live_row(models: int, run: LiveBurst) -> tuple[Cell, ...]:
     return (
         models,
         f"no pods, at most {LIVE_PODS}{'' if run.is_known else '; times unknown'}",
-        float(np.quantile(run.took_s, 0.5, method="higher")),
-        float(np.quantile(run.took_s, 0.95, method="higher")),
+        _quantile_s(run, 0.5),
+        _quantile_s(run, 0.95),
         CEILING_P95_S[models],
         run.took_s[-1],
         CEILING_MOST_S[models],
@@ -155,6 +155,11 @@ def _live_row(models: int, run: LiveBurst) -> tuple[Cell, ...]:
         run.pods,
         run.first_pod_s,
     )
+
+
+def _quantile_s(run: Burst | LiveBurst, share: float) -> float:
+    """What this share of the requests took at most."""
+    return float(np.quantile(run.took_s, share, method="higher"))
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -71,10 +71,6 @@ class Burst:
     most_pods: int
     """That lived at a time."""
 
-    def quantile_s(self, share: float) -> float:
-        """What this share of the requests took at most."""
-        return float(np.quantile(self.took_s, share, method="higher"))
-
 
 def run_burst(task: BurstTask) -> Burst:
     """Simulate."""
