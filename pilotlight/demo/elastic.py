@@ -17,7 +17,7 @@ from load.experiments.elastic.live_burst import LiveBurst
 from load.experiments.elastic.scenario import spike_arrivals
 from load.experiments.elastic.spiking import spiked
 from pilotlight.demo.calls import call, together
-from pilotlight.demo.workloads import until_idle, until_known
+from pilotlight.demo.workloads import until_idle
 from pilotlight.errors import RequestFailed
 from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 
@@ -82,15 +82,6 @@ class _Witness:
             self.copies |= {
                 (key, pod) for pod, each in held.items() if each.is_warm or each.is_warming
             }
-
-
-async def declare(
-    platform: Platform, client: httpx.AsyncClient, specs: Sequence[ModelSpec]
-) -> None:
-    """Declare models; return when the gateway knows them."""
-    await platform.registry.put_models(specs)
-    for spec in specs:
-        await until_known(client, spec)
 
 
 async def run_burst(

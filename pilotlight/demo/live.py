@@ -21,7 +21,7 @@ from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
 from pilotlight.commands.run import prepare_samples
 from pilotlight.demo import elastic
 from pilotlight.demo.prewarming import play_slice, prewarming_settings
-from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
+from pilotlight.demo.workloads import declare, measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import StartFailed
 from pilotlight.home import Home
 from pilotlight.output import progress_bar
@@ -112,7 +112,7 @@ class LiveDemo:
         async def run_all(uri: str) -> list[LiveBurst]:
             specs = elastic.burst_models(models, uri)
             async with _started(settings) as (platform, client):
-                await elastic.declare(platform, client, specs)
+                await declare(platform, client, specs)
                 first = await elastic.run_burst(platform, client, specs, is_known=False)
                 try:
                     return [first, await elastic.run_burst(platform, client, specs, is_known=True)]
@@ -130,7 +130,7 @@ class LiveDemo:
         async def run_one(uri: str) -> Spiked:
             spec = elastic.spike_model(uri)
             async with _started(settings) as (platform, client):
-                await elastic.declare(platform, client, [spec])
+                await declare(platform, client, [spec])
                 return await elastic.run_spike(platform, client, spec, scenario, seed)
 
         with _made_model(_SPIKE_MODEL) as uri:

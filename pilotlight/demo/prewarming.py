@@ -10,7 +10,7 @@ from load.experiments.prewarm.live import PACE, SAMPLE, live_value
 from load.generator.run import claim_output, play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
-from pilotlight.demo.workloads import until_known
+from pilotlight.demo.workloads import declare
 from pilotlight.platform.settings import AutoscalerChoice
 from pilotlight.samples import BUCKET
 from registry.autoscaling import Autoscaling
@@ -63,9 +63,7 @@ async def play_slice(
     specs = [
         ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}") for each in piece.models()
     ]
-    await platform.registry.put_models(specs)
-    for spec in specs:
-        await until_known(client, spec)
+    await declare(platform, client, specs)
     await _until_planned(platform)
     prepared = await prepare(RunSettings(piece.compressed, platform.gateway_url, seed=1))
     claim_output(output, overwrite=True)

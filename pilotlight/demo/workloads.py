@@ -13,6 +13,8 @@ from pilotlight.demo.calls import call, together
 from registry.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import httpx
 
     from load.experiments.liu.runs import Answer
@@ -43,11 +45,19 @@ async def make_cold(platform: Platform, client: httpx.AsyncClient, spec: ModelSp
         timeout_s=_SETTLE_S,
         what=f"no pod holds {spec.name}",
     )
-    await platform.registry.put_models([spec])
-    await until_known(client, spec)
+    await declare(platform, client, [spec])
 
 
-async def until_known(client: httpx.AsyncClient, spec: ModelSpec) -> None:
+async def declare(
+    platform: Platform, client: httpx.AsyncClient, specs: Sequence[ModelSpec]
+) -> None:
+    """Declare models; return when the gateway knows them."""
+    await platform.registry.put_models(specs)
+    for spec in specs:
+        await _until_known(client, spec)
+
+
+async def _until_known(client: httpx.AsyncClient, spec: ModelSpec) -> None:
     """Return when the gateway has heard of a model: news of it takes a moment."""
     async with asyncio.timeout(_SETTLE_S):
         for attempt in itertools.count():
