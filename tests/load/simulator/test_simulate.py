@@ -72,6 +72,12 @@ def test_loads_share_the_link_of_their_machine() -> None:
         assert row["load_ms"] == pytest.approx(2050)
 
 
+def test_a_full_disk_keeps_what_the_file_puts_there() -> None:
+    models = {"name": "a", "at": {"n": "disk"}}, {"name": "b", "at": {"n": "device"}}
+    [row] = run(cluster({"disk": "150MB"}, *models), [(0.0, "a")])
+    assert row["start"] == "disk"
+
+
 def test_a_model_is_downloaded_once_for_a_machine() -> None:
     plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]})
     simulation = simulate(plan, trace([(0.0, "m"), (0.0, "m")]), COLOCATION)
