@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from load.report.errors import ReportError
+from load.report.errors import BadOutput, ReportError
 from load.report.page import page
 from load.report.plots.bars import cold_starts, loading_time, stages, tenants
 from load.report.plots.completion import completion_times, deadline_misses
@@ -43,9 +43,19 @@ class Written:
 def write_report(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> Written:
-    """Write `index.html`, `report.json` and a PNG per plot into a folder. Raises ReportError."""
+    """Write `index.html`, `report.json` and a PNG per plot into a folder.
+
+    Raises:
+        BadOutput: there cannot be such a folder; nothing was done.
+        ReportError: it could not be written to.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOutput(
+            f"--output must be a folder, or a name for a new one, was {folder}: {error.strerror}"
+        ) from error
+    try:
         return _written(runs, folder, on_progress)
     except OSError as error:
         raise ReportError(f"--output: cannot write to {folder}: {error}") from error
