@@ -203,6 +203,17 @@ def test_what_a_file_says_of_its_run_is_text_on_the_page(cli: Cli, tmp_path: Pat
     assert page.count("&lt;script&gt;") >= 4
 
 
+def test_the_page_says_what_came_in_place_of_answers(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path / "run.parquet", 6, status=[200, 200, 404, 404, 504, 0],
+        error=[None, "cut off", "x", "x", "x", "x"],
+    )  # fmt: skip
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"))
+    assert ran.status == 0, ran.err
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<li>run: 1 no answer, 2 HTTP 404, 1 HTTP 504, 1 broken off</li>" in page
+
+
 def test_more_than_eight_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     ran = cli("report", *(f"r{number}={path}" for number in range(9)))
@@ -234,3 +245,13 @@ def test_an_output_folder_is_made_with_those_above_it(cli: Cli, tmp_path: Path) 
     ran = cli("report", str(path), "-o", str(tmp_path / "a" / "b"))
     assert ran.status == 0, ran.err
     assert (tmp_path / "a" / "b" / "index.html").is_file()
+
+
+def test_the_page_says_which_loading_time_it_shows(cli: Cli, tmp_path: Path) -> None:
+    told = write_run(tmp_path / "told.parquet", 20, about={"load_s": 12.0})
+    live = write_run(tmp_path / "live.parquet", 20, start=["remote"] * 20, load_ms=[500.0] * 20)
+    ran = cli("report", str(told), str(live), "-o", str(tmp_path / "out"), "--json")
+    assert [run["all_loading_s"] for run in ran.document["runs"]] == [12.0, None]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<td>12 s</td>" in page
+    assert re.search(r"<td>≥ [0-9.]+ s</td>", page)
