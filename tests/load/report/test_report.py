@@ -49,7 +49,8 @@ def test_a_plain_predictors_run_of_one_request(cli: Cli, tmp_path: Path) -> None
     assert ran.status == 0, ran.err
     assert set(ran.document["left_out"]) == {
         "Deadline misses", "Total loading time", "Cold starts by tier", "Where the time goes",
-        "Wasted memory against cold starts", "Fairness between tenants", "Machine usage: one",
+        "Goodput against offered load", "Wasted memory against cold starts",
+        "Fairness between tenants", "Machine usage: one",
     }  # fmt: skip
     assert "one was interrupted" in ran.err
     assert "one was interrupted" in (tmp_path / "out" / "index.html").read_text()
