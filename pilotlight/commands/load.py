@@ -205,7 +205,7 @@ def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
         f"requests      {summary['requests']} in {summary['duration_s']:.1f} s",
         f"status        {statuses}",
         f"start         {starts}",
-        f"offered       {summary['offered_rps']:.1f} requests/s",
+        f"offered       {_rate(summary['offered_rps'])}",
         f"goodput       {summary['goodput_rps']:.1f} requests/s answered in time",
         f"deadlines     {summary['deadline_misses']} of {summary['with_deadline']} missed",
         f"latency       {_percentiles(latency)}",
@@ -226,6 +226,10 @@ def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
         )
         if len(rows) > _MOST_MODELS_SHOWN:
             output.line(f"and {len(rows) - _MOST_MODELS_SHOWN} more")
+
+
+def _rate(rps: float | None) -> str:
+    return "at one moment" if rps is None else f"{rps:.1f} requests/s"
 
 
 def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
