@@ -103,7 +103,7 @@ class Simulation:
         self._trace = trace
         self._records = Records()
         self._gateway = SimulatedGateway(
-            self.kernel, self.registry, self._records, self.summary,
+            self.kernel, self.registry, self._records.rows, self.summary,
             policy=policy, seed=seed, queueing=queueing, draws=draws,
         )  # fmt: skip
         self._autoscaler = autoscaler
@@ -125,7 +125,7 @@ class Simulation:
                 kernel.run_through(rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
                 yield self._take()
         while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
-            if self._records:
+            if self._records.rows:
                 yield self._take()
         self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s + sum(
             pod.loading.residents.idle_byte_s for pod in gateway.pods.values() if pod.is_alive

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from load.generator.arrivals import share
 from load.schema import RECORD_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
@@ -281,3 +282,10 @@ def test_an_autoscaler_may_preload() -> None:
     [row] = records(simulate(plan, trace([(3.5, "m")]), autoscaler=preloader))
     assert preloader.begun[:3] == [True, False, False]
     assert row["start"] == "warm"
+
+
+def test_requests_have_the_names_that_a_live_run_gives_them() -> None:
+    rows: list[Row] = [(0.0, "m"), (1.0, "unheard-of"), (2.0, "m")]
+    [live] = share(trace(rows), worker=0, workers=1, duration_s=None)
+    named = run(cluster({}), rows, seed=7)
+    assert [row["request_id"] for row in named] == [f"7-{each.row}" for each in live]
