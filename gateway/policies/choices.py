@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -24,20 +25,39 @@ def free_pods(cluster: ClusterView) -> list[PodView]:
     return [pod for pod in cluster.pods.values() if pod.has_free_slot]
 
 
-def load_rank(pod: PodView) -> tuple[float, int]:
-    """How loaded a pod is: share of slots taken, then requests in their inference stage."""
-    return (pod.slots_busy / pod.slots, pod.inferring)
-
-
 def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
     """The least loaded pod; equals are chosen among by `draw`, in the order of their names."""
     equals = [pod for pod in pods if not pod.slots_busy and not pod.inferring]
     if not equals:  # none is idle, which nothing is less loaded than
-        ranks = [load_rank(pod) for pod in pods]
-        lowest = min(ranks)
-        equals = [pod for pod, rank in zip(pods, ranks, strict=True) if rank == lowest]
-    equals.sort(key=_name)
+        equals = _equals(pods)
+    _sort_by_name(equals)
     return equals[int(draw * len(equals))]
+
+
+def _sort_by_name(pods: list[PodView]) -> None:
+    """Mostly they are in order: pods register in the order of their names."""
+    before = ""
+    for pod in pods:
+        name = pod.name
+        if name < before:
+            pods.sort(key=_name)
+            return
+        before = name
+
+
+def _equals(pods: Sequence[PodView]) -> list[PodView]:
+    """Those with the smallest share of slots taken, then the fewest requests in inference."""
+    share, inferring = inf, 0
+    equals: list[PodView] = []
+    for pod in pods:
+        pod_share = pod.slots_busy / pod.slots
+        if pod_share > share or (pod_share == share and pod.inferring > inferring):
+            continue
+        if pod_share < share or pod.inferring < inferring:
+            share, inferring = pod_share, pod.inferring
+            equals = []
+        equals.append(pod)
+    return equals
 
 
 def fewest_inferring(pods: Sequence[PodView]) -> PodView | None:
