@@ -32,18 +32,23 @@ class Measurements:
 
     def take(self) -> tuple[Samples, ...]:
         """All samples since the last call."""
-        taken = tuple(
-            [
-                Samples(key, measure, tuple(samples[-MOST_PER_HEARTBEAT:]))
-                for key, measures in self._samples.items()
-                for measure, samples in measures.items()
-            ]
-        )
-        self._samples.clear()
-        return taken
+        taken: list[Samples] = []
+        quiet: list[str] = []
+        for key, measures in self._samples.items():
+            before = len(taken)
+            for measure, samples in measures.items():
+                if samples:
+                    taken.append(Samples(key, measure, tuple(samples[-MOST_PER_HEARTBEAT:])))
+                    samples.clear()
+            if len(taken) == before:
+                quiet.append(key)
+        for key in quiet:  # those in use keep their lists, which are many to make anew
+            del self._samples[key]
+        return tuple(taken)
 
     def give_back(self, taken: tuple[Samples, ...]) -> None:
         """Keep samples that could not be sent, unless newer ones have come."""
         for samples in taken:
             measures = self._samples.setdefault(samples.key, {})
-            measures.setdefault(samples.measure, list(samples.values_s))
+            if not measures.get(samples.measure):
+                measures[samples.measure] = list(samples.values_s)

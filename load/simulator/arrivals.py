@@ -13,24 +13,20 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-Row = tuple[str, str, int, int, float | None]
-"""Tenant, model, input size, output size, deadline from the arrival."""
+Row = tuple[float, str, str, int, int, float | None]
+"""Time, tenant, model, input size, output size, deadline from the arrival."""
 
 
-def rows(batch: pa.RecordBatch) -> Iterator[tuple[float, Row]]:
-    """Per arrival: when, and what. Raises WrongTrace where the batch has other columns."""
+def rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Every arrival. Raises WrongTrace where the batch has other columns."""
     if not batch.schema.equals(TRACE_SCHEMA):
         raise WrongTrace(
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
         )
     at_s, tenant, model, input_size, output_size, deadline_s = batch.columns
     return zip(
-        _numbers(at_s),
-        zip(
-            _names(tenant), _names(model), _numbers(input_size), _numbers(output_size),
-            _numbers(deadline_s), strict=True,
-        ),
-        strict=True,
+        _numbers(at_s), _names(tenant), _names(model), _numbers(input_size),
+        _numbers(output_size), _numbers(deadline_s), strict=True,
     )  # fmt: skip
 
 

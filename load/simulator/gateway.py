@@ -98,9 +98,8 @@ class SimulatedGateway:
     # Arrival
 
     def arrive(self, row: Row) -> None:
-        """A request comes in: tenant, model, input size, output size, deadline from now."""
-        tenant, model, input_size, output_size, deadline_s = row
-        now_s = self._kernel.now_s
+        """A request comes in."""
+        now_s, tenant, model, input_size, output_size, deadline_s = row
         self.open_total += 1
         self._row += 1
         found = self.models.get((tenant, model))
@@ -131,9 +130,8 @@ class SimulatedGateway:
         self._place(flight)
 
     def _not_found(self, row: Row) -> None:
-        tenant, model, input_size, output_size, deadline_s = row
+        now_s, tenant, model, input_size, output_size, deadline_s = row
         self.open_total -= 1
-        now_s = self._kernel.now_s
         self._rows.add(
             request_id=f"{self._id_prefix}{self._row}", model=ModelName(tenant, model), policy=None,
             arrival_s=now_s, placed_s=NEVER_S, finished_s=now_s, status=404,

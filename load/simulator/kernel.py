@@ -40,14 +40,17 @@ class Kernel:
         heappush(self._events, (self.now_s + delay_s, number, do, argument))
 
     def run_through(
-        self, arrivals: Iterable[tuple[float, Any]], arrive: Callable[[Any], object]
+        self, arrivals: Iterable[tuple[Any, ...]], arrive: Callable[[Any], object]
     ) -> None:
         """Let time pass until all of these arrivals have come; events of the same time go first.
+
+        An arrival begins with its time.
 
         Raises WrongTrace where arrivals are not in the order of their times.
         """
         events, pop = self._events, heappop
-        for arrival_s, arrival in arrivals:
+        for arrival in arrivals:
+            arrival_s: float = arrival[0]
             while events and events[0][0] <= arrival_s:
                 self.now_s, _, do, argument = pop(events)
                 do(argument)
