@@ -5,20 +5,15 @@ A request leaves a `Row`; columns that follow from others are worked out for a w
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from load.generator.merging import METADATA_KEY
 from load.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 NEVER_S: Final = -1.0
@@ -104,17 +99,3 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(type_):
         return pa.array(values, pa.string()).dictionary_encode()
     return pa.array(values, type_)
-
-
-@contextmanager
-def parquet_writer(
-    path: Path, about: Callable[[], Mapping[str, Any]] = dict
-) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write record batches to a Parquet file as they come, and at the end what is known of the run.
-
-    Where a report looks for it, `pilotlight.run` in the file's metadata, the run is simulated.
-    """
-    with pq.ParquetWriter(path, RECORD_SCHEMA) as writer:
-        yield writer.write_batch
-        text = json.dumps({"kind": "simulated", **about()})
-        writer.add_key_value_metadata({METADATA_KEY: text.encode()})

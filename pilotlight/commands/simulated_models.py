@@ -1,0 +1,55 @@
+"""Whether a cluster has the models that a trace asks for, before anything is simulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
+from load.traces.cuts import declared_only
+from load.traces.naming import open_trace, row_of
+from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from load.simulator.runs import RunTask, Stop
+    from pilotlight.output import Output
+
+_MOST_NAMED: Final = 5
+
+
+def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: Output) -> None:
+    """Read the trace of all tasks; `cluster` names where their models are declared.
+
+    A row that cannot be read is noted: up to there the trace can be simulated.
+
+    Raises:
+        InvalidInput: it asks for models that a cluster lacks, or its name asks for what it lacks.
+    """
+    trace, seed = tasks[0].trace, tasks[0].seed
+    for declared in dict.fromkeys(_declared(task) for task in tasks):
+        try:
+            for _ in declared_only(open_trace(trace, seed=seed), declared):
+                if stop.is_set:
+                    return
+        except UndeclaredModels as error:
+            raise InvalidInput([_problem(trace, cluster, error)]) from None
+        except (InvalidTrace, UnreadableTrace) as error:
+            output.note(f"{error}; only the blocks of rows before it can be simulated")
+        except TraceError as error:
+            raise InvalidInput([str(error)]) from None
+
+
+def _declared(task: RunTask) -> frozenset[str]:
+    return frozenset(str(plan.spec.name) for plan in task.cluster.models)
+
+
+def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:
+    models = error.models
+    place = row_of(trace, models[0])
+    where = "" if place is None else f"{place[0]}, row {place[1]}: "
+    named = ", ".join(models[:_MOST_NAMED]) + (", …" if len(models) > _MOST_NAMED else "")
+    return (
+        f"{where}{error}; {len(models)} of the trace's models are not declared in {cluster}: "
+        f"{named}; add them there, rename them with |map=, or --allow-unknown answers them with 404"
+    )
