@@ -7,7 +7,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
 from pilotlight.errors import Interrupted, InvalidInput, MissingExtra, PilotlightError
@@ -130,19 +130,26 @@ def _run(
             )
     except (KeyboardInterrupt, Interrupted) as error:
         number = came[0] if came else getattr(error, "signal_number", signal.SIGINT)
-        _tell_kept(kept, "interrupted", output)
+        output.note(_kept_text(kept, "interrupted"))
+        if output.as_json:
+            output.result({"interrupted": True, **_kept_document(kept)})
         raise Interrupted(number) from error
     except LoadError as error:
-        _tell_kept(kept, "ended early", output)
-        raise PilotlightError(str(error)) from error
+        output.note(_kept_text(kept, "ended early"))
+        failure = PilotlightError(str(error))
+        failure.kept = _kept_document(kept)
+        raise failure from error
 
 
-def _tell_kept(kept: KeptRuns, how: str, output: Output) -> None:
+def _kept_text(kept: KeptRuns, how: str) -> str:
     """Where the results are of an experiment without tables."""
-    if kept.count:
-        output.note(f"{how}; {kept.path} holds what {kept.count} simulations came to before")
-    else:
-        output.note(f"{how} before any simulation had ended")
+    if not kept.count:
+        return f"{how} before any simulation had ended"
+    return f"{how}; {kept.path} holds what {kept.count} simulations came to before"
+
+
+def _kept_document(kept: KeptRuns) -> dict[str, Any]:
+    return {"simulations": kept.count, "kept": str(kept.path)}
 
 
 def _data_folder() -> Path | None:
