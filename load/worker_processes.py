@@ -17,17 +17,22 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from load.compiled.loading import is_compiled, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
 _STOPPED: Final = 1
 """Exit status of a worker that was ended."""
 _stop: Final = threading.Event()
 """Of a worker: set when it was told to stop and may finish what it does."""
+
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,14 @@ class Workers:
     pool: ProcessPoolExecutor
     stop: Callable[[], object]
     """Tell all of them to stop, those that begin later as well. A signal handler may call it."""
+
+    def submit(self, function: Callable[[Task], Found], task: Task) -> Future[Found]:
+        """Have one of them call a module's function; it is started if need be."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what it inherits
+        try:
+            return self.pool.submit(function, task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -83,7 +96,6 @@ def _end_after(sentinel: int) -> None:
 
 
 def _begin(told: Connection, finish: bool, compiled: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if compiled is not None:
         use(compiled)
     end_with_parent()

@@ -49,7 +49,7 @@ def run_side_by_side(
             tell(done)
         return found
     with worker_processes(min(settings.processes, total)) as workers:
-        futures = {workers.pool.submit(function, task): task for task in tasks}
+        futures = {workers.submit(function, task): task for task in tasks}
         kept: set[Future[Found]] = set()
         try:
             for done, future in enumerate(as_completed(futures), start=1):

@@ -100,7 +100,7 @@ def play_all(
     else:
         with worker_processes(min(processes, len(tasks)), finish=True) as workers:
             stop.tell(workers.stop)
-            futures = [workers.pool.submit(_play_in_worker, task) for task in tasks]
+            futures = [workers.submit(_play_in_worker, task) for task in tasks]
             for done, _ in enumerate(as_completed(futures), start=1):
                 on_end(done)
             ended += [_result(future) for future in futures]

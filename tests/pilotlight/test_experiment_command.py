@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,11 +72,12 @@ def test_what_had_ended_before_a_signal_is_kept(
         [sys.executable, "-m", "pilotlight", "experiment", "liu-grid", "--simulated-only",
          "--out", str(tmp_path), "--processes", str(processes), "--json"],
         cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
     servers.wait_until(
         lambda: kept.exists() and len(kept.read_bytes().splitlines()) >= 3, what="three ended"
     )
-    command.send_signal(number)
+    os.killpg(command.pid, number)  # workers as well, as in a terminal
     told, said = command.communicate(timeout=240)
     assert command.returncode == 128 + number, said
     assert "Traceback" not in said
