@@ -6,18 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from load.generator.settings import LATE_S
 from load.report.summary import jain, percentiles
-from load.simulator.tallies import Answered, Tallies
+from load.simulator.tallies import GOOD, MISSED, OK, Answered, Tallies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
 
-    from load.report.run import Floats
+    from load.report.run import Bools, Floats
     from registry.model import Tier
 
 
@@ -37,7 +36,8 @@ class Summary:
         self._with_deadline = 0
         self._last_scheduled_s = 0.0
         self._last_finished_s = 0.0
-        self._models, self._policies, self._tenants = Tallies(), Tallies(), Tallies()
+        self._models, self._policies = Tallies(times=True), Tallies(times=True)
+        self._tenants = Tallies(times=False)
 
     def add(self, records: pa.RecordBatch) -> None:
         """Requests were answered: rows of `RECORD_SCHEMA`."""
@@ -59,12 +59,11 @@ class Summary:
         latency_s = finished_s - came_s
         is_ok = (status >= 200) & (status < 300)
         is_good = is_ok & ~(has_deadline & (latency_s > deadline_s))
-        start = records.column("start").dictionary_decode()
-        answered = Answered(
+        answered = Answered.of(
             latency_s,
-            is_ok,
-            is_good,
-            is_cold=pc.fill_null(pc.not_equal(start, "warm"), False).to_numpy(zero_copy_only=False),
+            is_ok=is_ok,
+            is_good=is_good,
+            is_cold=_is_cold(records.column("start")),
             is_missed=has_deadline & ~is_good,
         )
         self._models.add(records.column("model"), answered)
@@ -103,8 +102,8 @@ class Summary:
             "requests": self.requests,
             "duration_s": duration_s,
             "offered_rps": self.requests / offered_s,
-            "goodput_rps": self._models.count("good") / duration_s,
-            "ok": self._models.count("ok"),
+            "goodput_rps": self._models.count(GOOD) / duration_s,
+            "ok": self._models.count(OK),
             "by_status": {str(status): count for status, count in sorted(self.statuses.items())},
             "by_start": dict(sorted(self.starts.items(), key=lambda each: (-each[1], each[0]))),
             "cold_starts": self.cold_starts,
@@ -112,7 +111,7 @@ class Summary:
             "loading_s": self.load_s,
             "wasted_memory_byte_s": self.wasted_memory_byte_s,
             "with_deadline": self._with_deadline,
-            "deadline_misses": self._models.count("missed"),
+            "deadline_misses": self._models.count(MISSED),
             "late_sends": 0,
             "late_after_s": LATE_S,
             "not_sent": 0,
@@ -124,7 +123,15 @@ class Summary:
         }
 
     def _mean_s(self) -> float | None:
-        return self.mean_s if self._models.count("ok") else None
+        return self.mean_s if self._models.count(OK) else None
+
+
+def _is_cold(start: pa.DictionaryArray) -> Bools:
+    names = start.dictionary.to_pylist()
+    warm = names.index("warm") if "warm" in names else -1
+    codes = start.indices.fill_null(warm).to_numpy(zero_copy_only=False)
+    cold: Bools = codes != warm
+    return cold
 
 
 def _floats(column: pa.Array) -> Floats:

@@ -28,37 +28,46 @@ _BUCKETS: Final = 1 << 13
 """More than there are from a microsecond to any float."""
 
 
+OK: Final = 1
+GOOD: Final = 2
+"""Answered, and within the deadline where there was one."""
+COLD: Final = 4
+MISSED: Final = 8
+"""Had a deadline and was not answered by then."""
+_KINDS: Final = np.arange(16)
+"""Every sum of those: what a request was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """Requests as columns."""
 
+    kind: Ints
     latency_s: Floats
-    is_ok: Bools
-    is_good: Bools
-    """Answered, and within the deadline where there was one."""
-    is_cold: Bools
-    is_missed: Bools
-    """Had a deadline and was not answered by then."""
+    bucket: Ints
+    """Of the latency."""
 
-    def of(self, rows: Bools) -> Answered:
+    @classmethod
+    def of(
+        cls, latency_s: Floats, *, is_ok: Bools, is_good: Bools, is_cold: Bools, is_missed: Bools
+    ) -> Answered:
+        """What came of them."""
+        kind = OK * is_ok + GOOD * is_good + COLD * is_cold + MISSED * is_missed
+        bucket = np.log(np.maximum(latency_s, _LEAST_S) / _LEAST_S) / _STEP
+        return cls(kind.astype(np.int64), latency_s, bucket.astype(np.int64))
+
+    def some(self, rows: Bools) -> Answered:
         """Some of them."""
-        return Answered(
-            self.latency_s[rows],
-            self.is_ok[rows],
-            self.is_good[rows],
-            self.is_cold[rows],
-            self.is_missed[rows],
-        )
+        return Answered(self.kind[rows], self.latency_s[rows], self.bucket[rows])
 
 
 class Tallies:
-    """Counts, and latencies of those that were answered, by name."""
+    """Counts by name, and with `times` latencies of those that were answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, times: bool) -> None:
+        self._has_times = times
         self._codes: dict[str, int] = {}
-        self._counts: dict[str, Ints] = {
-            each: np.zeros(0, np.int64) for each in ("all", "ok", "good", "cold", "missed")
-        }
+        self._counts = np.zeros((0, len(_KINDS)), np.int64)
         self._total_s = np.zeros(0)
         self._longest_s = np.zeros(0)
         self._buckets: Counter[int] = Counter()
@@ -68,50 +77,48 @@ class Tallies:
         known = names.dictionary.to_pylist()
         own = np.array([self._codes.setdefault(name, len(self._codes)) for name in known], np.int64)
         local = names.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        if (local < 0).any():
-            answered, local = answered.of(local >= 0), local[local >= 0]
+        if names.null_count:
+            answered, local = answered.some(local >= 0), local[local >= 0]
         if len(local):
             self._grow()
-            self._count(own[local], answered)
+            codes = own[local]
+            found = np.bincount(codes * len(_KINDS) + answered.kind, minlength=self._counts.size)
+            self._counts += found.reshape(self._counts.shape)
+            if self._has_times:
+                is_ok = answered.kind & OK != 0
+                self._add_times(codes[is_ok], answered.some(is_ok))
 
     def _grow(self) -> None:
-        more = (0, len(self._codes) - len(self._total_s))
-        if more[1]:
-            self._counts = {key: np.pad(each, more) for key, each in self._counts.items()}
+        more = len(self._codes) - len(self._counts)
+        if more:
+            self._counts = np.pad(self._counts, ((0, more), (0, 0)))
             self._total_s, self._longest_s = (
-                np.pad(each, more) for each in (self._total_s, self._longest_s)
+                np.pad(each, (0, more)) for each in (self._total_s, self._longest_s)
             )
 
-    def _count(self, codes: Ints, answered: Answered) -> None:
-        for key, which in (
-            ("all", None),
-            ("ok", answered.is_ok),
-            ("good", answered.is_good),
-            ("cold", answered.is_cold),
-            ("missed", answered.is_missed),
-        ):
-            chosen = codes if which is None else codes[which]
-            self._counts[key] += np.bincount(chosen, minlength=len(self._codes))
-        latency_s, codes = answered.latency_s[answered.is_ok], codes[answered.is_ok]
-        self._total_s += np.bincount(codes, latency_s, minlength=len(self._codes))
-        np.maximum.at(self._longest_s, codes, latency_s)
-        bucket = np.log(np.maximum(latency_s, _LEAST_S) / _LEAST_S) / _STEP
-        keys, counts = np.unique(codes * _BUCKETS + bucket.astype(np.int64), return_counts=True)
+    def _add_times(self, codes: Ints, answered: Answered) -> None:
+        self._total_s += np.bincount(codes, answered.latency_s, minlength=len(self._codes))
+        np.maximum.at(self._longest_s, codes, answered.latency_s)
+        keys, counts = np.unique(codes * _BUCKETS + answered.bucket, return_counts=True)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self._buckets[key] += count
 
-    def count(self, key: str) -> int:
-        """Of all names: `all`, `ok`, `good`, `cold` or `missed`."""
-        return int(self._counts[key].sum())
+    def count(self, kind: int) -> int:
+        """Of all names: requests that are `OK`, `GOOD`, `COLD` or `MISSED`."""
+        return int(self._by_name(kind).sum())
+
+    def _by_name(self, kind: int) -> Ints:
+        found: Ints = self._counts[:, _KINDS & kind != 0].sum(axis=1)
+        return found
 
     def good_shares(self) -> list[float]:
         """For each name the share of its requests that were answered in time."""
-        shares: list[float] = (self._counts["good"] / np.maximum(1, self._counts["all"])).tolist()
+        shares: list[float] = (self._by_name(GOOD) / self._counts.sum(axis=1)).tolist()
         return shares
 
     def mean_s(self) -> float:
         """Mean latency over all names; 0 where nothing was answered."""
-        return float(self._total_s.sum()) / max(1, self.count("ok"))
+        return float(self._total_s.sum()) / max(1, self.count(OK))
 
     def quantiles_s(self, shares: Sequence[float]) -> list[float]:
         """The latencies that these shares of the answers did not exceed, over all names."""
@@ -130,20 +137,22 @@ class Tallies:
     def documents(self) -> dict[str, Any]:
         """By name, most requests first, as a run's summary has them."""
         latencies = dict(self._latencies())
-        names = list(self._codes)
-        order = sorted(
-            self._codes.values(), key=lambda code: (-self._counts["all"][code], names[code])
+        columns = [each.tolist() for each in (
+            self._counts.sum(axis=1), self._by_name(OK), self._by_name(COLD), self._by_name(MISSED),
+        )]  # fmt: skip
+        found = sorted(
+            zip(self._codes, *columns, strict=True), key=lambda each: (-each[1], each[0])
         )
         return {
-            names[code]: {
-                "requests": int(self._counts["all"][code]),
-                "ok": int(self._counts["ok"][code]),
-                "cold_starts": int(self._counts["cold"][code]),
-                "deadline_misses": int(self._counts["missed"][code]),
-                "latency_s": latencies.get(code) or _percentiles(None),
+            name: {
+                "requests": requests,
+                "ok": ok,
+                "cold_starts": cold,
+                "deadline_misses": missed,
+                "latency_s": latencies.get(self._codes[name]) or _percentiles(None),
             }
-            for code in order
-            if self._counts["all"][code]
+            for name, requests, ok, cold, missed in found
+            if requests
         }
 
     def _latencies(self) -> Iterator[tuple[int, dict[str, float | None]]]:
