@@ -17,6 +17,7 @@ from pilotlight.signals import on_signal
 try:
     from load.experiments.catalogue import EXPERIMENTS
     from load.experiments.experiment import Settings
+    from load.experiments.kept_live import KeptLive
     from load.experiments.kept_runs import KeptRuns
     from load.experiments.rendering import as_document, as_markdown, as_text
 except ModuleNotFoundError as error:
@@ -60,7 +61,7 @@ def list_experiments(output: Output) -> None:
 def run_experiment(wish: Wish, output: Output) -> None:
     """Run it, print it, and leave Markdown and plots in its folder.
 
-    What single simulations came to is in the folder from the moment they end.
+    What single runs came to is in the folder from the moment they end.
 
     Raises:
         InvalidInput: there is no such experiment, or the folder cannot be written.
@@ -113,6 +114,7 @@ def _run(
         came.append(number)
         raise KeyboardInterrupt
 
+    live = wish.live if experiment.has_live_part else None
     try:
         with on_signal(interrupt), progress_bar(wish.name) as progress:
             return experiment.run(
@@ -122,7 +124,7 @@ def _run(
                     data=_data_folder(),
                     out=folder,
                     processes=wish.processes,
-                    live=wish.live if experiment.has_live_part else None,
+                    live=None if live is None else KeptLive(live, kept.keep),
                     models=wish.models,
                     progress=progress,
                     keep=kept.keep,
@@ -144,12 +146,12 @@ def _run(
 def _kept_text(kept: KeptRuns, how: str) -> str:
     """Where the results are of an experiment without tables."""
     if not kept.count:
-        return f"{how} before any simulation had ended"
-    return f"{how}; {kept.path} holds what {kept.count} simulations came to before"
+        return f"{how} before any run had ended"
+    return f"{how}; {kept.path} holds what {kept.count} runs came to before"
 
 
 def _kept_document(kept: KeptRuns) -> dict[str, Any]:
-    return {"simulations": kept.count, "kept": str(kept.path)}
+    return {"runs": kept.count, "kept": str(kept.path)}
 
 
 def _data_folder() -> Path | None:

@@ -83,8 +83,8 @@ def test_what_had_ended_before_a_signal_is_kept(
     assert "Traceback" not in said
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
     assert len(rows) >= 3
-    assert f"interrupted; {kept} holds what {len(rows)} simulations came to before" in said
-    assert json.loads(told) == {"interrupted": True, "simulations": len(rows), "kept": str(kept)}
+    assert f"interrupted; {kept} holds what {len(rows)} runs came to before" in said
+    assert json.loads(told) == {"interrupted": True, "runs": len(rows), "kept": str(kept)}
     for row in rows:
         assert row["task"]["workload"] in {"pair", "stream"}
         assert set(row["result"]["mean_s"]) >= {"colocation", "auto"}
@@ -125,6 +125,9 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
     live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
     assert live_ones["colocation"]["cold starts: live"] == "1"
     assert live_ones["random"]["total s: live"] > live_ones["colocation"]["total s: live"]
+    kept = (tmp_path / "liu-simple" / "runs.jsonl").read_text().splitlines()
+    [told] = [row for row in map(json.loads, kept) if row["what"] == "live: simple"]
+    assert {run["policy"] for run in told["result"]} == set(live_ones)
 
 
 @pytest.fixture
