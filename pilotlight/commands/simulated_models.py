@@ -21,20 +21,24 @@ _MOST_NAMED: Final = 5
 def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: Output) -> None:
     """Read the trace of all tasks; `cluster` names where their models are declared.
 
-    A row that cannot be read is noted: up to there the trace can be simulated.
+    A row that cannot be read is noted where arrivals come before it: those can be simulated.
 
     Raises:
-        InvalidInput: it asks for models that a cluster lacks, or its name asks for what it lacks.
+        InvalidInput: it asks for models that a cluster lacks, or nothing in it can be read.
     """
     trace, seed = tasks[0].trace, tasks[0].seed
     for declared in dict.fromkeys(_declared(task) for task in tasks):
+        arrivals = 0
         try:
-            for _ in declared_only(open_trace(trace, seed=seed), declared):
+            for batch in declared_only(open_trace(trace, seed=seed), declared):
+                arrivals += batch.num_rows
                 if stop.is_set:
                     return
         except UndeclaredModels as error:
             raise InvalidInput([_problem(trace, cluster, error)]) from None
         except (InvalidTrace, UnreadableTrace) as error:
+            if not arrivals:
+                raise InvalidInput([str(error)]) from None
             output.note(f"{error}; only the blocks of rows before it can be simulated")
         except TraceError as error:
             raise InvalidInput([str(error)]) from None

@@ -200,16 +200,18 @@ def test_what_came_before_a_bad_row_is_kept(cli: Cli, tmp_path: Path) -> None:
     assert [row["run"] for row in found["runs"]] == ["auto", "random"]
 
 
-def test_a_first_row_that_is_bad_leaves_no_file(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["--allow-unknown"]])
+def test_a_first_row_that_is_bad_leaves_no_file(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("at_s,model\nsoon,t5-00\n")
-    out = tmp_path / "runs"
     ran = cli(
-        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--out", str(out), "--json"
-    )
+        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace),
+        "--out", str(tmp_path / "runs"), "--json", *flags,
+    )  # fmt: skip
     assert ran.status == 2
-    assert ran.document["runs"] == []
-    assert list(out.iterdir()) == []
+    assert f"{trace}, row 2: at_s must be" in ran.document["problems"][0]
+    assert ran.document.get("runs", []) == []
+    assert list(tmp_path.rglob("*.parquet*")) == []
 
 
 def test_values_that_are_no_file_names_have_files(
