@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -31,26 +33,43 @@ class Arrival(NamedTuple):
     deadline_s: float | None
 
 
+class Appearance(NamedTuple):
+    """A model of a trace, and where it is first asked for."""
+
+    tenant: str
+    model: str
+    arrival: int
+    """Counted from 1."""
+    at_s: float
+
+    @property
+    def name(self) -> str:
+        """`tenant/model`."""
+        return f"{self.tenant}/{self.model}"
+
+
 @dataclass(frozen=True, slots=True)
 class Prospect:
     """What a trace holds, as far as a run goes."""
 
     requests: int
     last_s: float
-    models: tuple[tuple[str, str], ...]
-    """Tenant and name of every model, in order of appearance."""
+    models: tuple[Appearance, ...]
+    """In order of appearance."""
 
 
 def survey(trace: Trace, duration_s: float | None) -> Prospect:
     """Pass through a trace once. Raises BadTrace where it holds nothing to send."""
     requests, last_s = 0, 0.0
-    models: dict[tuple[str, str], None] = {}
+    models: dict[tuple[str, str], Appearance] = {}
     for batch in trace:
         times = batch.column("at_s").to_numpy()
         rows = len(times) if duration_s is None else int(np.searchsorted(times, duration_s))
         part = batch.slice(0, rows)
         pairs = part.select(["tenant", "model"]).to_pydict()
-        models |= dict.fromkeys(zip(pairs["tenant"], pairs["model"], strict=True))
+        for index, pair in enumerate(zip(pairs["tenant"], pairs["model"], strict=True)):
+            if pair not in models:
+                models[pair] = Appearance(*pair, requests + index + 1, float(times[index]))
         requests += rows
         last_s = float(times[rows - 1]) if rows else last_s
         if rows < len(times):
@@ -58,7 +77,17 @@ def survey(trace: Trace, duration_s: float | None) -> Prospect:
     if not requests:
         within = "" if duration_s is None else f" within --duration {duration_s:g} s"
         raise BadTrace(f"the trace holds no request{within}")
-    return Prospect(requests, last_s, tuple(models))
+    return Prospect(requests, last_s, tuple(models.values()))
+
+
+async def survey_aside(trace: Trace, duration_s: float | None) -> Prospect:
+    """`survey` in a thread, which ends with the next batch where this is cancelled."""
+    is_over = threading.Event()
+    batches = takewhile(lambda _: not is_over.is_set(), trace)
+    try:
+        return await asyncio.to_thread(survey, batches, duration_s)
+    finally:
+        is_over.set()
 
 
 def share(

@@ -29,5 +29,9 @@ class OutputInTheWay(GeneratorError):
     """The output file exists already, or cannot be written."""
 
 
+class RecordsNotWritten(GeneratorError):
+    """The output cannot be written any more, such as on a full disk."""
+
+
 class WorkerFailed(GeneratorError):
     """A process of the generator ended before its time."""

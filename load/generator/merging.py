@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from load.generator.errors import RecordsNotWritten
 from load.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
@@ -20,14 +22,31 @@ METADATA_KEY: Final = b"pilotlight.run"
 _ROWS_PER_GROUP: Final = 1 << 16
 
 
+def write_about(parts: Path, about: Mapping[str, Any]) -> None:
+    """Keep what is known of the run beside its parts. Raises RecordsNotWritten."""
+    path = parts / "run.json"
+    try:
+        path.write_text(json.dumps(dict(about)))
+    except OSError as error:
+        raise RecordsNotWritten(f"cannot write {path}: {error}; nothing was sent") from error
+
+
 def merge_parts(parts: Path, output: Path, about: Mapping[str, Any]) -> None:
-    """Write the Parquet file, then remove the parts."""
+    """Write the Parquet file, then remove the parts. Raises RecordsNotWritten; the parts stay."""
     schema = RECORD_SCHEMA.with_metadata({METADATA_KEY: json.dumps(dict(about))})
     unfinished = output.with_name(output.name + ".unfinished")
-    with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
-        for group in _groups(read_parts(parts)):
-            writer.write_table(group.cast(schema))
-    unfinished.replace(output)
+    try:
+        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+            for group in _groups(read_parts(parts)):
+                writer.write_table(group.cast(schema))
+        unfinished.replace(output)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise RecordsNotWritten(
+            f"cannot write {output}: {error}; {parts} holds the requests up to then, "
+            f"and `pilotlight report {output}` reads them"
+        ) from error
     shutil.rmtree(parts)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from load.generator.errors import BadTarget
 
+_HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
 
 
@@ -48,6 +50,11 @@ def parse_url(url: str, *, is_grpc: bool) -> Origin:
         raise BadTarget("--url must not hold a user or password")
     number = port if port is not None else _PORTS[parts.scheme]
     return Origin(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
+
+
+def is_host(text: str) -> bool:
+    """Whether it may stand in a `host` header."""
+    return _HOST.fullmatch(text) is not None
 
 
 def host_headers(pattern: str | None, tenant: str, model: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from load.generator.arrivals import survey
-from load.generator.errors import OutputInTheWay, WorkerFailed
+from load.generator.arrivals import survey_aside
+from load.generator.errors import BadTarget, WorkerFailed
 from load.generator.idle_memory import IdleMemory
 from load.generator.inspection import inspect
-from load.generator.merging import merge_parts
-from load.generator.origin import parse_url
+from load.generator.merging import merge_parts, write_about
+from load.generator.origin import host_headers, is_host, parse_url
 from load.generator.progress import added_up
 from load.generator.record_parts import parts_folder
 from load.generator.settings import Protocol
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable
 
-    from load.generator.arrivals import Prospect
+    from load.generator.arrivals import Appearance, Prospect
     from load.generator.progress import RunProgress
     from load.generator.settings import RunSettings
 
@@ -49,7 +49,7 @@ class Prepared:
 
     settings: RunSettings
     prospect: Prospect
-    missing: tuple[str, ...]
+    missing: tuple[Appearance, ...]
     """Models that the target does not know."""
 
 
@@ -57,12 +57,15 @@ async def prepare(settings: RunSettings) -> Prepared:
     """Survey the trace and ask the target what it is. Raises GeneratorError."""
     origin = parse_url(settings.url, is_grpc=settings.protocol is Protocol.GRPC)
     trace = open_trace(settings.trace, seed=settings.seed)
-    prospect = await asyncio.to_thread(survey, trace, settings.duration_s)
+    prospect = await survey_aside(trace, settings.duration_s)
+    _require_hosts(settings, prospect)
+    settings = replace(settings, processes=min(settings.processes, settings.most_in_flight))
     if settings.protocol is Protocol.GRPC:
         from load.generator.grpc_sender import layout_of  # gRPC is not loaded for the others
 
         return Prepared(replace(settings, layout=await layout_of(origin)), prospect, ())
-    found = await inspect(settings.url, prospect.models, host_header=settings.host_header)
+    models = [(each.tenant, each.model) for each in prospect.models]
+    found = await inspect(settings.url, models, host_header=settings.host_header)
     given = settings.payloads
     told = {
         name: content.to_fields()
@@ -71,22 +74,19 @@ async def prepare(settings: RunSettings) -> Prepared:
     }
     payloads = {**told, **given}
     settings = replace(settings, layout=found.layout, payloads=payloads)
-    return Prepared(settings, prospect, found.missing)
+    unknown = set(found.missing)
+    missing = tuple(each for each in prospect.models if each.name in unknown)
+    return Prepared(settings, prospect, missing)
 
 
-def claim_output(output: Path, *, overwrite: bool) -> Path:
-    """Make the folder for the parts; raises OutputInTheWay where something is there already."""
-    parts = parts_folder(output)
-    if not overwrite and (output.exists() or parts.exists()):
-        there = output if output.exists() else f"{parts}, of an interrupted run"
-        raise OutputInTheWay(f"--output: there is {there} already; name another, or --overwrite")
-    try:
-        output.unlink(missing_ok=True)
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-    except OSError as error:
-        raise OutputInTheWay(f"--output: cannot write {output}: {error}") from error
-    return parts
+def _require_hosts(settings: RunSettings, prospect: Prospect) -> None:
+    for each in prospect.models:
+        for host in host_headers(settings.host_header, each.tenant, each.model).values():
+            if not is_host(host):
+                raise BadTarget(
+                    f"--host-header: {host!r} is no host's name; arrival {each.arrival} of "
+                    f"{settings.trace} makes it so, for model {each.model!r} of {each.tenant!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,15 @@ async def play(
 ) -> Played:
     """Play the trace until its end or until `stop`; the records are in `output` afterwards.
 
+    `output` is a `claimed_output`.
+
     Raises:
         WorkerFailed: a process ended before its time; what there was is in `output`, too.
+        RecordsNotWritten: what there was is in the parts of `output`.
     """
     settings, parts = prepared.settings, parts_folder(output)
     about = _about(prepared)
-    (parts / "run.json").write_text(json.dumps(about))
+    write_about(parts, about)
     crew = _Crew(prepared, parts, on_progress)
     memory = IdleMemory(settings)
     wasted_byte_s: float | None = None
@@ -220,14 +223,15 @@ class _Crew:
                 else:
                     self._told[number] = document
                     self._on_progress(self.progress)
-        if await worker.wait():
+        if status := await worker.wait():
             said = [
                 text
                 for line in errors.result().decode("utf-8", "replace").splitlines()
                 if (text := line.strip(" |+-"))
             ]
+            how = f"status {status}" if status > 0 else signal.Signals(-status).name
             raise WorkerFailed(
-                f"process {number} of the generator ended with status {worker.returncode}: "
+                f"process {number} of the generator ended by {how}: "
                 f"{said[-1] if said else 'it said nothing'}"
             )
 

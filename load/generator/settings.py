@@ -51,10 +51,15 @@ class RunSettings:
     duration_s: float | None = None
     seed: int = 0
     most_in_flight: int = MOST_IN_FLIGHT
-    """Over all processes; what comes on top is recorded as an error and never sent."""
+    """Over all processes, at least one each; what comes on top is an error and never sent."""
     timeout_s: float = TIMEOUT_S
     payloads: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By `tenant/model`, or by `model`: what `payloads.Content` is made of."""
+
+    def most_in_flight_of(self, worker: int) -> int:
+        """One worker's share of `most_in_flight`; the shares of all add up to it."""
+        share, rest = divmod(self.most_in_flight, self.processes)
+        return share + (worker < rest)
 
     def to_json(self) -> str:
         """One line, for a worker."""

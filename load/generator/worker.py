@@ -87,8 +87,7 @@ async def _play(orders: Orders, records: RecordPart, commands: asyncio.StreamRea
         return time.monotonic() - start_s
 
     sender = _sender(settings, now_s)
-    most = max(1, settings.most_in_flight // settings.processes)
-    player = Player(settings, sender, records, now_s, most)
+    player = Player(settings, sender, records, now_s, settings.most_in_flight_of(orders.worker))
     chunks = share(
         open_trace(settings.trace, seed=settings.seed),
         worker=orders.worker,

@@ -8,10 +8,11 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from load.report.errors import ReportError
+from load.report.errors import BadOutput, ReportError
 from load.report.page import page
-from load.report.plots.bars import cold_starts, loading_time, stages, tenants
+from load.report.plots.bars import cold_starts, stages, tenants
 from load.report.plots.completion import completion_times, deadline_misses
+from load.report.plots.loading_time import loading_time
 from load.report.plots.machines import machine_usage
 from load.report.plots.tradeoffs import goodput, wasted_memory
 from load.report.plots.workload import arrivals, workload
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from load.report.run import Run
 
-_PLOTS: Final = (
+PLOTS: Final = (
     arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
     goodput, wasted_memory, tenants,
 )  # fmt: skip
@@ -43,9 +44,19 @@ class Written:
 def write_report(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> Written:
-    """Write `index.html`, `report.json` and a PNG per plot into a folder. Raises ReportError."""
+    """Write `index.html`, `report.json` and a PNG per plot into a folder.
+
+    Raises:
+        BadOutput: there cannot be such a folder; nothing was done.
+        ReportError: it could not be written to.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOutput(
+            f"--output must be a folder, or a name for a new one, was {folder}: {error.strerror}"
+        ) from error
+    try:
         return _written(runs, folder, on_progress)
     except OSError as error:
         raise ReportError(f"--output: cannot write to {folder}: {error}") from error
@@ -54,7 +65,7 @@ def write_report(
 def _written(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> Written:
-    total = len(_PLOTS) + len(runs) + 1
+    total = len(PLOTS) + len(runs) + 1
     on_progress(0, total, "measures")
     summaries = [summarise(run) for run in runs]
     shown: list[tuple[Plot, bytes]] = []
@@ -72,13 +83,14 @@ def _written(
         path.write_bytes(image)
         images.append(path)
     whole = folder / "index.html"
-    whole.write_text(page(summaries, [run.about for run in runs], shown, left_out))
+    text = page(summaries, [run.about for run in runs], shown, left_out)
+    whole.write_text(text, encoding="utf-8", errors="replace")
     (folder / "report.json").write_text(json.dumps(summaries, indent=2))
     return Written(whole, tuple(images), tuple(left_out), tuple(summaries))
 
 
 def _drawn(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
-    for plot in _PLOTS:
+    for plot in PLOTS:
         yield plot(runs)
     for number, run in enumerate(runs, start=1):
         yield machine_usage(run, number)

@@ -18,6 +18,10 @@ class BadRun(ReportError):
     """A file that is no run."""
 
 
+class BadOutput(ReportError):
+    """The report cannot be put where it was asked for."""
+
+
 class BadRuns(ReportError):
     """Everything that is wrong with the files given, one line each in `problems`."""
 

@@ -52,7 +52,10 @@ def usages(run: Run) -> list[Usage]:
 
 
 def loading_s(run: Run) -> float:
-    """Seconds that models took to load, over all pods (Blinowski et al. 2024, figure 5.6)."""
+    """Seconds in which requests waited for loads, each load once, over all pods.
+
+    Blinowski et al. 2024, figure 5.6. Loads that no request waited for are not seen.
+    """
     return sum(each.loading.total_s for each in usages(run))
 
 
@@ -80,6 +83,8 @@ def _usage(run: Run, rows: Ints) -> Usage:
     infer_ends = infer_begins + stage["infer"]
     cold = run.is_cold[rows] & (stage["load"] > 0)
     loading = merged(load_begins[cold], load_ends[cold])
+    used = run.is_ok[rows] | (stage["infer"] > 0)
+    infer_begins, infer_ends = infer_begins[used], infer_ends[used]
     return Usage(
         pod=run.predict_pod.names[run.predict_pod.codes[rows[0]]],
         model=run.model.names[run.model.codes[rows[0]]],
@@ -91,6 +96,8 @@ def _usage(run: Run, rows: Ints) -> Usage:
 
 def _loaded(loading: Spans, infer_begins: Floats, infer_ends: Floats) -> Spans:
     """Inferences sorted by begin and by end. Requests do not tell when a model was dropped."""
+    if not len(infer_begins):
+        return Spans(loading.ends, loading.ends)
     begins, limits = loading.ends, np.concatenate((loading.begins[1:], [np.inf]))
     if not len(begins) or infer_begins[0] < loading.begins[0]:  # warm before its first load
         begins = np.concatenate((infer_begins[:1], begins))

@@ -23,27 +23,30 @@ body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1b1b1b; back
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; }
 figure { margin: 0; }
-img { max-width: 100%; height: auto; }
+img { width: 100%; min-width: 44rem; height: auto; }
 figcaption, .note { color: #4a4a4a; font-size: .9rem; max-width: 46rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0; }
 th, td { padding: .28rem .5rem; text-align: right; border-bottom: 1px solid #ddd;
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal;
-  overflow-wrap: anywhere; min-width: 8rem; }
-th { border-bottom: 2px solid #888; }
+  overflow-wrap: anywhere; min-width: min(12rem, 40vw); }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; }
 .mark { display: inline-block; width: .8em; height: .8em; margin-right: .45em; }
 .warn { background: #fff4d6; border-left: 4px solid #E69F00; padding: .4rem .8rem; }
 nav { font-size: .9rem; }
+.narrow { display: none; }
+@media (max-width: 46rem) { .narrow { display: block; } }
 """
 
 _OVERVIEW: Final = (
     "Offered: requests per second that the trace asks for. Goodput: answers per second that came "
     "within their deadline, or came at all where there is none. Cold starts: requests that waited "
-    "until their model was loaded. Loading: the time of these loads, over all pods. Idle: "
-    "bytes of models that no request used times the seconds they were on devices. Missed: requests "
-    "past their deadlines. Jain's index: fairness between tenants, 1 where all are served alike; - "
-    "where there is one tenant only."
+    "until their model was loaded. Loading: time of all loads, over all pods; at least (≥) so much "
+    "where the run tells only of loads that requests waited for. Idle: bytes of models that no "
+    "request used times the seconds they were on devices. Missed: requests past their deadlines. "
+    "Jain's index: fairness between tenants, 1 where all are served alike. -: there is no such "
+    "figure, such as a rate of one request, or fairness between one tenant."
 )
 _PERCENTILES: Final = (
     "Of the answered requests, from the time at which the trace has them to the last byte: half of "
@@ -67,8 +70,10 @@ def page(
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
+            '<p class="note narrow">Tables and plots scroll sideways.</p>',
             *_warnings(summaries),
             _overview(summaries, abouts),
+            *_failures(summaries),
             f'<p class="note">{_OVERVIEW}</p>',
             f"<nav>{links}</nav>",
             "<h2>Percentiles of completion times</h2>",
@@ -103,6 +108,25 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f'<p class="warn">{text}</p>' for text in found]
 
 
+def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many requests of each run were not answered, and what came instead."""
+    found = []
+    for each in summaries:
+        failed = each["requests"] - each["ok"]
+        codes = {code: n for code, n in each["by_status"].items() if not 200 <= int(code) < 300}
+        broken = failed - sum(codes.values())
+        causes = [
+            *(f"{n:,} no answer" if code == "0" else f"{n:,} HTTP {code}"
+              for code, n in codes.items()),
+            *([f"{broken:,} broken off"] if broken else []),
+        ]  # fmt: skip
+        if failed:
+            found.append(f"<li>{escape(each['run'])}: {', '.join(causes)}</li>")
+    return [f'<p class="note">Not answered:</p><ul class="note">{"".join(found)}</ul>'] * bool(
+        found
+    )
+
+
 def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
     columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
                "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index")  # fmt: skip
@@ -117,15 +141,22 @@ def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[s
         cells = [
             f"{each['requests']:,}",
             f"{each['ok'] / each['requests']:.2%}", spoken(each["duration_s"]),
-            f"{each['offered_rps']:.4g}", f"{each['goodput_rps']:.4g}",
+            "-" if each["offered_rps"] is None else f"{each['offered_rps']:.4g}",
+            f"{each['goodput_rps']:.4g}",
             f"{each['cold_starts']:,}" if each["by_start"] else "not told",
-            spoken(each["loading_s"]) if each["by_start"] else "not told",
+            _loading(each),
             "not told" if idle is None else f"{idle / 1e9:,.4g}", missed,
             "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
         ]  # fmt: skip
         kind = f" ({escape(str(about['kind']))})" if "kind" in about else ""
         rows.append([mark + escape(each["run"]) + kind, *cells])
     return _table(columns, rows)
+
+
+def _loading(summary: Mapping[str, Any]) -> str:
+    if summary["all_loading_s"] is not None:
+        return spoken(summary["all_loading_s"])
+    return f"≥ {spoken(summary['loading_s'])}" if summary["by_start"] else "not told"
 
 
 def _percentile_table(first: str, named: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -161,8 +192,9 @@ def _section(plot: Plot, image: bytes) -> str:
     data = base64.b64encode(image).decode()
     heading, caption = escape(plot.heading), escape(plot.caption)
     return (
-        f'<h2 id="{plot.name}">{heading}</h2><figure><img alt="{heading}. {caption}" '
-        f'src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+        f'<h2 id="{plot.name}">{heading}</h2><figure><div class="wide">'
+        f'<img alt="{heading}. {caption}" src="data:image/png;base64,{data}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
     )
 
 

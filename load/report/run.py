@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WASTED_KEY: Final = "wasted_memory_byte_s"
+LOADING_KEY: Final = "all_loading_s"
 """Of a run's metadata or summary file."""
+MOMENT_S: Final = 1e-3
+"""Requests that come within it come at one moment."""
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -79,8 +82,19 @@ class Run:
     @property
     def wasted_memory_byte_s(self) -> float | None:
         """Bytes of idle models times the seconds they lay on devices; None: it is not told."""
-        value = self.about.get(WASTED_KEY)
-        return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
+        return self._told(WASTED_KEY)
+
+    @property
+    def all_loading_s(self) -> float | None:
+        """Seconds of all loads onto devices, preloads among them; None: it is not told."""
+        return self._told(LOADING_KEY)
+
+    def _told(self, key: str) -> float | None:
+        """A figure that the run tells of itself, if it is one."""
+        value = self.about.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if 0 <= value < np.inf else None
 
     @cached_property
     def latency_s(self) -> Floats:
@@ -114,9 +128,20 @@ class Run:
     @cached_property
     def offered_s(self) -> float:
         """Length of the time in which requests arrived; at least a millisecond."""
-        told = self.about.get("trace_s")
-        last = float(told) if isinstance(told, int | float) and not self.was_interrupted else 0.0
-        return max(last, float(self.scheduled_s.max()), 1e-3)
+        told = 0.0 if self.was_interrupted else self._told("trace_s") or 0.0
+        return max(told, float(self.scheduled_s.max()), MOMENT_S)
+
+    @property
+    def offered_rps(self) -> float | None:
+        """Requests per second of the trace; None: there is one, or all came at one moment."""
+        if self.requests == 1 or self.offered_s <= MOMENT_S:
+            return None
+        return self.requests / self.offered_s
+
+    @property
+    def goodput_rps(self) -> float:
+        """Requests per second that were answered in time."""
+        return int(self.is_good.sum()) / self.duration_s
 
     @cached_property
     def duration_s(self) -> float:

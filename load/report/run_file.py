@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,22 +54,27 @@ def read_runs(given: Sequence[str]) -> list[Run]:
 
 def _named(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
-    if equals and name and not Path(text).exists():
-        return name, Path(path).expanduser()
+    if equals and name and not os.path.exists(text):  # unlike Path's, it bears any length
+        return name.encode(errors="replace").decode(), Path(path).expanduser()
     whole = Path(text).expanduser()
-    return whole.name.removesuffix(".parts").removesuffix(".parquet"), whole
+    return whole.name.removesuffix(".parts").removesuffix(".parquet") or whole.name, whole
 
 
 def read_run(path: Path, name: str) -> Run:
     """One run with the columns that a report needs. Raises BadRun."""
-    table, about = _table(path)
+    try:
+        table, about = _table(path)
+    except OSError as error:
+        raise BadRun(f"{path}: cannot be read: {error.strerror}") from error
     if not table.num_rows:
-        raise BadRun(f"{path}: holds no request")
+        raise BadRun(f"{path}: holds no request; leave it out")
     tenant, model, policy, predict_pod, start = (_codes(table.column(each)) for each in _NAMES)
     scheduled_s, sent_s, first_byte_s, finished_s, deadline_s = (
         _floats(table.column(each)) for each in _TIMES
     )
     stages = {stage: _floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
+    if wrong := _wrong_numbers(table):
+        raise BadRun(f"{path}: {'; '.join(wrong)}")
     status = table.column("status").to_numpy()
     is_clean = pc.is_null(table.column("error")).to_numpy()
     return Run(
@@ -84,11 +90,17 @@ def read_run(path: Path, name: str) -> Run:
 
 
 def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
-    parts = path if path.name.endswith(".parts") else parts_folder(path)
+    is_parts = path.name.endswith(".parts")
+    if path.is_dir() and not is_parts:
+        raise BadRun(f"{path}: is a folder; name the Parquet file in it")
+    parts = path if is_parts else parts_folder(path)
     if path.is_file():
         return _parquet(path, parts)
     if parts.is_dir():
-        table = pa.Table.from_batches(read_parts(parts), RECORD_SCHEMA).select(_READ)
+        try:
+            table = pa.Table.from_batches(read_parts(parts), RECORD_SCHEMA).select(_READ)
+        except (pa.ArrowException, ValueError) as error:
+            raise BadRun(f"{parts}: not the parts of a run ({_first_line(error)})") from error
         return table, _json_file(parts / "run.json") | {"interrupted": True}
     raise BadRun(f"{path}: no such file")
 
@@ -106,32 +118,54 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
         table = file.read(columns=_READ)
     except (pa.ArrowException, OSError) as error:
         kept = f"; what it had is in {parts}" if parts.is_dir() else ""
-        reason = str(error).splitlines()[0][:200]
-        raise BadRun(f"{path}: not a whole Parquet file ({reason}){kept}") from error
+        raise BadRun(f"{path}: not a whole Parquet file ({_first_line(error)}){kept}") from error
     fields = [RECORD_SCHEMA.field(column) for column in table.schema.names]
     try:
         table = table.cast(pa.schema([field.with_nullable(True) for field in fields]))
     except (pa.ArrowException, ValueError) as error:
-        raise BadRun(f"{path}: {error}") from error
+        raise BadRun(f"{path}: {_first_line(error)}") from error
     needed = ("tenant", "model", "scheduled_s", "status")
     if empty := [column for column in needed if table.column(column).null_count]:
         raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which every request has")
     return table, _about(path, file.metadata.metadata)
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+
+
+def _wrong_numbers(table: pa.Table) -> list[str]:
+    """Columns with a value that is no time, and where."""
+    found = []
+    for column in (*_TIMES, *(f"{stage}_ms" for stage in STAGES)):
+        values = _floats(table.column(column))
+        is_arrival = column == "scheduled_s"
+        is_wrong = ~np.isfinite(values) | (values < 0) if is_arrival else np.isinf(values)
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong))
+            allowed = "finite and not negative" if is_arrival else "finite"
+            found.append(f"{column} must be {allowed}, was {values[row]} in row {row}")
+    return found
+
+
 def _about(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     """What the file says of its run, and what a summary beside it adds."""
-    try:
-        told = json.loads((metadata or {}).get(METADATA_KEY, b"{}"))
-    except ValueError:
-        told = {}
-    return {**_json_file(path.with_suffix(".json")), **(told if isinstance(told, dict) else {})}
+    told = _json_object((metadata or {}).get(METADATA_KEY, b""))
+    return _json_file(path.with_suffix(".json")) | told
 
 
 def _json_file(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return _json_object(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _json_object(text: bytes) -> dict[str, Any]:
+    """What it says, if it is JSON and an object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -1,6 +1,7 @@
 """A simulated cluster as YAML: what may stand there, and every mistake in it.
 
-Unknown keys are mistakes, and so are budgets that nothing fits into. See `docs/simulator.md`.
+Unknown keys are mistakes, and so is what `cluster_budgets` finds not to fit. See
+`docs/simulator.md`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster_budgets import ModelGroup, misfits
 from load.simulator.cluster_values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.annotations import PREFIX, parse_annotations
@@ -141,12 +143,11 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
     problems: list[str] = []
     models: list[ModelPlan] = []
     for place, group in enumerate(read.models):
-        field = f"{source}: models[{place}]"
-        models += _models(group, field, problems)
-        problems += _impossible(group, field, nodes)
-    problems += [f"{source}: {problem}" for problem in _twice(nodes, models)]
+        models += _models(group, f"models[{place}]", problems)
+    groups = [_group(group, f"models[{place}]") for place, group in enumerate(read.models)]
+    problems += [*misfits(nodes, groups), *_twice(nodes, models)]
     if problems:
-        raise InvalidCluster(problems)
+        raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     return ClusterPlan(
         nodes=nodes,
         models=tuple(models),
@@ -216,13 +217,21 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
                 assets_s=group.assets,
                 load_fixed_s=group.load_fixed,
                 load_s={Tier(tier): seconds for tier, seconds in group.load.items()},
-                at={pod: Tier(tier) for pod, tier in group.at.items()},
+                at=_at(group),
                 is_batched=group.batching,
                 is_continuous=group.generation == "continuous",
                 counts_tokens=group.input == "tokens",
             )
         )
     return plans
+
+
+def _group(group: _Models, field: str) -> ModelGroup:
+    return ModelGroup(field, group.count, group.size, group.memory or group.size, _at(group))
+
+
+def _at(group: _Models) -> dict[str, Tier]:
+    return {pod: Tier(tier) for pod, tier in group.at.items()}
 
 
 def _points(times_s: Times) -> tuple[ProfilePoint, ...]:
@@ -233,40 +242,15 @@ def _text(value: str | float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _impossible(group: _Models, field: str, nodes: tuple[NodePlan, ...]) -> list[str]:
-    pods = {pod.name: pod for node in nodes for pod in node.pods}
-    memory_bytes = group.memory or group.size
-    problems = []
-    largest = max(pod.memory_bytes for pod in pods.values())
-    if memory_bytes > largest:
-        problems.append(
-            f"{field}.memory: must fit the largest pod's budget of {largest} bytes, "
-            f"was {memory_bytes}"
-        )
-    for name, tier in group.at.items():
-        if name not in pods:
-            problems.append(f"{field}.at: must name a pod ({_some(pods)}), was {name!r}")
-        elif tier == "device" and memory_bytes * group.count > pods[name].memory_bytes:
-            problems.append(
-                f"{field}.at: {group.count} models of {memory_bytes} bytes must fit the budget of "
-                f"{name}, {pods[name].memory_bytes} bytes"
-            )
-    return problems
-
-
-def _some(names: Any) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:8]) + (f", … {len(shown)} in all" if len(shown) > 8 else "")
-
-
 def _twice(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
     problems = []
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for kind, name in [
+        *(("nodes: machine", node.name) for node in nodes),
         *(("nodes: pod", pod.name) for node in nodes for pod in node.pods),
         *(("models: model", str(model.spec.name)) for model in models),
     ]:
-        if name in seen:
+        if (kind, name) in seen:
             problems.append(f"{kind} names must differ, {name!r} is there twice")
-        seen.add(name)
+        seen.add((kind, name))
     return problems

@@ -383,6 +383,19 @@ class MemoryRegistry:
             member.ongoing[id_] = until_s
             member.earliest_s = min(member.earliest_s, until_s)
 
+    def hold(self, id_: str, entry: str, predict: str, until_s: float, now_s: float) -> None:
+        """Enter what a pod that registered anew has forgotten; the request goes on all the same."""
+        entering, predicting = self._members.get(entry), self._members.get(predict)
+        if entering is None or predicting is None or id_ in entering.slots:
+            return
+        if min(entering.lease_end_s, predicting.lease_end_s) <= now_s:
+            return
+        entering.slots[id_] = predicting.ongoing[id_] = until_s
+        for member in (entering, predicting):
+            member.earliest_s = min(member.earliest_s, until_s)
+        entering.state.slots_used = len(entering.slots)
+        predicting.state.ongoing = len(predicting.ongoing)
+
     def _purge(self, member: _Member, now_s: float) -> None:
         if now_s < member.earliest_s:
             return

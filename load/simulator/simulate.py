@@ -23,7 +23,7 @@ from registry.model import Tier
 from registry.pod import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -255,12 +255,20 @@ class Simulation:
             node = SimulatedNode(kernel, node_plan, self._moved)
             for pod_plan in node_plan.pods:
                 self._plan_life(self._pod(pod_plan, node))
-        for plan in by_key.values():
-            for name_of_pod, tier in plan.at.items():
-                pod = gateway.pods[name_of_pod]
-                if tier is Tier.DEVICE:
-                    pod.loading.put_at_start(plan)
-                pod.node.put(plan, Tier.HOST if tier is Tier.HOST else Tier.DISK)
+        self._place(by_key.values())
+
+    def _place(self, models: Iterable[ModelPlan]) -> None:
+        """Put models where they are at the start.
+
+        Those on devices come first: their copies are the ones to leave a disk that is full.
+        """
+        places = [(plan, *each) for plan in models for each in plan.at.items()]
+        places.sort(key=lambda place: place[2] is not Tier.DEVICE)
+        for plan, name_of_pod, tier in places:
+            pod = self._gateway.pods[name_of_pod]
+            if tier is Tier.DEVICE:
+                pod.loading.put_at_start(plan)
+            pod.node.put(plan, Tier.HOST if tier is Tier.HOST else Tier.DISK)
 
     def _pod(self, plan: PodPlan, node: SimulatedNode) -> SimulatedPod:
         """A pod in the place of any that had its name."""

@@ -6,15 +6,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from load.generator.settings import LATE_S
+from load.report.run import MOMENT_S
 from load.report.summary import jain, percentiles
 from load.simulator.tallies import GOOD, MISSED, OK, Answered, Tallies
+from load.simulator.waited_loads import WaitedLoads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import pyarrow as pa
 
     from load.report.run import Bools, Floats
     from registry.model import Tier
@@ -38,6 +39,7 @@ class Summary:
         self._last_finished_s = 0.0
         self._models, self._policies = Tallies(times=True), Tallies(times=True)
         self._tenants = Tallies(times=False)
+        self._waited = WaitedLoads()
 
     def add(self, records: pa.RecordBatch) -> None:
         """Requests were answered: rows of `RECORD_SCHEMA`."""
@@ -59,11 +61,13 @@ class Summary:
         latency_s = finished_s - came_s
         is_ok = (status >= 200) & (status < 300)
         is_good = is_ok & ~(has_deadline & (latency_s > deadline_s))
+        is_cold = _is_cold(records.column("start"))
+        self._waited.add(records.filter(pa.array(is_cold)))
         answered = Answered.of(
             latency_s,
             is_ok=is_ok,
             is_good=is_good,
-            is_cold=_is_cold(records.column("start")),
+            is_cold=is_cold,
             is_missed=has_deadline & ~is_good,
         )
         self._models.add(records.column("model"), answered)
@@ -96,19 +100,21 @@ class Summary:
 
     def document(self) -> Mapping[str, Any]:
         """Everything as JSON: the keys of a live run's summary, `loads` by tier, and the mean."""
-        offered_s = max(self._last_scheduled_s, 1e-3)
+        offered_s = max(self._last_scheduled_s, MOMENT_S)
+        is_moment = self.requests == 1 or offered_s <= MOMENT_S
         duration_s = max(offered_s, self._last_finished_s)
         return {
             "requests": self.requests,
             "duration_s": duration_s,
-            "offered_rps": self.requests / offered_s,
+            "offered_rps": None if is_moment else self.requests / offered_s,
             "goodput_rps": self._models.count(GOOD) / duration_s,
             "ok": self._models.count(OK),
             "by_status": {str(status): count for status, count in sorted(self.statuses.items())},
             "by_start": dict(sorted(self.starts.items(), key=lambda each: (-each[1], each[0]))),
             "cold_starts": self.cold_starts,
             "loads": dict(sorted(self.loads.items())),
-            "loading_s": self.load_s,
+            "loading_s": self._waited.total_s,
+            "all_loading_s": self.load_s,
             "wasted_memory_byte_s": self.wasted_memory_byte_s,
             "with_deadline": self._with_deadline,
             "deadline_misses": self._models.count(MISSED),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 _GZIP: Final = b"\x1f\x8b"
+_STEP_BYTES: Final = 512
+_AGAIN: Final = "fetch or write it again"
 _OTHER: Final = {
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
@@ -50,7 +52,7 @@ def _file(path: str) -> str:
     try:
         if place.is_dir():
             raise UnreadableTrace(
-                f"{path} is a folder; name a file in it, or a pattern such as '{path}/*.csv'"
+                f"{path} is a folder; name a file in it, or a pattern such as '{place}/*.csv'"
             )
         if not place.exists():
             raise TraceNotFound(f"there is no file {path}; check the path")
@@ -69,13 +71,8 @@ def _by_number(path: str) -> list[tuple[int, str]]:
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
     """Turn what a reader raises about the bytes of `path` into UnreadableTrace."""
-    again = "fetch or write it again"
     try:
         yield
-    except EOFError as error:
-        raise UnreadableTrace(f"{path} ends in the middle of its gzip data; {again}") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UnreadableTrace(f"{path} has damaged gzip data ({error}); {again}") from error
     except UnicodeDecodeError as error:
         raise UnreadableTrace(f"{path} is not UTF-8 text, nor Parquet ({error})") from error
     except OSError as error:
@@ -90,8 +87,37 @@ def opened(path: str) -> Iterator[BufferedReader | gzip.GzipFile]:
         head = raw.read(8)
         raw.seek(0)
         if not head:
-            raise UnreadableTrace(f"{path} is empty; fetch or write it again")
+            raise UnreadableTrace(f"{path} is empty; {_AGAIN}")
         for magic, name in _OTHER.items():
             if head.startswith(magic):
                 raise UnreadableTrace(f"{path} is compressed with {name}; unpack it, or use gzip")
-        yield stack.enter_context(gzip.open(raw)) if head.startswith(_GZIP) else raw
+        yield stack.enter_context(_unpacked(path, raw)) if head.startswith(_GZIP) else raw
+
+
+@contextlib.contextmanager
+def _unpacked(path: str, raw: BufferedReader) -> Iterator[gzip.GzipFile]:
+    """The content of gzip data. Raises UnreadableTrace with the last row before they are bad."""
+    try:
+        with gzip.open(raw) as content:
+            yield content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        is_cut = isinstance(error, EOFError)
+        problem = (
+            "ends in the middle of its gzip data" if is_cut else f"damaged gzip data ({error})"
+        )
+        rows = _whole_rows(path)
+        place = f"after row {rows}" if rows else "before row 1"
+        raise UnreadableTrace(f"{path}, {place}: {problem}; {_AGAIN}") from error
+
+
+def _whole_rows(path: str) -> int:
+    """How many rows bad gzip data hold before they are bad, counted as readers of tables do.
+
+    The file is read once more, in small steps: a step that meets damage gives nothing at all.
+    """
+    rows, line = 0, b""
+    with contextlib.suppress(EOFError, OSError, zlib.error), gzip.open(path) as content:
+        while piece := content.read1(_STEP_BYTES):
+            *whole, line = (line + piece).split(b"\n")
+            rows += sum(bool(each.strip()) for each in whole)
+    return rows

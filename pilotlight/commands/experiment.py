@@ -20,6 +20,8 @@ try:
     from load.experiments.kept_live import KeptLive
     from load.experiments.kept_runs import KeptRuns
     from load.experiments.rendering import as_document, as_markdown, as_text
+    from load.generator.errors import OutputInTheWay
+    from load.generator.output_file import require_replaceable
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 
@@ -85,11 +87,12 @@ def _claimed(wish: Wish) -> Path:
     """The folder, in which there is no result."""
     folder = wish.out.expanduser() / wish.name
     for path in (folder / _TABLES, folder / _RUNS):
-        if path.exists() and not wish.overwrite:
-            raise InvalidInput([f"--out: there is {path} already; name another, or --overwrite"])
         try:
+            require_replaceable(path, overwrite=wish.overwrite, flag="--out")
             folder.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
+        except OutputInTheWay as error:
+            raise InvalidInput([str(error)]) from None
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {folder}: {error}"]) from error
     return folder

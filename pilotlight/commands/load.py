@@ -20,11 +20,19 @@ from registry.model import RoutingPolicy
 try:
     from load.errors import TraceError
     from load.generator.content import read_payloads
-    from load.generator.errors import GeneratorError, TargetUnreachable, WorkerFailed
-    from load.generator.run import Played, Prepared, claim_output, play, prepare
+    from load.generator.errors import (
+        GeneratorError,
+        RecordsNotWritten,
+        TargetUnreachable,
+        WorkerFailed,
+    )
+    from load.generator.origin import host_headers, is_host
+    from load.generator.output_file import claimed_output
+    from load.generator.run import Played, Prepared, play, prepare
     from load.generator.settings import Protocol, RunSettings
     from load.report.run_file import read_run
     from load.report.summary import summarise
+    from load.traces.named_files import files_of
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 
@@ -62,15 +70,19 @@ def run_load(wish: Wish, output: Output) -> None:
     settings = _settings(wish)
     try:
         path, ended = asyncio.run(_run(settings, wish, output))
-    except (TargetUnreachable, WorkerFailed) as error:
+    except (TargetUnreachable, WorkerFailed, RecordsNotWritten) as error:
         raise RequestFailed(str(error)) from error
     except (GeneratorError, TraceError) as error:
         raise InvalidInput(str(error).splitlines()) from error
-    _tell(output, path, summarise(read_run(path, path.stem)))
+    if ended.played.progress.done:
+        _tell(output, path, summarise(read_run(path, path.stem)))
+    elif output.as_json:
+        output.result({"output": str(path), "requests": 0})
     if not ended.played.has_idle_memory:
         output.note(f"idle memory is not known: {settings.url} does not tell it")
     if ended.signal_number is not None:
-        output.note(f"interrupted; {path} holds the requests up to then")
+        held = "the requests up to then" if ended.played.progress.done else "no request yet"
+        output.note(f"interrupted; {path} holds {held}")
         raise Interrupted(ended.signal_number)
 
 
@@ -83,8 +95,13 @@ class _Ended:
 async def _run(settings: RunSettings, wish: Wish, output: Output) -> tuple[Path, _Ended]:
     path = wish.output.expanduser().absolute()
     prepared = await prepare(settings)
-    claim_output(path, overwrite=wish.overwrite)
-    _note_missing(output, prepared)
+    with claimed_output(path, overwrite=wish.overwrite, inputs=files_of(settings.trace)):
+        _note_missing(output, prepared)
+        _note_processes(output, settings, prepared.settings)
+        return path, await _played(prepared, path)
+
+
+async def _played(prepared: Prepared, path: Path) -> _Ended:
     stop = asyncio.Event()
     came: list[int] = []
 
@@ -95,9 +112,13 @@ async def _run(settings: RunSettings, wish: Wish, output: Output) -> tuple[Path,
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, on_signal, each)
-    with load_progress(prepared.prospect.last_s, prepared.prospect.requests) as on_progress:
-        played = await play(prepared, path, stop=stop, on_progress=on_progress)
-    return path, _Ended(played, came[0] if came else None)
+    prospect = prepared.prospect
+    with load_progress(prospect.last_s, prospect.requests) as on_progress:
+        try:
+            played = await play(prepared, path, stop=stop, on_progress=on_progress)
+        except WorkerFailed as error:
+            raise WorkerFailed(f"{error}; {path} holds the requests up to then") from error
+    return _Ended(played, came[0] if came else None)
 
 
 def _settings(wish: Wish) -> RunSettings:
@@ -119,6 +140,12 @@ def _settings(wish: Wish) -> RunSettings:
     if wish.policy is not None and wish.policy not in list(RoutingPolicy):
         allowed = ", ".join(RoutingPolicy)
         problems.append(f"--policy must be one of {allowed}, was {wish.policy!r}")
+    hosts = host_headers(wish.host_header, "tenant", "model").values()
+    if not all(is_host(host) for host in hosts):
+        problems.append(
+            "--host-header must be a host's name, with {model} and {tenant} where those of a "
+            f"request belong, was {wish.host_header!r}"
+        )
     duration_s = None if wish.duration is None else seconds("--duration", wish.duration)
     timeout_s = seconds("--timeout", wish.timeout)
     try:
@@ -143,14 +170,26 @@ def _settings(wish: Wish) -> RunSettings:
 
 
 def _note_missing(output: Output, prepared: Prepared) -> None:
-    missing = prepared.missing
+    missing, settings = prepared.missing, prepared.settings
     if not missing:
         return
-    named = ", ".join(missing[:_MOST_NAMED]) + (" …" if len(missing) > _MOST_NAMED else "")
-    output.note(
-        f"{len(missing)} of {len(prepared.prospect.models)} models of the trace are not known at "
-        f"{prepared.settings.url}: {named}"
+    named = ", ".join(
+        f"{each.name} (first in arrival {each.arrival}, at {each.at_s:.6g} s)"
+        for each in missing[:_MOST_NAMED]
     )
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    output.note(
+        f"{settings.trace}: {len(missing)} of {len(prepared.prospect.models)} models are not "
+        f"known at {settings.url}: {named}{more}"
+    )
+
+
+def _note_processes(output: Output, asked: RunSettings, used: RunSettings) -> None:
+    if used.processes < asked.processes:
+        output.note(
+            f"--max-in-flight {used.most_in_flight} is shared by the processes: "
+            f"{used.processes} of --processes {asked.processes} are used"
+        )
 
 
 def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
@@ -166,7 +205,7 @@ def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
         f"requests      {summary['requests']} in {summary['duration_s']:.1f} s",
         f"status        {statuses}",
         f"start         {starts}",
-        f"offered       {summary['offered_rps']:.1f} requests/s",
+        f"offered       {_rate(summary['offered_rps'])}",
         f"goodput       {summary['goodput_rps']:.1f} requests/s answered in time",
         f"deadlines     {summary['deadline_misses']} of {summary['with_deadline']} missed",
         f"latency       {_percentiles(latency)}",
@@ -187,6 +226,10 @@ def _tell(output: Output, path: Path, summary: dict[str, Any]) -> None:
         )
         if len(rows) > _MOST_MODELS_SHOWN:
             output.line(f"and {len(rows) - _MOST_MODELS_SHOWN} more")
+
+
+def _rate(rps: float | None) -> str:
+    return "at one moment" if rps is None else f"{rps:.1f} requests/s"
 
 
 def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:

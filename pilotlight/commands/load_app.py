@@ -62,10 +62,15 @@ def run_command(
     ] = None,
     max_in_flight: Annotated[
         int,
-        typer.Option(min=1, help="Requests under way at most; more are not sent, but recorded."),
+        typer.Option(
+            min=1,
+            help="Requests under way at most, of all processes; more are not sent, but recorded.",
+        ),
     ] = 4096,
     timeout: Annotated[str, typer.Option(help="Longest wait for a whole answer.")] = "300s",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the contents.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of a generated trace and of the contents.")
+    ] = 0,
     overwrite: OverwriteOption = False,
     home: HomeOption = None,
     json_: JsonOption = False,

@@ -20,10 +20,12 @@ _PLAIN_EVERY_S = 10.0
 
 
 @contextmanager
-def load_progress(trace_s: float, requests: int) -> Iterator[Callable[[RunProgress], None]]:
-    """Call it with the progress whenever there is some."""
+def load_progress(
+    trace_s: float, requests: int, *, now_s: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[RunProgress], None]]:
+    """Call it with the progress whenever there is some; `now_s` times lines off a terminal."""
     if not sys.stderr.isatty():
-        yield _plain_lines()
+        yield _plain_lines(now_s)
         return
     with Progress(
         TextColumn("{task.completed:.0f}/{task.total:.0f} requests"), BarColumn(),
@@ -34,13 +36,13 @@ def load_progress(trace_s: float, requests: int) -> Iterator[Callable[[RunProgre
         yield lambda progress: bar.update(task, completed=progress.done, text=described(progress))
 
 
-def _plain_lines() -> Callable[[RunProgress], None]:
-    said_s = time.monotonic()
+def _plain_lines(now_s: Callable[[], float]) -> Callable[[RunProgress], None]:
+    said_s = now_s()
 
     def tell(progress: RunProgress) -> None:
         nonlocal said_s
-        if time.monotonic() - said_s >= _PLAIN_EVERY_S:
-            said_s = time.monotonic()
+        if now_s() - said_s >= _PLAIN_EVERY_S:
+            said_s = now_s()
             line = f"{progress.done}/{progress.requests} requests, {described(progress)}"
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
@@ -59,4 +61,6 @@ def described(progress: RunProgress) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return "-" if seconds != seconds else f"{1000 * seconds:.4g} ms"
+    if seconds != seconds:
+        return "-"
+    return f"{1000 * seconds:.4g} ms" if seconds < 1 else f"{1000 * seconds:.0f} ms"

@@ -9,7 +9,7 @@ from pilotlight.output import progress_bar
 
 try:
     from load.report.comparison import write_report
-    from load.report.errors import BadRuns, ReportError
+    from load.report.errors import BadOutput, BadRuns, ReportError
     from load.report.run_file import read_runs
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
@@ -32,6 +32,8 @@ def report(given: Sequence[str], folder: Path, output: Output) -> None:
             written = write_report(runs, folder.expanduser(), update)
     except BadRuns as error:
         raise InvalidInput(error.problems) from error
+    except BadOutput as error:
+        raise InvalidInput([str(error)]) from error
     except ReportError as error:
         raise PilotlightError(str(error)) from error
     output.result(

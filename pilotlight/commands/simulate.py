@@ -13,10 +13,13 @@ from pilotlight.signals import on_signal
 from registry.model import RoutingPolicy
 
 try:
+    from load.generator.errors import OutputInTheWay
+    from load.generator.output_file import require_replaceable
     from load.simulator.cluster_file import cluster_of
     from load.simulator.errors import InvalidCluster
     from load.simulator.runs import RunTask, Stop, play_all
     from load.simulator.sweep import parse_sweep, run_names, variants
+    from load.traces.named_files import files_of
     from load.traces.naming import open_trace
     from pilotlight.commands.simulated_models import require_models
 except ModuleNotFoundError as error:
@@ -153,10 +156,15 @@ def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
 
 
 def _require_free(plan: Plan, tasks: Sequence[RunTask]) -> None:
-    """Raises InvalidInput where a file of records is there already."""
+    """Raises InvalidInput where a file of records may not be written."""
     for path in _outputs(tasks):
-        if path.exists() and not plan.overwrite:
-            raise InvalidInput([f"--out: there is {path} already; name another, or --overwrite"])
+        try:
+            inputs = files_of(plan.trace)
+            require_replaceable(path, inputs, overwrite=plan.overwrite, flag="--out")
+        except OutputInTheWay as error:
+            raise InvalidInput([str(error)]) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
 
 
 def _claim(tasks: Sequence[RunTask]) -> None:

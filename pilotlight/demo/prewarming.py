@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from load.experiments.prewarm.live import PACE, SAMPLE, live_value
-from load.generator.run import claim_output, play, prepare
+from load.generator.output_file import claimed_output
+from load.generator.run import play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from pilotlight.demo.workloads import declare
@@ -66,8 +67,8 @@ async def play_slice(
     await declare(platform, client, specs)
     await _until_planned(platform)
     prepared = await prepare(RunSettings(piece.compressed, platform.gateway_url, seed=1))
-    claim_output(output, overwrite=True)
-    await play(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
+    with claimed_output(output, overwrite=True):
+        await play(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)
     return replace(found, about={**found.about, "model_bytes": model_size(platform.settings)})
 

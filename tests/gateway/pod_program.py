@@ -2,7 +2,8 @@
 
 `python -m tests.gateway.pod_program --names pod-a,pod-b …` registers the pods, serves them on free
 ports and prints `{"ports": {name: port}}`. They load nothing and infer nothing: a request says in
-its `x-test` header (`delay=0.1,refuse=slots`) how it wants to be treated, and its body comes back.
+its `x-test` header (`delay=0.1,refuse=slots`) how it wants to be treated, and its body comes back,
+as an event where it asks OpenAI's way for a stream.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Pod:
         self._release = asyncio.Event()
         self._state = ""
         self._order: list[str] = []
+        self._paths: set[str] = set()
         self.counts = {
             "busy": 0, "most_busy": 0, "asked": 0, "executed": 0, "loads": 0, "left": 0,
             "refused": 0, "connections": 0, "body_bytes": 0,
@@ -139,7 +141,8 @@ class Pod:
             case "/control/samples":
                 for item in json.loads(text):
                     self._samples.append(Samples(item[0], item[1], tuple(item[2])))
-        return {**self.counts, "warm": sorted(self._warm), "order": self._order}
+        seen = {"order": self._order, "paths": sorted(self._paths)}
+        return {**self.counts, "warm": sorted(self._warm), **seen}
 
     # Requests
 
@@ -150,6 +153,7 @@ class Pod:
             await self._reply(request, answer, start, self.name)
             return
         self.counts["asked"] += 1
+        self._paths.add(request.path)
         if self._state:
             status, said = QUEUE_PROXY[self._state][request.method]
             await answer.whole(status, {"content-type": "text/plain; charset=utf-8"}, said)
@@ -288,6 +292,9 @@ class Pod:
             await answer.broken(status, headers, body)
         elif request.wish("close", self.name) == "head":
             await answer.broken(status, headers, b"")
+        elif _asks_for_events(request):
+            headers["content-type"] = "text/event-stream"
+            await answer.stream(status, headers, _events(body))
         else:
             await answer.whole(status, headers, body)
             if request.wish("close", self.name) == "after":
@@ -297,6 +304,16 @@ class Pod:
         for _ in range(count):
             yield PIECE
             await self._take_time(request, request.wish("gap", self.name))
+
+
+def _asks_for_events(request: Request) -> bool:
+    is_openai = "/openai/v1/" in request.path and request.body.startswith(b"{")
+    return is_openai and bool(json.loads(request.body).get("stream"))
+
+
+async def _events(body: bytes) -> AsyncIterator[bytes]:
+    yield b"data: %b\n\n" % body
+    yield b"data: [DONE]\n\n"
 
 
 def _key(request: Request) -> str:

@@ -102,7 +102,7 @@ def test_the_summary_is_that_of_a_live_run(
     [row] = simulated(capsys, Plan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
     again = summarise(read_run(tmp_path / "auto.parquet", "auto"))
     assert again.keys() <= row.keys()
-    told = {key: row[key] for key in again if key != "loading_s"}  # of all loads
+    told = {key: row[key] for key in again}
     told["latency_s"].pop("mean")
     table = pq.read_table(tmp_path / "auto.parquet").to_pandas()
     table = table[table["status"] == 200]
@@ -238,6 +238,15 @@ def test_files_are_replaced_only_where_that_is_asked_for(
     assert (tmp_path / "own.parquet").read_bytes() == before
     assert cli(*asked, "--seed", "2", "--overwrite").status == 0
     assert read_run(tmp_path / "own.parquet", "own").about["seed"] == 2
+
+
+def test_a_trace_is_not_replaced_by_its_records(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    trace = Path(arrivals).rename(tmp_path / "own.parquet")
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--out", str(tmp_path),
+              "--overwrite")  # fmt: skip
+    assert ran.status == 2
+    assert f"--out: {trace} is a file of the trace; name another" in ran.err
+    assert trace.read_text().startswith("at_s,")
 
 
 def test_a_folder_that_cannot_be_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:

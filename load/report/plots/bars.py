@@ -1,4 +1,4 @@
-"""One figure per run, as bars: loading time, cold starts by tier, stages, fairness."""
+"""A figure or a few per run, in rows or columns: cold starts by tier, stages, fairness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.loading import loading_s
+from load.report.plots.rows import name_rows, place, row_height
 from load.report.style import (
     COLOURS,
     HATCHES,
@@ -14,56 +14,27 @@ from load.report.style import (
     TIERS,
     LeftOut,
     Plot,
+    count_ticks,
+    labels,
     legend_below,
     log_ticks,
+    not_told,
     one_axes,
-    short,
 )
 from load.report.summary import fairness, good_shares
-from load.report.times import axis_unit, spoken
 from load.stages import STAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from matplotlib.axes import Axes
+    from collections.abc import Mapping, Sequence
 
     from load.report.run import Run
 
 _MOST_DOTS: Final = 200
-
-
-def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
-    """Total time that pods spent on loading models."""
-    heading = "Total loading time"
-    told = [run for run in runs if (run.predict_pod.codes >= 0).any()]
-    if not told:
-        return LeftOut(heading, "the answers name no pod")
-    values = [loading_s(run) for run in told]
-    least, most = int(np.argmin(values)), int(np.argmax(values))
-    title = (
-        "No model was loaded"
-        if values[most] == 0
-        else f"Models load for {spoken(values[least])} in all"
-        if values[least] == values[most]
-        else f"{short(told[least].name)} loads for {spoken(values[least])}, "
-        f"{short(told[most].name)} for {spoken(values[most])}"
-    )
-    unit_s, unit = axis_unit(values[most])
-    figure, axes = one_axes(title, f"Loading time over all pods ({unit})", "",
-                            height_in=_height(told))  # fmt: skip
-    for row, (run, value) in enumerate(zip(told, values, strict=True)):
-        index = _index(runs, run)
-        axes.barh(row, value / unit_s, color=COLOURS[index], hatch=HATCHES[index],
-                  edgecolor="white", linewidth=0)  # fmt: skip
-        axes.annotate(f" {spoken(value)}", (value / unit_s, row), va="center", fontsize=9.5)
-    _name_rows(axes, told, values[most] / unit_s)
-    caption = (
-        "Time during which a pod was loading a model that a request waited for, added up over "
-        "models and pods; requests that wait for the same load count once. Not to be read apart "
-        "from the other plots (Blinowski et al. 2024, figure 5.6)."
-    )
-    return Plot("loading_time", heading, caption, figure)
+_FROM: Final = {
+    "host": "from the node's memory",
+    "disk": "from the node's disk",
+    "remote": "from object storage",
+}
 
 
 def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
@@ -77,22 +48,23 @@ def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
     figure, axes = one_axes(
         f"{span} of the requests start cold" if any(rates) else "No request starts cold",
         "Requests that waited for a load", "",
-        height_in=_height(told) + 0.3,
+        height_in=row_height(told) + 0.3,
     )  # fmt: skip
+    called = labels([run.name for run in runs])
     left = np.zeros(len(told))
     for index, (tier, colour) in enumerate(TIERS.items()):
         values = np.array([run.start.counts().get(tier, 0) for run in told], dtype=np.float64)
-        axes.barh(range(len(told)), values, left=left, color=colour, label=f"from {tier}",
+        axes.barh(range(len(told)), values, left=left, color=colour, label=_FROM[tier],
                   hatch=HATCHES[index], edgecolor="white", linewidth=0)  # fmt: skip
         left += values
     for row, (total, rate) in enumerate(zip(left, rates, strict=True)):
         axes.annotate(f" {total:,.0f} ({rate:.2%})", (total, row), va="center", fontsize=9.5)
-    _name_rows(axes, told, float(left.max()))
+    name_rows(axes, called, told, float(left.max()))
+    count_ticks(axes.xaxis)
     legend_below(axes)
     caption = (
         "Requests that had to wait until their model was on the device, by the tier its weights "
-        "came from: host memory, the node's disk, object storage. Those that joined a load under "
-        "way are counted, too."
+        f"came from. Those that joined a load under way are counted, too.{not_told(called, told)}"
     )
     return Plot("cold_starts", heading, caption, figure)
 
@@ -107,20 +79,20 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
     ]  # fmt: skip
     if np.isnan(means).all():
         return LeftOut(heading, "the answers carry no server-timing")
-    total = np.nansum(means[0])
-    largest = int(np.nanargmax(means[0]))
+    if not np.nansum(means) > 0:
+        return LeftOut(heading, "no request came to a pod")
+    told = [run for run, each in zip(runs, means, strict=True) if not np.isnan(each).all()]
+    called = labels([run.name for run in runs])
     figure, axes = one_axes(
-        f"{short(runs[0].name)}: {means[0][largest] / total:.0%} of the time is {STAGES[largest]}"
-        if total > 0 else "Stages",
-        "Stage", "Mean time per request (ms)",
-    )  # fmt: skip
+        _stages_title(called, runs, means), "Stage", "Mean time per request (ms)"
+    )
     width = 0.8 / len(runs)
     for index, (run, values) in enumerate(zip(runs, means, strict=True)):
         shown = [value if value > 0 else np.nan for value in values]
         axes.bar(
             np.arange(len(STAGES)) - 0.4 + width * (index + 0.5), shown, width=width,
-            label=short(run.name), color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
-            linewidth=0,
+            label=called[run.name], color=COLOURS[index], hatch=HATCHES[index],
+            edgecolor="white", linewidth=0,
         )  # fmt: skip
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.set_yscale("log")
@@ -129,9 +101,23 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
     legend_below(axes)
     caption = (
         "Means over the requests whose answers tell the stage (server-timing), on a logarithmic "
-        "axis as in Liu 2025, figure 6.3. A stage that took no time has no bar."
+        "axis as in Liu 2025, figure 6.3. Queue: until a pod had a place; load: until the model "
+        "was on its device; preprocess, infer and postprocess: at the pods; network: the way to "
+        f"the pods and back. A stage that took no time has no bar.{not_told(called, told)}"
     )
     return Plot("stages", heading, caption, figure)
+
+
+def _stages_title(
+    called: Mapping[str, str], runs: Sequence[Run], means: Sequence[Sequence[float]]
+) -> str:
+    """What the first run that tells its stages spends most on."""
+    run, values = next(
+        (run, values) for run, values in zip(runs, means, strict=True) if np.nansum(values) > 0
+    )
+    largest = int(np.nanargmax(values))
+    share = values[largest] / np.nansum(values)
+    return f"{called[run.name]}: {share:.0%} of the time is {STAGES[largest]}"
 
 
 def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
@@ -140,47 +126,32 @@ def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
     told = [run for run in runs if fairness(run) is not None]
     if not told:
         return LeftOut(heading, "there is one tenant only, or nobody was served")
+    called = labels([run.name for run in runs])
     indices = {run.name: fairness(run) or 0.0 for run in told}
     worst = min(told, key=lambda run: (indices[run.name], run.name))
     shares = good_shares(worst)
     least, most = min(shares.values()), max(shares.values())
     figure, axes = one_axes(
-        f"{short(worst.name)} serves between {least:.1%} and {most:.1%} of a tenant's requests "
+        f"{called[worst.name]} serves between {least:.1%} and {most:.1%} of a tenant's requests "
         "in time" if least < most else "All tenants are served alike",
-        "Share of a tenant's requests served in time", "", height_in=_height(told),
+        "Share of a tenant's requests served in time", "", height_in=row_height(told),
     )  # fmt: skip
     for row, run in enumerate(told):
         dots = np.array(sorted(good_shares(run).values()))
         if len(dots) > _MOST_DOTS:
             dots = np.quantile(dots, np.linspace(0, 1, _MOST_DOTS))
-        index = _index(runs, run)
+        index = place(runs, run)
         axes.plot(dots, np.full(len(dots), row), MARKERS[index], color=COLOURS[index], alpha=0.6,
                   markeredgewidth=0)  # fmt: skip
         axes.annotate(f"Jain {indices[run.name]:.4f}", (1.03, row), va="center", fontsize=9.5)
-    _name_rows(axes, told, 1.0)
+    name_rows(axes, called, told, 1.0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
     caption = (
         "One mark per tenant. Jain, Chiu and Hawe's index over these shares: 1 is even, 1/n means "
-        "that one of n tenants gets everything."
+        f"that one of n tenants gets everything.{not_told(called, told)}"
     )
     return Plot("fairness", heading, caption, figure)
 
 
 def _is_told(run: Run, stage: str) -> bool:
     return not bool(np.isnan(run.stages_ms[stage]).all())
-
-
-def _height(runs: Sequence[Run]) -> float:
-    return 1.5 + 0.42 * len(runs)
-
-
-def _index(runs: Sequence[Run], run: Run) -> int:
-    """The run's place among all, which gives its colour."""
-    return [each.name for each in runs].index(run.name)
-
-
-def _name_rows(axes: Axes, told: Sequence[Run], most: float) -> None:
-    axes.set_yticks(range(len(told)), [short(run.name) for run in told])
-    axes.set_ylim(len(told) - 0.4, -0.6)
-    axes.set_xlim(0, 1.2 * most or 1.0)
-    axes.grid(visible=False, axis="y")

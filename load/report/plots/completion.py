@@ -12,10 +12,12 @@ from load.report.style import (
     LINES,
     LeftOut,
     Plot,
+    count_ticks,
+    labels,
     legend_below,
     log_ticks,
+    not_told,
     one_axes,
-    short,
 )
 from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges, spoken
 
@@ -34,17 +36,16 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
     curves = [(run, np.sort(run.latency_s[run.is_ok])) for run in runs]
     if not any(len(values) for _, values in curves):
         return LeftOut(heading, "no request was answered")
-    medians = {run.name: float(np.median(values)) for run, values in curves if len(values)}
+    called = labels([run.name for run in runs])
+    medians = {called[run.name]: float(np.median(values)) for run, values in curves if len(values)}
     figure, axes = one_axes(
         _median_title(medians), "Time from scheduled arrival to last byte (s)",
         "Share of all requests",
     )  # fmt: skip
     for index, (run, values) in enumerate(curves):
-        if not len(values):
-            continue
         at, share = _curve(values, run.requests)
         failed = 1 - len(values) / run.requests
-        label = short(run.name) + (f" ({failed:.1%} not answered)" if failed else "")
+        label = called[run.name] + (f" ({failed:.1%} not answered)" if failed else "")
         axes.step(at, share, where="post", label=label, color=COLOURS[index],
                   linestyle=LINES[index], linewidth=1.8)  # fmt: skip
     axes.set_xscale("log")
@@ -66,13 +67,15 @@ def _median_title(medians: dict[str, float]) -> str:
     if len(medians) == 1:
         return f"Half of the answered requests take {spoken(medians[fastest])} or less"
     return (
-        f"The median lies between {spoken(medians[fastest])} ({short(fastest)}) and "
-        f"{spoken(medians[slowest])} ({short(slowest)})"
+        f"The median lies between {spoken(medians[fastest])} ({fastest}) and "
+        f"{spoken(medians[slowest])} ({slowest})"
     )
 
 
 def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
     """At most 1,500 points of a distribution, more of them where it is nearly complete."""
+    if not len(values):
+        return values, values
     ranks = np.arange(1, len(values) + 1)
     if len(values) > _POINTS:
         even = np.linspace(1, len(values), _POINTS // 2)
@@ -92,33 +95,35 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     bins = max(1, math.ceil(duration_s / length_s))
     unit_s, unit = axis_unit(duration_s)
     at, each = edges(length_s, bins, unit_s), bin_name(length_s)
-    shares = {
-        run.name: float(run.is_missed.sum() / run.has_deadline.sum())
-        for run in runs
-        if run.has_deadline.any()
-    }
+    called = labels([run.name for run in runs])
+    told = [run for run in runs if run.has_deadline.any()]
+    shares = {called[run.name]: float(run.is_missed.sum() / run.has_deadline.sum()) for run in told}
     figure, axes = one_axes(
         _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
     )
     longest = max(runs, key=lambda run: run.requests)
+    came = counts(longest.scheduled_s, length_s, bins)
+    same = all(np.array_equal(came, counts(run.scheduled_s, length_s, bins)) for run in runs)
     axes.stairs(
-        counts(longest.scheduled_s, length_s, bins), at, fill=True, color="#e4e4e4",
-        label="all arrivals" if len(runs) == 1 else f"all arrivals of {short(longest.name)}",
+        came, at, fill=True, color="#e4e4e4",
+        label="all arrivals" if same else f"all arrivals of {called[longest.name]}",
     )  # fmt: skip
     for index, run in enumerate(runs):
         if not run.has_deadline.any():
             continue
         missed = counts(run.scheduled_s, length_s, bins, run.is_missed)
         axes.stairs(
-            missed, at, label=f"{short(run.name)}: {run.is_missed.sum():,} missed",
+            missed, at, label=f"{called[run.name]}: {run.is_missed.sum():,} missed",
             color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
         )  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.set_xlim(0, duration_s / unit_s)
+    count_ticks(axes.yaxis)
+    axes.set_xlim(0, max(duration_s, length_s) / unit_s)
     legend_below(axes)
     caption = (
         f"Requests per {each} of arrival that were not answered by their deadline, failed ones "
         "among them, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
+        f"{not_told(called, told)}"
     )
     return Plot("deadline_misses", heading, caption, figure)
 
@@ -131,6 +136,6 @@ def _miss_title(shares: dict[str, float]) -> str:
     if len(shares) == 1 or shares[best] == shares[worst]:
         return f"{shares[best]:.2%} of the deadlines are missed"
     return (
-        f"From {shares[best]:.2%} ({short(best)}) to {shares[worst]:.2%} ({short(worst)}) "
+        f"From {shares[best]:.2%} ({best}) to {shares[worst]:.2%} ({worst}) "
         "of the deadlines are missed"
     )

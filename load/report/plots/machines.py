@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from load.report.loading import merged, usages
-from load.report.style import COLOURS, LeftOut, Plot, legend_below, rows_of_axes, short
+from load.report.style import COLOURS, LeftOut, Plot, labels, legend_below, rows_of_axes, short
 from load.report.times import axis_unit
 
 if TYPE_CHECKING:
@@ -20,23 +20,20 @@ if TYPE_CHECKING:
 
 _MOST_PODS: Final = 4
 _MOST_MODELS: Final = 10
-_PIXELS: Final = 1500
-_LOADED: Final = 0.75
-_LOADING: Final = 0.25
-_KEY: Final = {
-    "loading": (COLOURS[0], _LOADING),
-    "loaded (a colour per row)": (COLOURS[0], _LOADED),
-    "inferring": ("black", 1.0),
-}
-"""What the bars mean: colour and opacity."""
+_PIXELS: Final = 700
+"""Of an axis, at least: what is narrower than one could vanish between two of them."""
+_LOADED: Final = 0.3
+"""Opacity in the run's colour; loading is opaque."""
 
 
 def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     """The busiest pods of one run, one under the other."""
     heading = f"Machine usage: {run.name}"
-    found = usages(run)
-    if not found:
+    if not (run.predict_pod.codes >= 0).any():
         return LeftOut(heading, "the answers name no pod")
+    found = [each for each in usages(run) if len(each.loading.begins) or len(each.inferring.begins)]
+    if not found:
+        return LeftOut(heading, "no request came to a model")
     busy: dict[str, float] = {}
     for pod in dict.fromkeys(each.pod for each in found):
         spans = [s for each in found if each.pod == pod for s in (each.loading, each.inferring)]
@@ -47,19 +44,19 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     unit_s, unit = axis_unit(run.duration_s)
     figure, rows = rows_of_axes([0.85 + 0.24 * len(shown[pod]) for pod in pods])
     for axes, pod in zip(rows, pods, strict=True):
-        _draw(axes, shown[pod], run.duration_s, unit_s)
+        _draw(axes, shown[pod], run.duration_s, unit_s, COLOURS[number - 1])
         ratio = busy[pod] / run.duration_s
         axes.set_title(f"{short(pod)}: {ratio:.0%} of the time loading or inferring")
     rows[-1].set_xlabel(f"Time since start ({unit})")
-    for label, (colour, alpha) in _KEY.items():
-        rows[-1].broken_barh([], (0, 1), color=colour, alpha=alpha, linewidth=0, label=label)
-    legend_below(rows[-1])
+    _legend(rows[-1], COLOURS[number - 1])
     more = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
     caption = (
         f"{len(pods)} of {len(busy)} pods with the models that ran there most, at most "
-        f"{_MOST_MODELS}. Pale: loading. Coloured: loaded, as far as requests show it, which is "
-        "until a model's last use before its next load. Black: inferring "
-        f"(Blinowski et al. 2024, figure 5.7).{more}"
+        f"{_MOST_MODELS}, as far as answers tell (Blinowski et al. 2024, figure 5.7).{more} "
+        "Loaded lasts until a model's last use before its next load. What is too short to be seen "
+        "is drawn a pixel wide. Not seen: loads that no "
+        "answer tells of (preloads, and loads whose requests gave up), and models that are loaded "
+        "and not asked for; a preloaded model appears with its first request."
     )
     return Plot(f"machine_usage_{number}", heading, caption, figure)
 
@@ -69,18 +66,27 @@ def _edges(spans: Sequence[Spans]) -> list[tuple[Floats, Floats]]:
 
 
 def _busiest(found: list[Usage]) -> list[Usage]:
-    kept = sorted(found, key=lambda each: (-len(each.inferring.begins), each.model))
+    kept = sorted(found, key=lambda each: (-each.inferring.total_s, each.model))
     return sorted(kept[:_MOST_MODELS], key=lambda each: each.model)
 
 
-def _draw(axes: Axes, found: Sequence[Usage], duration_s: float, unit_s: float) -> None:
+def _legend(axes: Axes, colour: str) -> None:
+    for label, shown, alpha in (
+        ("loading", colour, 1.0), ("loaded", colour, _LOADED), ("inferring", "black", 1.0),
+    ):  # fmt: skip
+        axes.broken_barh([], (0, 1), color=shown, alpha=alpha, linewidth=0, label=label)
+    legend_below(axes)
+
+
+def _draw(
+    axes: Axes, found: Sequence[Usage], duration_s: float, unit_s: float, colour: str
+) -> None:
     pixel_s = duration_s / _PIXELS
     for row, each in enumerate(found):
-        colour = COLOURS[row % 6]
         _blocks(axes, each.loaded, row, 0.8, colour, _LOADED, pixel_s, unit_s)
-        _blocks(axes, each.loading, row, 0.8, colour, _LOADING, pixel_s, unit_s)
+        _blocks(axes, each.loading, row, 0.8, colour, 1.0, pixel_s, unit_s)
         _blocks(axes, each.inferring, row, 0.4, "black", 1.0, pixel_s, unit_s)
-    axes.set_yticks(range(len(found)), [short(each.model) for each in found])
+    axes.set_yticks(range(len(found)), list(labels([each.model for each in found]).values()))
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlim(0, duration_s / unit_s)
     axes.grid(visible=False, axis="y")
@@ -92,6 +98,6 @@ def _blocks(
 ) -> None:  # fmt: skip
     """Draw stretches of time; what is nearer than a pixel becomes one."""
     drawn = merged(spans.begins, spans.ends, gap_s=pixel_s / 2)
-    widths = np.maximum(drawn.ends - drawn.begins, pixel_s / 2) / unit_s
+    widths = np.maximum(drawn.ends - drawn.begins, pixel_s) / unit_s
     pairs = list(zip(drawn.begins / unit_s, widths, strict=True))
     axes.broken_barh(pairs, (row - height / 2, height), color=colour, alpha=alpha, linewidth=0)

@@ -8,46 +8,67 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from load.report.run import WASTED_KEY
-from load.report.style import COLOURS, MARKERS, LeftOut, Plot, legend_below, one_axes, short
+from load.report.style import (
+    COLOURS,
+    MARKERS,
+    LeftOut,
+    Plot,
+    labels,
+    legend_below,
+    not_told,
+    one_axes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
 
     from load.report.run import Run
 
 _GB: Final = 1e9
 _ROOM: Final = 1.15
 """Of an axis, over the largest figure on it."""
+_IN_LEGEND: Final = 0.55
+"""Size of a mark there, to that in the plot."""
 
 
-def goodput(runs: Sequence[Run]) -> Plot:
+def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
     """Requests per second answered in time against those offered; runs of one policy joined."""
-    points = [(run.requests / run.offered_s, float(run.is_good.sum()) / run.duration_s)
-              for run in runs]  # fmt: skip
-    best = max(range(len(runs)), key=lambda at: points[at][1])
+    heading = "Goodput against offered load"
+    told = [(at, run, (rps, run.goodput_rps)) for at, run in enumerate(runs)
+            if (rps := run.offered_rps) is not None]  # fmt: skip
+    if not told:
+        return LeftOut(heading, "the requests come at one moment, not at a rate")
+    called = labels([run.name for run in runs])
+    _, best, (offered, reached) = max(told, key=lambda each: each[2][1])
     figure, axes = one_axes(
-        f"{short(runs[best].name)} reaches {points[best][1]:.3g} of "
-        f"{points[best][0]:.3g} requests/s offered",
+        f"{called[best.name]} reaches {reached:.3g} of {offered:.3g} requests/s offered",
         "Offered load (requests/s)", "Goodput (requests/s answered in time)",
     )  # fmt: skip
-    most = _ROOM * max(max(point) for point in points)
+    most = _ROOM * max(max(point) for _, _, point in told)
     axes.plot([0, most], [0, most], color="#999999", linestyle=":", label="all in time")
-    for policy in dict.fromkeys(map(_policy, runs)):
-        line = sorted(points[at] for at, run in enumerate(runs) if _policy(run) == policy)
+    for policy in dict.fromkeys(_policy(run) for _, run, _ in told):
+        line = sorted(point for _, run, point in told if _policy(run) == policy)
         if policy and len(line) > 1:
             axes.plot(*zip(*line, strict=True), color="#bbbbbb", linewidth=1.2, zorder=1)
-    for index, (run, point) in enumerate(zip(runs, points, strict=True)):
-        axes.plot(*point, MARKERS[index], color=COLOURS[index], markersize=9,
-                  label=short(run.name), linestyle="none")  # fmt: skip
+    for at, run, point in told:
+        _mark(axes, point, at, called[run.name])
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
-    legend_below(axes)
+    legend_below(axes, marker_scale=_IN_LEGEND)
     caption = (
         "One point per run; runs of one policy are joined in order of load. Goodput counts answers "
         "within their deadline, and all whole answers where there is none "
-        "(as Elvinger 2024, figure 6.15)."
+        f"(as Elvinger 2024, figure 6.15).{not_told(called, [run for _, run, _ in told])}"
     )
-    return Plot("goodput", "Goodput against offered load", caption, figure)
+    return Plot("goodput", heading, caption, figure)
+
+
+def _mark(axes: Axes, point: tuple[float, float], at: int, label: str) -> None:
+    """A run's point: hollow, and smaller from run to run, so that none hides another."""
+    axes.plot(*point, MARKERS[at], color=COLOURS[at], fillstyle="none", markeredgewidth=2,
+              markersize=16 - at, label=label, linestyle="none", clip_on=False)  # fmt: skip
 
 
 def _policy(run: Run) -> str:
@@ -58,29 +79,33 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     """Memory that idle models held against the rate of cold starts, with the Pareto front."""
     heading = "Wasted memory against cold starts"
     told = [(at, run, wasted) for at, run in enumerate(runs)
-            if (wasted := run.wasted_memory_byte_s) is not None]  # fmt: skip
+            if (wasted := run.wasted_memory_byte_s) is not None
+            and (run.start.codes >= 0).any()]  # fmt: skip
     if not told:
-        return LeftOut(heading, f"no run tells its memory-time ({WASTED_KEY})")
+        return LeftOut(heading, f"no run tells both its memory-time ({WASTED_KEY}) and its starts")
     points = [(wasted / _GB, float(run.is_cold.mean())) for _, run, wasted in told]
     front = pareto(points)
-    names = ", ".join(short(told[at][1].name) for at in front)
+    called = labels([run.name for run in runs])
+    names = ", ".join(called[told[at][1].name] for at in front)
     figure, axes = one_axes(
-        f"On the Pareto front: {names}", "Wasted memory-time (GB s)", "Requests that started cold"
+        f"On the Pareto front: {names}",
+        "Wasted memory-time (GB s)",
+        "Requests that started cold (%)",
     )
     line = [points[at] for at in front]
-    axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1)
+    axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1,
+              label="no run is better in both (Pareto front)")  # fmt: skip
     for (at, run, _), point in zip(told, points, strict=True):
-        axes.plot(*point, MARKERS[at], color=COLOURS[at], markersize=9, label=short(run.name),
-                  linestyle="none")  # fmt: skip
+        _mark(axes, point, at, called[run.name])
     axes.set_xlim(0, _ROOM * max(wasted for wasted, _ in points) or 1)
     axes.set_ylim(0, _ROOM * max(cold for _, cold in points) or 1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    legend_below(axes)
-    absent = [short(run.name) for run in runs if run.wasted_memory_byte_s is None]
-    without = f" Without figures: {', '.join(absent)}." if absent else ""
+    legend_below(axes, marker_scale=_IN_LEGEND)
     caption = (
-        "Memory-time held by models that were not in use, against the share of requests that "
-        f"started cold; nearer to the lower left is better.{without}"
+        "Device memory of models that no request used, times the seconds that it was so (1 GB s "
+        "is a gigabyte for a second), against the share of requests that started cold; nearer to "
+        f"the lower left is better.{not_told(called, [run for _, run, _ in told])}"
     )
     return Plot("wasted_memory", heading, caption, figure)
 

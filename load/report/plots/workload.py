@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.style import COLOURS, LINES, MARKERS, Plot, legend_below, one_axes, short
+from load.report.style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    Plot,
+    count_ticks,
+    labels,
+    legend_below,
+    one_axes,
+    short,
+)
 from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges
 
 if TYPE_CHECKING:
@@ -28,19 +38,20 @@ def arrivals(runs: Sequence[Run]) -> Plot:
     series = [(run, counts(run.scheduled_s, length_s, bins)) for run in runs]
     most = max(float(values.max()) for _, values in series)
     same = all(np.array_equal(series[0][1], values) for _, values in series)
-    each = bin_name(length_s)
+    each, called = bin_name(length_s), labels([run.name for run in runs])
     figure, axes = one_axes(
-        f"Up to {most:.0f} requests arrive per {each}", f"Time since start ({unit})",
-        f"Requests per {each}",
+        f"Up to {most:,.0f} {'request arrives' if most == 1 else 'requests arrive'} per {each}",
+        f"Time since start ({unit})", f"Requests per {each}",
     )  # fmt: skip
     for index, (run, values) in enumerate(series[:1] if same else series):
-        label = "all runs" if same and len(runs) > 1 else short(run.name)
+        label = "all runs" if same and len(runs) > 1 else called[run.name]
         axes.stairs(
             values, edges(length_s, bins, unit_s), label=label, color=COLOURS[index],
             linestyle=LINES[index], linewidth=1.6, fill=False, baseline=None,
         )  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.set_xlim(0, duration_s / unit_s)
+    count_ticks(axes.yaxis)
+    axes.set_xlim(0, max(duration_s, length_s) / unit_s)
     legend_below(axes)
     caption = (
         "Arrivals as the trace has them, whether they were sent in time or not "
@@ -65,15 +76,17 @@ def workload(runs: Sequence[Run]) -> Plot:
         if len(ranked) > 1 else f"All requests go to {short(ranked[0])}",
         "Requests", "", height_in=1.2 + 0.32 * len(rows),
     )  # fmt: skip
+    called = labels([run.name for run in runs])
     named = {run.name: _row_counts(run, shown, has_others) for run in runs}
     same = len({tuple(values) for values in named.values()}) == 1
     for index, (name, values) in enumerate(list(named.items())[:1] if same else named.items()):
-        label = "all runs" if same and len(runs) > 1 else short(name)
+        label = "all runs" if same and len(runs) > 1 else called[name]
         axes.plot(values, np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
                   MARKERS[index], color=COLOURS[index], label=label)  # fmt: skip
-    axes.set_yticks(np.arange(len(rows)), [short(name) for name in rows])
+    axes.set_yticks(np.arange(len(rows)), [*labels(shown).values(), *rows[len(shown) :]])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(left=0)
+    count_ticks(axes.xaxis)
     legend_below(axes)
     others = f"; {_OTHERS}: {len(ranked) - len(shown)} models" if has_others else ""
     caption = f"Requests of each model (Blinowski et al. 2024, figure 5.3){others}."

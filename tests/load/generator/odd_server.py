@@ -52,6 +52,10 @@ class OddServer:
     port: int = 0
     requests: list[str] = field(default_factory=list)
     """The first line of each inference request."""
+    bodies: list[bytes] = field(default_factory=list)
+    """Its body."""
+    hosts: set[tuple[str, str]] = field(default_factory=set)
+    """Method and Host header of all requests."""
 
     def asked(self, model: str) -> int:
         """How many V1 requests named the model."""
@@ -87,13 +91,16 @@ class OddServer:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; False when the connection is over."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        first = head.partition("\r\n")[0]
-        lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length")]
-        body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (
+            line.partition(":") for line in lines)}  # fmt: skip
+        self.hosts.add((first.partition(" ")[0], headers["host"]))
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
         if first.startswith("GET"):
             writer.write(_answer("404 Not Found", b'{"error": "no metadata"}'))
             return True
         self.requests.append(first)
+        self.bodies.append(body)
         model = next((m for m in sorted(_ANSWERS, key=len, reverse=True)
                       if f"/{m}:" in first or f'"{m}"'.encode() in body), "plain")  # fmt: skip
         return await self._treat(model, writer)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from load.generator.answers import Outcome, read_timing
-from load.generator.arrivals import Arrival, share, survey
+from load.generator.arrivals import Arrival, share, survey, survey_aside
 from load.generator.bodies import Bodies
 from load.generator.content import IMAGE, TEXT, Content, Kind, content_of_metadata
 from load.generator.errors import BadTrace
@@ -21,9 +24,13 @@ from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
 from load.traces.naming import open_trace
 from runtime.protocols.v2 import decode_request
+from tests.load.rows import trace_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    import pyarrow as pa
 
     from tests.load.generator.conftest import WriteTrace
 
@@ -135,6 +142,27 @@ def test_a_trace_without_arrivals_in_time_is_told(tmp_path: Path) -> None:
     path.write_text("at_s,tenant,model,input_size,output_size,deadline_s\n5,t,m,1,0,\n")
     with pytest.raises(BadTrace, match="holds no request within --duration 2 s"):
         survey(open_trace(str(path), seed=0), 2.0)
+
+
+def test_a_survey_that_is_cancelled_ends_with_the_next_batch() -> None:
+    has_begun = threading.Event()
+    [batch] = trace_of([0.0])
+    seen = count()
+
+    def long_trace() -> Iterator[pa.RecordBatch]:
+        while next(seen) < 100_000:
+            has_begun.set()
+            yield batch
+
+    async def begin_and_cancel() -> None:
+        surveying = asyncio.ensure_future(survey_aside(long_trace(), None))
+        await asyncio.to_thread(has_begun.wait)
+        surveying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await surveying
+
+    asyncio.run(begin_and_cancel())  # returns when the thread has ended
+    assert next(seen) < 100_000
 
 
 class _Echo:

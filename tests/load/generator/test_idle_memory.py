@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from load.generator.run import claim_output, play, prepare
+from load.generator.output_file import claimed_output
+from load.generator.run import play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from registry.pod import PodPhase, PodReport
@@ -34,19 +35,19 @@ def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
         await registry.set_phase("other", pod.epoch, PodPhase.DRAINING)
         await pod.beat(PodReport(idle_byte_s=3e9))
         prepared = await prepare(RunSettings(trace, floor.gateway.url))
-        claim_output(output, overwrite=False)
         has_begun, stop = asyncio.Event(), asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            playing = group.create_task(
-                play(
-                    prepared, output, stop=stop,
-                    on_progress=lambda progress: has_begun.set() if progress.done else None,
-                )
-            )  # fmt: skip
-            await has_begun.wait()
-            await pod.beat(PodReport(idle_byte_s=8e9))
-            await registry.deregister_pod("other", pod.epoch)
-            stop.set()
+        with claimed_output(output, overwrite=False):
+            async with asyncio.TaskGroup() as group:
+                playing = group.create_task(
+                    play(
+                        prepared, output, stop=stop,
+                        on_progress=lambda progress: has_begun.set() if progress.done else None,
+                    )
+                )  # fmt: skip
+                await has_begun.wait()
+                await pod.beat(PodReport(idle_byte_s=8e9))
+                await registry.deregister_pod("other", pod.epoch)
+                stop.set()
         assert playing.result().has_idle_memory
 
     floor.do(run)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +21,6 @@ from tests import servers
 from tests.load.generator.odd_server import OddServer, odd_server
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.load.generator.conftest import WriteTrace
     from tests.pilotlight.conftest import Cli
 
@@ -54,6 +54,44 @@ def test_ctrl_c_writes_the_file_and_says_so(write_trace: WriteTrace, tmp_path: P
     assert 2 <= found.requests < 2000
     assert 0 < found.is_ok.sum() < found.requests
     assert sorted(path.name for path in tmp_path.glob("run*")) == ["run.parquet"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_arrival_is_no_crash(
+    write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output, trace = tmp_path / "run.parquet", Path(write_trace(["plain"], count=1, gap_s=1.0))
+    trace.write_text("at_s,model\n3600,plain\n")
+    with odd_server() as server:
+        run = _start(str(trace), server.url, output)
+        servers.wait_until(
+            lambda: len(list(tmp_path.glob("run.parquet.parts/*.arrows"))) == 2, what="workers"
+        )
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=240)
+    assert run.returncode == 128 + signal.SIGINT, err
+    assert f"interrupted; {output} holds no request yet" in err
+    assert (out, "Traceback" in err) == ("", False)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message_and_the_rest_is_kept(
+    write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    trace = write_trace(["plain"], count=4000, gap_s=0.001)
+    with odd_server() as server:
+        run = _start(trace, server.url, output)
+        resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (16_384, 16_384))
+        out, err = run.communicate(timeout=240)
+    assert (run.returncode, out) == (1, "")
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "File too large" in line
+    assert str(output) in line
+    assert "Traceback" not in err
+    found = read_run(output, "run")
+    assert found.was_interrupted
+    assert 0 < found.requests < 4000
 
 
 @pytest.mark.slow
@@ -94,7 +132,9 @@ def test_a_worker_that_dies_is_told_and_the_rest_is_kept(
         os.kill(_children(run.pid)[0], signal.SIGKILL)
         _, err = run.communicate(timeout=240)
     assert run.returncode == 1
-    assert "of the generator ended with status -9" in err
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "of the generator ended by SIGKILL" in line
+    assert line.endswith(f"; {output} holds the requests up to then")
     found = read_run(output, "run")
     assert found.was_interrupted
     assert found.requests > 0

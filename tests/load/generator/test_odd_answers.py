@@ -15,7 +15,6 @@ from load.generator.merging import read_parts
 from load.generator.origin import parse_url
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
-from load.generator.run import claim_output
 from load.generator.settings import Protocol, RunSettings
 from tests import servers
 from tests.load.generator.odd_server import odd_server
@@ -134,10 +133,11 @@ def test_all_mistakes_in_flags_are_told_together(
         "load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", "http://h",
         "--protocol", "soap", "--policy", "best", "--duration", "5", "--timeout", "0s",
         "--payload", "m", "--payload", f"m={tmp_path / 'body.txt'}", "--payload", "m=absent.json",
+        "--host-header", "{name}.example.com",
     )  # fmt: skip
     assert ran.status == 2
-    assert len(ran.err.splitlines()) == 7
-    for said in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json"):
+    assert len(ran.err.splitlines()) == 8
+    for said in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json", "{name}"):
         assert said in ran.err
 
 
@@ -156,19 +156,3 @@ def test_a_wrong_trace_is_told(cli: Cli, tmp_path: Path, trace: str) -> None:
     assert ran.status == 2
     assert ran.err.startswith("error: ")
     assert list(tmp_path.glob("run*")) == []
-
-
-def test_an_output_that_exists_is_left_alone(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
-    output = tmp_path / "run.parquet"
-    output.write_text("mine")
-    trace = write_trace(["m"], count=1, gap_s=1.0)
-    with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
-        assert ran.status == 2
-        assert "--overwrite" in ran.err
-        assert output.read_text() == "mine"
-    parts = claim_output(output, overwrite=True)
-    assert parts.is_dir()
-    assert not output.exists()

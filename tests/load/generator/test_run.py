@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from pyarrow import parquet
 
 from load.schema import RECORD_SCHEMA
@@ -49,3 +50,52 @@ def test_records_every_request_with_what_the_gateway_tells(
     assert ran.document["requests"] == ran.document["ok"] == 60
     about = json.loads(parquet.read_schema(output).metadata[b"pilotlight.run"])
     assert about["interrupted"] is False
+
+
+@pytest.mark.parametrize(
+    ("protocol", "output_size", "path"),
+    [
+        pytest.param("v2", 0, "/v2/models/{segment}/infer", id="V2"),
+        pytest.param("openai", 5, "/serving/{segment}/openai/v1/completions", id="completions"),
+        pytest.param("openai", 0, "/serving/{segment}/openai/v1/embeddings", id="embeddings"),
+    ],
+)
+def test_other_protocols_reach_pods_by_their_own_paths(
+    cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path,
+    protocol: str, output_size: int, path: str,
+) -> None:  # fmt: skip
+    spec = floor.declare(namespace="team")
+    pods = floor.pods("pod-a", warm=spec, slots=8)
+    trace = write_trace(
+        [spec.name.name], count=20, gap_s=0.005, tenant="team", output_size=output_size
+    )
+    output = tmp_path / "run.parquet"
+    ran = cli("load", "run", "--trace", trace, "--url", floor.gateway.url, "-o", str(output),
+              "--protocol", protocol)  # fmt: skip
+    assert ran.status == 0, ran.err
+    rows = parquet.read_table(output).to_pylist()
+    told = ("status", "error", "tenant", "entry_pod", "start", "infer_ms")
+    assert {tuple(row[each] for each in told) for row in rows} == {
+        (200, None, "team", "pod-a", "warm", 2.0)
+    }
+    assert pods.counts("pod-a")["asked"] == len(rows) == 20
+    assert pods.counts("pod-a")["paths"] == [path.format(segment=spec.name.path_segment)]
+
+
+def test_models_that_the_gateway_does_not_know_are_told_with_their_first_arrival(
+    cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    known = floor.declare()
+    floor.pods("pod-a", warm=known)
+    trace = write_trace([known.name.name, "nobody", "nothing"], count=9, gap_s=0.01)
+    output = tmp_path / "run.parquet"
+    ran = cli("load", "run", "--trace", trace, "--url", floor.gateway.url, "-o", str(output))
+    assert ran.status == 0, ran.err
+    [note] = ran.err.splitlines()
+    assert note == (
+        f"{trace}: 2 of 3 models are not known at {floor.gateway.url}: "
+        "default/nobody (first in arrival 2, at 0.01 s), "
+        "default/nothing (first in arrival 3, at 0.02 s)"
+    )
+    statuses = {row["model"]: row["status"] for row in parquet.read_table(output).to_pylist()}
+    assert statuses == {known.name.name: 200, "nobody": 404, "nothing": 404}

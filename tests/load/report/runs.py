@@ -1,4 +1,4 @@
-"""Runs made up from a seed: what a platform might have recorded, in any number of rows."""
+"""Runs made up from a seed, in any number of rows, or column by column to be reckoned by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from load.generator.merging import METADATA_KEY
+from load.report.run_file import read_run
 from load.schema import RECORD_SCHEMA
+from load.stages import STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from load.report.run import Run
+
+
+def steady_run(folder: Path, rows: int = 4, *, name: str = "run", **columns: Any) -> Run:
+    """A run of one model on one pod that answers warm and at once, but for the columns given."""
+    path = folder / f"{name}.parquet"
+    steady = {
+        "model": ["a"] * rows, "predict_pod": ["p"] * rows, "start": ["warm"] * rows,
+        "status": [200] * rows, "error": [None] * rows, "tenant": ["t"] * rows,
+        **{f"{stage}_ms": [0.0] * rows for stage in STAGES},
+    }  # fmt: skip
+    write_run(path, rows, **{**steady, **columns})
+    return read_run(path, name)
 
 
 def write_run(

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from load.report.loading import merged, usages
 from load.report.plots.tradeoffs import pareto
-from load.report.run_file import read_run
 from load.report.summary import fairness, summarise
-from load.stages import STAGES
-from tests.load.report.runs import write_run
+from tests.load.report.runs import steady_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from load.report.run import Run
-
-
-def _run(tmp_path: Path, rows: int = 4, **columns: Any) -> Run:
-    path = tmp_path / "run.parquet"
-    plain = {f"{stage}_ms": [0.0] * rows for stage in STAGES}
-    steady = {
-        "model": ["a"] * rows, "predict_pod": ["p"] * rows, "start": ["warm"] * rows,
-        "status": [200] * rows, "error": [None] * rows, "tenant": ["t"] * rows,
-    }  # fmt: skip
-    write_run(path, rows, **{**plain, **steady, **columns})
-    return read_run(path, "run")
-
 
 def test_latency_counts_from_the_schedule_and_goodput_from_deadlines(tmp_path: Path) -> None:
-    run = _run(
+    run = steady_run(
         tmp_path,
         scheduled_s=[0.0, 1.0, 2.0, 3.0],
         sent_s=[0.0, 1.5, 2.0, None],
@@ -51,7 +36,7 @@ def test_latency_counts_from_the_schedule_and_goodput_from_deadlines(tmp_path: P
 
 
 def test_requests_that_wait_for_one_load_count_it_once(tmp_path: Path) -> None:
-    run = _run(
+    run = steady_run(
         tmp_path,
         scheduled_s=[0.0, 1.0, 5.0, 9.0],
         sent_s=[0.0, 1.0, 5.0, 9.0],
@@ -68,7 +53,7 @@ def test_requests_that_wait_for_one_load_count_it_once(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_warm_before_is_loaded_from_its_first_use(tmp_path: Path) -> None:
-    run = _run(
+    run = steady_run(
         tmp_path,
         rows=2,
         scheduled_s=[1.0, 3.0],
@@ -98,9 +83,42 @@ def test_stretches_of_time_are_united() -> None:
     ],
 )
 def test_jains_index(tmp_path: Path, status: list[int], expected: float | None) -> None:
-    run = _run(tmp_path, tenant=["a", "b", "c", "d"], status=status, deadline_s=[None] * 4)
+    run = steady_run(tmp_path, tenant=["a", "b", "c", "d"], status=status, deadline_s=[None] * 4)
     assert fairness(run) == expected
 
 
 def test_the_pareto_front_holds_what_nothing_beats() -> None:
     assert pareto([(1, 9), (2, 5), (3, 6), (4, 1), (2, 5)]) == [0, 1, 3]
+
+
+def test_a_run_of_one_request_has_no_rate(tmp_path: Path) -> None:
+    found = summarise(steady_run(tmp_path, 1, scheduled_s=[0.004], finished_s=[0.5]))
+    assert found["offered_rps"] is None
+    assert found["goodput_rps"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("told", [-1.0, float("nan"), float("inf"), True, "3", None])
+def test_what_a_run_tells_of_itself_counts_only_where_it_is_a_figure(
+    tmp_path: Path, told: object
+) -> None:
+    about = {"all_loading_s": told, "wasted_memory_byte_s": told, "trace_s": told}
+    run = steady_run(tmp_path, 2, scheduled_s=[0.0, 4.0], about=about)
+    assert (run.all_loading_s, run.wasted_memory_byte_s, run.offered_s) == (None, None, 4.0)
+
+
+def test_who_was_refused_did_not_infer(tmp_path: Path) -> None:
+    [usage] = usages(
+        steady_run(tmp_path, 2, scheduled_s=[0.0, 5.0], sent_s=[0.0, 5.0], status=[200, 503],
+                   infer_ms=[100.0, None])
+    )  # fmt: skip
+    assert usage.inferring.begins.tolist() == [0.0]
+    assert usage.loaded.ends.tolist() == pytest.approx([0.1])
+
+
+def test_a_load_without_an_inference_leaves_nothing_loaded(tmp_path: Path) -> None:
+    [usage] = usages(
+        steady_run(tmp_path, 1, scheduled_s=[1.0], sent_s=[1.0], status=[504], start=["remote"],
+                   load_ms=[2000.0], infer_ms=[None])
+    )  # fmt: skip
+    assert usage.loading.total_s == pytest.approx(2.0)
+    assert (usage.inferring.total_s, usage.loaded.total_s) == (0.0, 0.0)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from load.generator.merging import METADATA_KEY
 from tests.load.report.runs import write_run
 from tests.pilotlight.conftest import cli
 
@@ -48,7 +49,8 @@ def test_a_plain_predictors_run_of_one_request(cli: Cli, tmp_path: Path) -> None
     assert ran.status == 0, ran.err
     assert set(ran.document["left_out"]) == {
         "Deadline misses", "Total loading time", "Cold starts by tier", "Where the time goes",
-        "Wasted memory against cold starts", "Fairness between tenants", "Machine usage: one",
+        "Goodput against offered load", "Wasted memory against cold starts",
+        "Fairness between tenants", "Machine usage: one",
     }  # fmt: skip
     assert "one was interrupted" in ran.err
     assert "one was interrupted" in (tmp_path / "out" / "index.html").read_text()
@@ -72,13 +74,23 @@ def _spoilt(folder: Path) -> dict[str, Path]:
     table = parquet.read_table(good)
     found = {
         name: folder / f"{name}.parquet"
-        for name in ("missing", "text", "nothing", "rowless", "truncated", "nulls", "mistyped")
-    }
+        for name in (
+            "missing", "other", "text", "nothing", "rowless", "truncated", "middle", "nulls",
+            "mistyped", "endless", "early", "folder",
+        )
+    }  # fmt: skip
+    parquet.write_table(pa.table({"name": ["x"], "price": [1.5]}), found["other"])
+    found["folder"].mkdir()
     parquet.write_table(table.drop_columns(["status", "infer_ms"]), found["missing"])
     found["text"].write_text("a,b\n1,2\n")
     found["nothing"].write_bytes(b"")
     parquet.write_table(table.slice(0, 0), found["rowless"])
     found["truncated"].write_bytes(good.read_bytes()[:-100])
+    whole = bytearray(good.read_bytes())
+    whole[4:2000] = b"?" * 1996
+    found["middle"].write_bytes(whole)
+    write_run(found["endless"], 3, finished_s=[0.1, float("inf"), 0.3])
+    write_run(found["early"], 3, scheduled_s=[-7.0, 0.1, 0.2])
     at = table.schema.names.index("scheduled_s")
     parquet.write_table(
         table.set_column(at, "scheduled_s", pa.nulls(50, pa.float64())), found["nulls"]
@@ -93,6 +105,11 @@ def _spoilt(folder: Path) -> dict[str, Path]:
     ("kind", "said"),
     [
         ("missing", "columns missing: status, infer_ms"),
+        ("other", "columns missing: tenant, model"),
+        ("folder", "is a folder"),
+        ("middle", "not a whole Parquet file"),
+        ("endless", "finished_s must be finite, was inf in row 1"),
+        ("early", "scheduled_s must be finite and not negative, was -7.0 in row 0"),
         ("text", "not a whole Parquet file"),
         ("nothing", "not a whole Parquet file"),
         ("rowless", "holds no request"),
@@ -132,6 +149,72 @@ def test_two_runs_of_one_name_must_be_told_apart(cli: Cli, tmp_path: Path) -> No
     assert "NAME=FILE" in ran.err
 
 
+def test_a_killed_run_whose_parts_are_of_something_else(cli: Cli, tmp_path: Path) -> None:
+    parts = tmp_path / "run.parquet.parts"
+    parts.mkdir()
+    table = pa.table({"name": ["x"]})
+    with pa.ipc.new_stream(parts / "worker-0.arrows", table.schema) as stream:
+        stream.write_table(table)
+    ran = cli("report", str(tmp_path / "run.parquet"))
+    assert ran.status == 2
+    assert f"{parts}: not the parts of a run" in ran.err
+
+
+def test_a_name_may_be_longer_than_a_file_name(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    ran = cli("report", f"{'long' * 100}={path}", "-o", str(tmp_path / "out"), "--json")
+    assert ran.status == 0, ran.err
+    assert ran.document["runs"][0]["run"] == "long" * 100
+    assert "cannot be read: File name too long" in cli("report", "long" * 100).err
+
+
+@pytest.mark.parametrize("given", ["", "name=", "/", "name=."])
+def test_a_run_without_a_file_is_refused(cli: Cli, given: str) -> None:
+    ran = cli("report", given)
+    assert ran.status == 2
+    assert "is a folder; name the Parquet file in it" in ran.err
+
+
+def test_a_name_may_hold_bytes_that_are_no_text(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    ran = cli("report", f"a\udcff={path}", "-o", str(tmp_path / "out"), "--json")
+    assert ran.status == 0, ran.err
+    assert ran.document["runs"][0]["run"] == "a?"
+
+
+@pytest.mark.parametrize("about", [b"[" * 200_000, b"[1]", b"\xff", b""])
+def test_metadata_that_say_nothing_are_passed_over(cli: Cli, tmp_path: Path, about: bytes) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    table = parquet.read_table(path).replace_schema_metadata({METADATA_KEY: about})
+    parquet.write_table(table, path)
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"))
+    assert ran.status == 0, ran.err
+
+
+def test_what_a_file_says_of_its_run_is_text_on_the_page(cli: Cli, tmp_path: Path) -> None:
+    evil = "</p><script>alert(1)</script>"
+    path = write_run(
+        tmp_path / "run.parquet", 20, policy=evil, model=[evil] * 20, tenant=[evil] * 20,
+        predict_pod=[evil] * 20, start=[evil] * 20, about={"kind": evil},
+    )  # fmt: skip
+    ran = cli("report", f"{evil}={path}", "-o", str(tmp_path / "out"))
+    assert ran.status == 0, ran.err
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 4
+
+
+def test_the_page_says_what_came_in_place_of_answers(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path / "run.parquet", 6, status=[200, 200, 404, 404, 504, 0],
+        error=[None, "cut off", "x", "x", "x", "x"],
+    )  # fmt: skip
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"))
+    assert ran.status == 0, ran.err
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<li>run: 1 no answer, 2 HTTP 404, 1 HTTP 504, 1 broken off</li>" in page
+
+
 def test_more_than_eight_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     ran = cli("report", *(f"r{number}={path}" for number in range(9)))
@@ -139,8 +222,37 @@ def test_more_than_eight_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
     assert "1 to 8 runs, there were 9" in ran.err
 
 
-def test_an_output_that_cannot_be_written_is_told(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "below"])
+def test_an_output_that_can_be_no_folder_is_refused(cli: Cli, tmp_path: Path, below: str) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
-    ran = cli("report", str(path), "-o", str(path / "below"))
+    before = path.read_bytes()
+    ran = cli("report", str(path), "-o", str(path / below))
+    assert ran.status == 2
+    [line] = ran.err.splitlines()
+    assert f"--output must be a folder, or a name for a new one, was {path / below}" in line
+    assert path.read_bytes() == before
+
+
+def test_an_output_in_the_place_of_the_page_is_told(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    (tmp_path / "out" / "index.html").mkdir(parents=True)
+    ran = cli("report", str(path), "-o", str(tmp_path / "out"))
     assert ran.status == 1
-    assert "--output" in ran.err
+    assert "--output: cannot write" in ran.err
+
+
+def test_an_output_folder_is_made_with_those_above_it(cli: Cli, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.parquet", 5)
+    ran = cli("report", str(path), "-o", str(tmp_path / "a" / "b"))
+    assert ran.status == 0, ran.err
+    assert (tmp_path / "a" / "b" / "index.html").is_file()
+
+
+def test_the_page_says_which_loading_time_it_shows(cli: Cli, tmp_path: Path) -> None:
+    told = write_run(tmp_path / "told.parquet", 20, about={"all_loading_s": 12.0})
+    live = write_run(tmp_path / "live.parquet", 20, start=["remote"] * 20, load_ms=[500.0] * 20)
+    ran = cli("report", str(told), str(live), "-o", str(tmp_path / "out"), "--json")
+    assert [run["all_loading_s"] for run in ran.document["runs"]] == [12.0, None]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<td>12 s</td>" in page
+    assert re.search(r"<td>≥ [0-9.]+ s</td>", page)

@@ -1,4 +1,4 @@
-"""The registry's client over the registry in memory, on the real clock, for the contract tests."""
+"""The registry's client over the registry in memory, for the contract tests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 class MemoryClient(Registry):
     """One client of a registry in memory; several may share it."""
 
-    def __init__(self, memory: MemoryRegistry) -> None:
+    def __init__(self, memory: MemoryRegistry, now_s: Callable[[], float] = time.time) -> None:
         self._memory = memory
+        self._now_s = now_s
 
     async def put_models(self, specs: Sequence[ModelSpec]) -> list[str]:
-        return self._memory.put_models(specs, time.time())
+        return self._memory.put_models(specs, self._now_s())
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
         return [name for name in names if not self._memory.delete_model(name)]
@@ -35,14 +36,14 @@ class MemoryClient(Registry):
         return self._memory.state.models.get(name)
 
     async def cluster(self) -> ClusterState:
-        self._memory.sweep(time.time())
+        self._memory.sweep(self._now_s())
         return self._memory.state
 
     async def put_profile(self, profile: Profile) -> bool:
         return self._memory.put_profile(profile)
 
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
-        return self._memory.register_pod(info, time.time(), lease_ttl_s=lease_ttl_s)
+        return self._memory.register_pod(info, self._now_s(), lease_ttl_s=lease_ttl_s)
 
     async def heartbeat(
         self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
@@ -50,7 +51,7 @@ class MemoryClient(Registry):
         self._memory.beat(
             pod,
             epoch,
-            time.time(),
+            self._now_s(),
             used_bytes=report.used_bytes,
             loads_total=report.loads_total,
             samples=report.samples,
@@ -58,7 +59,7 @@ class MemoryClient(Registry):
         )
 
     async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
-        self._memory.set_phase(pod, epoch, phase, time.time())
+        self._memory.set_phase(pod, epoch, phase, self._now_s())
 
     async def deregister_pod(self, pod: str, epoch: int) -> None:
         self._memory.leave(pod, epoch)
@@ -66,26 +67,26 @@ class MemoryClient(Registry):
     async def claim_load(
         self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S
     ) -> int | None:
-        return self._memory.claim_load(pod, epoch, key, scope, time.time(), ttl_s=ttl_s)
+        return self._memory.claim_load(pod, epoch, key, scope, self._now_s(), ttl_s=ttl_s)
 
     async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:
-        self._memory.start_load(pod, epoch, key, token, source, time.time())
+        self._memory.start_load(pod, epoch, key, token, source, self._now_s())
 
     async def finish_load(
         self, pod: str, epoch: int, key: str, token: int, memory_bytes: int
     ) -> None:
-        self._memory.finish_load(pod, epoch, key, token, memory_bytes, time.time())
+        self._memory.finish_load(pod, epoch, key, token, memory_bytes, self._now_s())
 
     async def fail_load(
         self, pod: str, epoch: int, key: str, token: int, failure: LoadFailure
     ) -> None:
-        self._memory.fail_load(pod, epoch, key, token, failure, time.time())
+        self._memory.fail_load(pod, epoch, key, token, failure, self._now_s())
 
     async def report_broken(self, pod: str, epoch: int, failure: LoadFailure) -> None:
-        self._memory.report_broken(pod, epoch, failure, time.time())
+        self._memory.report_broken(pod, epoch, failure, self._now_s())
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
-        self._memory.set_tier(pod, epoch, key, tier, bytes_, time.time())
+        self._memory.set_tier(pod, epoch, key, tier, bytes_, self._now_s())
 
     async def end_inference(self, pod: str, reservation_id: str) -> None:
         self._memory.end_inference(reservation_id, pod)
@@ -102,7 +103,7 @@ class MemoryClient(Registry):
                 wanted.predict,
                 wanted.key,
                 wanted.mode,
-                time.time(),
+                self._now_s(),
                 max_other_copies=wanted.max_other_copies,
                 target_ongoing=wanted.target_ongoing,
                 ttl_s=wanted.ttl_s,
@@ -121,4 +122,8 @@ class MemoryClient(Registry):
         on_result(True)
 
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        self._memory.renew(reservation_id, entry, predict, time.time() + ttl_s)
+        self._memory.renew(reservation_id, entry, predict, self._now_s() + ttl_s)
+
+    def hold(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+        now_s = self._now_s()
+        self._memory.hold(reservation_id, entry, predict, now_s + ttl_s, now_s)

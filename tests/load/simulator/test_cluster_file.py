@@ -42,6 +42,12 @@ def test_reads_the_sample() -> None:
         pytest.param(("eviction",), "fifo", "'lru' or 'greedy-dual', was 'fifo'", id="eviction"),
         pytest.param(("models",), [{"name": "m"}, {"name": "m"}], "is there twice", id="twice"),
         pytest.param(("nodes", 0, "pods"), [{"kill": "0s"}], "later than start", id="kill"),
+        pytest.param(
+            ("nodes",),
+            [{"name": "n", "pods": [{}]}, {"name": "n", "pods": [{}, {}]}],
+            "nodes: machine names must differ, 'n' is there twice",
+            id="machine",
+        ),
     ],
 )
 def test_says_what_is_wrong(where: tuple[Any, ...], value: Any, says: str) -> None:
@@ -55,6 +61,97 @@ def test_says_what_is_wrong(where: tuple[Any, ...], value: Any, says: str) -> No
     with pytest.raises(InvalidCluster, match=says) as caught:
         cluster_of(document, source="c.yaml")
     assert all(problem.startswith("c.yaml") for problem in caught.value.problems)
+
+
+def problems_of(node: dict[str, Any], *models: dict[str, Any]) -> list[str]:
+    """What is wrong with models of 100 bytes, `m-0` and so on, at a machine `n` of two pods."""
+    document = {
+        "nodes": [{"name": "n", "pods": [{"memory": "250"}, {"memory": "150"}]} | node],
+        "models": [{"name": f"m-{n}", "size": "100"} | model for n, model in enumerate(models)],
+    }
+    try:
+        cluster_of(document, source="c.yaml")
+    except InvalidCluster as error:
+        return list(error.problems)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("node", "models", "problem"),
+    [
+        pytest.param({}, [{"at": {"n-1": "device"}}, {"at": {"n-1": "device"}}],
+                     "models[0].at, models[1].at: what is at device of pod n-1 must fit its memory "
+                     "of 150 bytes, was 2 models of 200 bytes in all; place fewer there, or raise "
+                     "memory", id="device"),
+        pytest.param({}, [{"count": 3, "at": {"n-0": "device"}}],
+                     "models[0].at: what is at device of pod n-0 must fit its memory of 250 bytes, "
+                     "was 3 models of 300 bytes in all; place fewer there, or raise memory",
+                     id="one group"),
+        pytest.param({}, [{"memory": "140", "at": {"n-1": "device"}}, {"at": {"n-0": "host"}}],
+                     "models[1].at: what is at host of machine n must fit its host_memory of 0 "
+                     "bytes, was 1 model of 100 bytes in all; place fewer there, or raise "
+                     "host_memory", id="no host memory"),
+        pytest.param({"host_memory": "150"}, [{"at": {"n-0": "host"}}, {"at": {"n-1": "host"}}],
+                     "models[0].at, models[1].at: what is at host of machine n must fit its "
+                     "host_memory of 150 bytes, was 2 models of 200 bytes in all; place fewer "
+                     "there, or raise host_memory", id="host"),
+        pytest.param({"disk": "150"}, [{"at": {"n-0": "disk"}}, {"at": {"n-1": "disk"}}],
+                     "models[0].at, models[1].at: what is at disk of machine n must fit its disk "
+                     "of 150 bytes, was 2 models of 200 bytes in all; place fewer there, or raise "
+                     "disk", id="disk"),
+        pytest.param({"disk": "99"}, [{}],
+                     "models[0].size: must fit the disk of every machine that may load it, was 100 "
+                     "bytes; raise disk of n (99 bytes)", id="larger than a disk"),
+        pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "device"}}],
+                     "models[0].at: device must be that of a pod which is there from the start, "
+                     "n has start: 2 s; say host or disk, or leave its start out", id="too early"),
+    ],
+)  # fmt: skip
+def test_what_is_placed_must_fit_where_it_is_placed(
+    node: dict[str, Any], models: list[dict[str, Any]], problem: str
+) -> None:
+    assert problems_of(node, *models) == [f"c.yaml: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("node", "models"),
+    [
+        pytest.param({}, [{"at": {"n-0": "device"}}, {"at": {"n-0": "device"}}], id="device"),
+        pytest.param({"host_memory": "100"}, [{"at": {"n-0": "host", "n-1": "host"}}],
+                     id="one copy in host memory"),
+        pytest.param({"disk": "100"}, [{"at": {"n-0": "disk", "n-1": "disk"}}],
+                     id="one copy on disk"),
+        pytest.param({"disk": "100"}, [{"at": {"n-0": "device"}}, {"at": {"n-1": "disk"}}],
+                     id="devices hold more than the disk"),
+        pytest.param({"disk": "200"}, [{"count": 2, "at": {"n-0": "disk"}}], id="to the byte"),
+        pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "disk"}}], id="disk of the absent"),
+    ],
+)  # fmt: skip
+def test_what_just_fits_is_taken(node: dict[str, Any], models: list[dict[str, Any]]) -> None:
+    assert problems_of(node, *models) == []
+
+
+def test_a_machine_that_cannot_load_a_model_needs_no_disk_for_it() -> None:
+    small = {"name": "small", "disk": "50", "pods": [{"memory": "50"}]}
+    large = {"name": "large", "pods": [{}]}
+    models = [{"name": "m", "size": "100"}]
+    cluster_of({"nodes": [small, large], "models": models}, source="c.yaml")
+    nodes = [small | {"pods": [{"memory": "100"}]}, large]
+    with pytest.raises(InvalidCluster, match=r"was 100 bytes; raise disk of small \(50 bytes\)$"):
+        cluster_of({"nodes": nodes, "models": models}, source="c.yaml")
+
+
+def test_all_that_does_not_fit_is_told_together() -> None:
+    found = problems_of(
+        {"disk": "150", "pods": [{"memory": "250"}]},
+        {"size": "200"},
+        {"memory": "300"},
+        {"at": {"n": "host"}},
+        {"at": {"x": "device"}},
+    )
+    assert [problem.split(":")[1].strip() for problem in found] == [
+        "models[1].memory", "models[0].size", "models[3].at", "models[2].at",
+    ]  # fmt: skip
 
 
 def test_requests_that_share_no_batch_share_no_iteration() -> None:

@@ -73,6 +73,50 @@ def test_loads_share_the_link_of_their_machine() -> None:
         assert row["load_ms"] == pytest.approx(2050)
 
 
+def test_loads_share_the_disk_of_their_machine() -> None:
+    two = {"count": 2, "at": {"n-0": "disk"}}
+    plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]}, two)
+    [alone] = run(plan, [(0.0, "m-0")])
+    together = run(plan, [(0.0, "m-0"), (0.0, "m-1")])
+    assert alone["load_ms"] == pytest.approx(100 + 50)
+    assert [row["load_ms"] for row in together] == pytest.approx([200 + 50] * 2)
+    assert {row["start"] for row in together} == {"disk"}
+    assert len({row["entry_pod"] for row in together}) == 2
+
+
+@pytest.mark.parametrize(
+    ("pods", "at", "moved_ms"),
+    [
+        pytest.param({"slots": 2}, "n", 1000, id="one device"),
+        pytest.param({"count": 2}, "n-0", 500, id="two devices"),
+    ],
+)
+def test_loads_share_the_link_to_their_device(
+    pods: dict[str, Any], at: str, moved_ms: float
+) -> None:
+    node = {"pods": [{"device_rate": "200MB/s"} | pods], "host_memory": "1GB"}
+    plan = cluster(node, {"count": 2, "at": {at: "host"}})
+    [alone] = run(plan, [(0.0, "m-0")])
+    together = run(plan, [(0.0, "m-0"), (0.0, "m-1")])
+    assert alone["load_ms"] == pytest.approx(500 + 50)
+    assert [row["load_ms"] for row in together] == pytest.approx([moved_ms + 50] * 2)
+    assert {row["start"] for row in together} == {"host"}
+
+
+def test_who_begins_later_shares_what_is_left() -> None:
+    """100 MB each at 200 MB/s: by 0.25 s two have 25 MB each, by 1.375 s all three have 75 more."""
+    node = {"pods": [{"slots": 3, "device_rate": "200MB/s"}], "host_memory": "1GB"}
+    plan = cluster(node, {"count": 3, "at": {"n": "host"}})
+    rows = run(plan, [(0.0, "m-0"), (0.0, "m-1"), (0.25, "m-2")])
+    assert [row["load_ms"] for row in rows] == pytest.approx([1375 + 50, 1375 + 50, 1250 + 50])
+
+
+def test_a_full_disk_keeps_what_the_file_puts_there() -> None:
+    models = {"name": "a", "at": {"n": "disk"}}, {"name": "b", "at": {"n": "device"}}
+    [row] = run(cluster({"disk": "150MB"}, *models), [(0.0, "a")])
+    assert row["start"] == "disk"
+
+
 def test_a_model_is_downloaded_once_for_a_machine() -> None:
     plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]})
     simulation = simulate(plan, trace([(0.0, "m"), (0.0, "m")]), COLOCATION)

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import re
+import zlib
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -155,19 +156,10 @@ def _gzip(text: str) -> bytes:
     return gzip.compress(text.encode())
 
 
-def _long_gzip() -> bytes:
-    return _gzip(OWN + "".join(f"{index},m{index * 7919 % 1009},1,\n" for index in range(50_000)))
-
-
 def _parquet() -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(pa.table({"at_s": [1.0, 2.0], "model": ["a", "b"]}), buffer)
     return buffer.getvalue()
-
-
-def _damaged(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes(50) + content[middle + 50 :]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +171,6 @@ def _damaged(content: bytes) -> bytes:
         pytest.param(
             _gzip(OWN.partition("\n")[0] + "\n\n"), "a header and no rows", id="gzip header"
         ),
-        pytest.param(_long_gzip()[:-3000], "ends in the middle of its gzip data", id="cut gzip"),
-        pytest.param(_gzip(OWN)[:12], "ends in the middle of its gzip data", id="gzip cut at once"),
-        pytest.param(_damaged(_long_gzip()), "damaged gzip data", id="damaged gzip"),
-        pytest.param(b"\x1f\x8b" + OWN.encode(), "damaged gzip data", id="no gzip"),
         pytest.param(b"PK\x03\x04" + bytes(100), "is compressed with zip", id="zip"),
         pytest.param(b"PAR1" + bytes(100), "is not whole Parquet", id="no Parquet"),
         pytest.param(_parquet()[:-20], "is not whole Parquet", id="cut Parquet"),
@@ -198,6 +186,86 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes, problem: str
         named(str(path))
     assert isinstance(caught.value, UnreadableTrace)
     assert str(path) in str(caught.value)
+
+
+_OWN_ROWS = "".join(f"{index},m{index * 7919 % 1009},1,\n" for index in range(150_000))
+_JSON_ROWS = "".join(
+    f'{{"timestamp": {index}, "input_length": {index * 7919 % 1009}, "output_length": 1}}\n'
+    for index in range(20_000)
+)
+
+
+def _whole_lines(gzipped: bytes) -> int:
+    return zlib.decompressobj(wbits=31).decompress(gzipped).count(b"\n")
+
+
+@pytest.mark.parametrize("text", [OWN + _OWN_ROWS, _JSON_ROWS], ids=["CSV", "JSON lines"])
+@pytest.mark.parametrize("share", [0.01, 0.4, 0.99])
+def test_gzip_data_that_are_cut_off_have_their_row(tmp_path: Path, text: str, share: float) -> None:
+    path = tmp_path / "t.csv.gz"
+    whole = _gzip(text)
+    path.write_bytes(whole[: int(len(whole) * share)])
+    rows = _whole_lines(path.read_bytes())
+    assert 0 < rows < text.count("\n")
+    expected = f"{path}, after row {rows}: ends in the middle of its gzip data; fetch or write"
+    with pytest.raises(UnreadableTrace, match=re.escape(expected)) as caught:
+        named(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_gzip_data_that_are_cut_off_at_their_end_have_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(_gzip(OWN)[:-4])
+    with pytest.raises(UnreadableTrace, match=r"gz, after row 2: ends in the middle"):
+        named(str(path))
+
+
+def _damaged(gzipped: bytes) -> bytes:
+    """Blocks of the reserved type after the first half, by a flush of the compressor there."""
+    packer = zlib.compressobj(wbits=31)
+    middle = len(gzipped) // 2
+    return packer.compress(gzipped[:middle]) + packer.flush(zlib.Z_FULL_FLUSH) + b"\xff" * 100
+
+
+def test_damage_far_down_has_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    content = _damaged((OWN + _OWN_ROWS).encode())
+    path.write_bytes(content)
+    with pytest.raises(UnreadableTrace, match="damaged gzip data") as caught:
+        named(str(path))
+    found = re.search(r"gz, after row (\d+): ", str(caught.value))
+    assert found is not None
+    assert 0 <= _whole_lines(content[:-100]) - int(found[1]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        pytest.param(_gzip(OWN)[:-8] + bytes(8), "after row 2", id="checksum"),
+        pytest.param(_gzip(OWN) + b"more", "after row 2", id="something behind"),
+        pytest.param(_gzip(OWN)[:10] + b"\xff" * 100, "before row 1", id="at once"),
+        pytest.param(b"\x1f\x8b" + OWN.encode(), "before row 1", id="no gzip"),
+    ],
+)
+def test_damaged_gzip_data_have_their_row(tmp_path: Path, content: bytes, place: str) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableTrace, match=f"gz, {place}: damaged gzip data [(].*; fetch"):
+        named(str(path))
+
+
+def test_gzip_data_cut_off_before_their_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(_gzip(OWN)[:12])
+    with pytest.raises(UnreadableTrace, match="gz, before row 1: ends in the middle"):
+        named(str(path))
+
+
+def test_the_name_does_not_tell_what_is_compressed(tmp_path: Path) -> None:
+    packed, plain = tmp_path / "packed.csv", tmp_path / "plain.csv.gz"
+    packed.write_bytes(_gzip(OWN))
+    plain.write_text(OWN)
+    assert named(str(packed)) == named(str(plain))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Which files a trace's name reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from load.synthetic.generators import GENERATORS
+from load.traces.compressed import files
+from load.traces.grammar import parse_name
+
+if TYPE_CHECKING:
+    from load.traces.grammar import Chain
+
+
+def files_of(name: str) -> list[str]:
+    """The paths of all sources that are files. Raises the TraceErrors of a name that is wrong."""
+    return [path for chain in parse_name(name) for path in _files_of(chain)]
+
+
+def _files_of(chain: Chain) -> list[str]:
+    tables = [each.given["latencies"] for each in chain.transforms if "latencies" in each.given]
+    if isinstance(chain.source, tuple):
+        return tables + [path for part in chain.source for path in _files_of(part)]
+    path = chain.source.given.get("value")
+    if path is None or {chain.source.name, path} & set(GENERATORS):
+        return tables
+    return tables + files(path)

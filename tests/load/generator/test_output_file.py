@@ -1,0 +1,102 @@
+"""What a run may write to: nothing is lost that was not given away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.generator.errors import OutputInTheWay
+from load.generator.output_file import claimed_output
+from tests.load.generator.odd_server import odd_server
+
+if TYPE_CHECKING:
+    from tests.load.generator.conftest import WriteTrace
+    from tests.pilotlight.conftest import Cli
+
+
+def test_an_output_that_exists_is_left_alone(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    output = tmp_path / "run.parquet"
+    output.write_text("mine")
+    trace = write_trace(["m"], count=1, gap_s=1.0)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+    assert ran.status == 2
+    assert "--overwrite" in ran.err
+    assert output.read_text() == "mine"
+
+
+def test_a_trace_is_never_overwritten_by_its_own_run(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    trace = write_trace(["m"], count=1, gap_s=1.0)
+    before = Path(trace).read_bytes()
+    (tmp_path / "link.parquet").symlink_to(trace)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", f"({trace} + poisson:rate=1,duration=1s)|rate=1",
+                  "--url", server.url, "-o", str(tmp_path / "link.parquet"),
+                  "--overwrite")  # fmt: skip
+    assert ran.status == 2
+    assert "link.parquet is a file of the trace; name another" in ran.err
+    assert Path(trace).read_bytes() == before
+
+
+def test_overwriting_takes_away_what_an_interrupted_run_left(tmp_path: Path) -> None:
+    output = tmp_path / "run.parquet"
+    output.write_text("old")
+    with claimed_output(output, overwrite=True) as parts:
+        (parts / "worker-0.arrows").write_text("old")
+    with claimed_output(output, overwrite=True) as parts:
+        assert [path.name for path in parts.iterdir()] == ["lock"]
+    assert not output.exists()
+
+
+def test_what_an_interrupted_run_left_stays(tmp_path: Path) -> None:
+    output = tmp_path / "run.parquet"
+    with claimed_output(output, overwrite=False) as parts:
+        (parts / "worker-0.arrows").write_text("records")
+    with (
+        pytest.raises(OutputInTheWay, match="of an interrupted run already"),
+        claimed_output(output, overwrite=False),
+    ):
+        pass
+    assert (parts / "worker-0.arrows").read_text() == "records"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_runs_at_once_never_share_an_output(tmp_path: Path, *, overwrite: bool) -> None:
+    output = tmp_path / "run.parquet"
+    with claimed_output(output, overwrite=False) as parts:
+        (parts / "worker-0.arrows").write_text("records")
+        with (
+            pytest.raises(OutputInTheWay, match=r"another run writes .* now"),
+            claimed_output(output, overwrite=overwrite),
+        ):
+            pass
+        assert (parts / "worker-0.arrows").read_text() == "records"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        pytest.param("", "is a folder; name a file in it", id="folder"),
+        pytest.param("/", "is a folder; name a file in it", id="root"),
+        pytest.param("pipe", "is a pipe or device; name a file", id="pipe"),
+        pytest.param("file/run.parquet", "Not a directory", id="below a file"),
+        pytest.param("x" * 300, "File name too long", id="long"),
+    ],
+)
+def test_what_is_no_file_is_refused_and_left(tmp_path: Path, name: str, problem: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(OutputInTheWay, match=problem) as refused,
+        claimed_output(tmp_path / name, overwrite=True),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]

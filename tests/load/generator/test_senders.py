@@ -1,0 +1,105 @@
+"""What servers get of a run's flags: bodies as given, hosts as asked for, so many at a time."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from load.generator.settings import RunSettings
+from tests.load.generator.odd_server import odd_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.load.generator.conftest import WriteTrace
+    from tests.pilotlight.conftest import Cli
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+
+
+def test_payloads_are_sent_as_they_were_given(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    whole, drawn = tmp_path / "body.json", tmp_path / "cat.png"
+    whole.write_bytes(b'{ "instances" : [[1, 2.50]] }')
+    drawn.write_bytes(PNG)
+    models = ["whole", "drawn", "made", "words"]
+    trace = write_trace(models, count=4, gap_s=0.01)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url,
+                  "-o", str(tmp_path / "run.parquet"), "--payload", f"default/whole={whole}",
+                  "--payload", f"drawn={drawn}", "--payload", "made=image")  # fmt: skip
+    assert ran.status == 0, ran.err
+    paths = (request.split()[1] for request in server.requests)
+    sent = dict(zip(paths, server.bodies, strict=True))
+    assert set(sent) == {f"/v1/models/{model}:predict" for model in models}
+    assert sent["/v1/models/whole:predict"] == whole.read_bytes()
+    picture, words = ({"image_bytes": {"b64": base64.b64encode(PNG).decode()}}, str)
+    assert json.loads(sent["/v1/models/drawn:predict"]) == {"instances": [picture] * 2}
+    made = json.loads(sent["/v1/models/made:predict"])["instances"]
+    assert [set(each["image_bytes"]) for each in made] == [{"b64"}] * 2
+    assert picture not in made
+    texts = json.loads(sent["/v1/models/words:predict"])["instances"]
+    assert [type(text) for text in texts] == [words] * 2
+
+
+def test_the_host_that_was_asked_for_reaches_the_server(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    trace = write_trace(["a", "b"], count=4, gap_s=0.01, tenant="team")
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url,
+                  "-o", str(tmp_path / "run.parquet"),
+                  "--host-header", "{model}.{tenant}.example.com")  # fmt: skip
+    assert ran.status == 0, ran.err
+    hosts = {"a.team.example.com", "b.team.example.com"}
+    assert {host for method, host in server.hosts if method == "POST"} == hosts
+    assert {host for method, host in server.hosts if method == "GET"} >= hosts
+
+
+def test_a_model_that_makes_no_host_is_told_before_anything_is_sent(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    trace = write_trace(["a", "ü b"], count=4, gap_s=0.01)
+    flags = ("-o", str(tmp_path / "run.parquet"), "--host-header", "{model}.example.com")
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, *flags)
+        assert server.requests == []
+    assert ran.status == 2
+    [line] = ran.err.splitlines()
+    assert f"'ü b.example.com' is no host's name; arrival 2 of {trace}" in line
+
+
+@pytest.mark.parametrize(
+    ("processes", "most"), [pytest.param(3, 2, id="fewer"), pytest.param(2, 3, id="remainder")]
+)
+def test_processes_share_the_bound_on_requests_under_way(
+    cli: Cli, write_trace: WriteTrace, tmp_path: Path, processes: int, most: int
+) -> None:
+    output = tmp_path / "run.parquet"
+    trace = write_trace(["hold"], count=8, gap_s=0.0)
+    with odd_server() as server:
+        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
+                  "--processes", str(processes), "--max-in-flight", str(most),
+                  "--timeout", "1s")  # fmt: skip
+        assert server.asked("hold") == most
+    assert ran.status == 0, ran.err
+    sent = [row["sent_s"] is not None for row in parquet.read_table(output).to_pylist()]
+    assert (len(sent), sum(sent)) == (8, most)
+    assert ("2 of --processes 3 are used" in ran.err) == (processes > most)
+
+
+@given(most=st.integers(1, 10_000), processes=st.integers(1, 256))
+def test_shares_of_the_bound_add_up_and_differ_by_one_at_most(most: int, processes: int) -> None:
+    settings = RunSettings("t", "u", processes=min(processes, most), most_in_flight=most)
+    shares = [settings.most_in_flight_of(worker) for worker in range(settings.processes)]
+    assert sum(shares) == most
+    assert 1 <= min(shares) <= max(shares) <= min(shares) + 1

@@ -1,0 +1,347 @@
+"""What each plot draws: its axes, its legend, and values that are reckoned by hand."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.patches import StepPatch
+
+from load.report.plots.bars import cold_starts, stages, tenants
+from load.report.plots.completion import completion_times, deadline_misses
+from load.report.plots.loading_time import loading_time
+from load.report.plots.machines import machine_usage
+from load.report.plots.tradeoffs import goodput, wasted_memory
+from load.report.plots.workload import arrivals, workload
+from load.report.style import COLOURS, LeftOut, Plot, styled
+from tests.load.report.runs import steady_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.collections import Collection
+    from matplotlib.figure import Figure
+
+
+@pytest.fixture(autouse=True)
+def _styled() -> Iterator[None]:
+    with styled():
+        yield
+
+
+def _figure(drawn: Plot | LeftOut) -> Figure:
+    assert isinstance(drawn, Plot)
+    return drawn.figure
+
+
+def _axes(drawn: Plot | LeftOut) -> Axes:
+    [axes] = _figure(drawn).axes
+    return axes
+
+
+def _named(axes: Axes) -> tuple[str, str]:
+    return axes.get_xlabel(), axes.get_ylabel()
+
+
+def _legend(figure: Figure) -> list[str]:
+    [legend] = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def _rows(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_yticklabels()]
+
+
+def _bars(axes: Axes) -> list[list[float]]:
+    """Row, begin and width of each horizontal bar, from the first drawn on."""
+    return [
+        [round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width()]
+        for bars in axes.containers
+        for bar in bars
+    ]
+
+
+def _said(axes: Axes) -> list[str]:
+    return [text.get_text().strip() for text in axes.texts]
+
+
+def _steps(axes: Axes) -> list[list[float]]:
+    return [list(each.get_data()[0]) for each in axes.patches if isinstance(each, StepPatch)]
+
+
+def _points(axes: Axes, label: str) -> list[list[float]]:
+    [line] = [each for each in axes.lines if each.get_label() == label]
+    return [list(point) for point in np.asarray(line.get_xydata())]
+
+
+def _face(drawn: Collection) -> tuple[float, float, float, float]:
+    red, green, blue, opacity = np.asarray(drawn.get_facecolor())[0]
+    return red, green, blue, opacity
+
+
+def test_arrivals_are_counted_per_bin(tmp_path: Path) -> None:
+    one = steady_run(tmp_path, name="one", scheduled_s=[0.0, 0.05, 1.02, 4.0])
+    two = steady_run(tmp_path, name="two", scheduled_s=[0.0, 1.0, 2.0, 4.0])
+    figure = _figure(arrivals([one, two]))
+    axes = figure.axes[0]
+    assert _named(axes) == ("Time since start (s)", "Requests per 100 ms")
+    assert _legend(figure) == ["one", "two"]
+    first, second = _steps(axes)
+    assert (first[0], first[10], sum(first)) == (2, 1, 4)
+    assert (second[0], second[10], second[20]) == (1, 1, 1)
+    assert axes.get_xlim() == (0, 4)
+
+
+def test_arrivals_of_one_trace_are_drawn_once(tmp_path: Path) -> None:
+    runs = [steady_run(tmp_path, name=name, scheduled_s=[0.0, 1.0, 2.0, 4.0]) for name in "ab"]
+    figure = _figure(arrivals(runs))
+    assert _legend(figure) == ["all runs"]
+    assert len(_steps(figure.axes[0])) == 1
+
+
+def test_workload_has_a_row_per_model_and_a_mark_per_run(tmp_path: Path) -> None:
+    one = steady_run(tmp_path, name="one", model=["a", "b", "a", "a"])
+    two = steady_run(tmp_path, name="two", model=["b", "b", "b", "a"])
+    figure = _figure(workload([one, two]))
+    axes = figure.axes[0]
+    assert _named(axes) == ("Requests", "")
+    assert _legend(figure) == ["one", "two"]
+    assert _rows(axes) == ["a", "b"]
+    assert [point[0] for point in _points(axes, "one")] == [3, 1]
+    assert [point[0] for point in _points(axes, "two")] == [1, 3]
+
+
+def test_the_rarest_models_are_taken_together(tmp_path: Path) -> None:
+    names = [f"m{number:02}" for number in range(20)]
+    axes = _axes(workload([steady_run(tmp_path, 23, model=[*names, "m00", "m00", "m01"])]))
+    assert _rows(axes) == [*names[:15], "all others"]
+    assert [point[0] for point in _points(axes, "run")] == [3, 2, *[1] * 13, 5]
+
+
+def test_completion_times_end_at_the_share_that_was_answered(tmp_path: Path) -> None:
+    half = steady_run(
+        tmp_path, name="half", scheduled_s=[0.0, 1.0, 2.0, 3.0], status=[200, 503, 200, 503],
+        finished_s=[0.2, 1.1, 2.1, 3.1],
+    )  # fmt: skip
+    none = steady_run(tmp_path, name="none", status=[503] * 4)
+    figure = _figure(completion_times([half, none]))
+    axes = figure.axes[0]
+    assert _named(axes) == ("Time from scheduled arrival to last byte (s)", "Share of all requests")
+    assert axes.get_xscale() == "log"
+    assert _legend(figure) == ["half (50.0% not answered)", "none (100.0% not answered)"]
+    drawn = _points(axes, "half (50.0% not answered)")
+    assert drawn[0] == pytest.approx([0.1, 0.0])
+    assert drawn[1] == pytest.approx([0.1, 0.25])
+    assert drawn[-1] == pytest.approx([0.2, 0.5])
+    assert _points(axes, "none (100.0% not answered)") == []
+
+
+def test_deadline_misses_per_minute_of_arrival(tmp_path: Path) -> None:
+    one = steady_run(
+        tmp_path, name="one", scheduled_s=[0.0, 30.0, 61.0, 359.0], deadline_s=[1.0] * 4,
+        finished_s=[0.5, 31.5, 63.0, 359.5],
+    )  # fmt: skip
+    free = steady_run(tmp_path, name="free", deadline_s=[None] * 4)
+    drawn = deadline_misses([one, free])
+    figure = _figure(drawn)
+    axes = figure.axes[0]
+    assert _named(axes) == ("Time of arrival since start (min)", "Requests per minute")
+    assert _legend(figure) == ["all arrivals of one", "one: 2 missed"]
+    assert _steps(axes) == [[2, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0]]
+    assert isinstance(drawn, Plot)
+    assert drawn.caption.endswith("Not shown, for want of figures: free.")
+
+
+_LOADS: dict[str, Any] = {
+    "scheduled_s": [0.0, 1.0, 5.0, 9.0], "sent_s": [0.0, 1.0, 5.0, 9.0],
+    "start": ["remote", "remote", "warm", "disk"], "load_ms": [2000.0, 1000.0, 0.0, 500.0],
+    "infer_ms": [100.0] * 4, "finished_s": [2.1, 2.1, 5.1, 9.6],
+}  # fmt: skip
+
+
+def test_loading_time_of_runs_that_tell_only_of_their_requests(tmp_path: Path) -> None:
+    runs = [steady_run(tmp_path, name="live", **_LOADS), steady_run(tmp_path, name="warm")]
+    drawn = loading_time(runs)
+    axes = _axes(drawn)
+    assert _named(axes) == ("Loading time over all pods (s)", "")
+    assert _rows(axes) == ["live", "warm"]
+    assert [bar for bar in _bars(axes) if bar[2]] == [[0, 0, pytest.approx(2.5)]]
+    assert _said(axes) == ["2.5 s waited for", "0 ms waited for"]
+    assert isinstance(drawn, Plot)
+    assert "Not seen: loads that no answer tells of: preloads, and" in drawn.caption
+
+
+def test_loading_time_as_the_run_tells_it_beside_what_requests_waited_for(tmp_path: Path) -> None:
+    told = steady_run(tmp_path, name="told", about={"all_loading_s": 10.0}, **_LOADS)
+    live = steady_run(tmp_path, name="live", **_LOADS)
+    drawn = loading_time([told, live])
+    figure = _figure(drawn)
+    axes = figure.axes[0]
+    assert _legend(figure) == ["all loads", "loads that an answered request waited for"]
+    assert [bar for bar in _bars(axes) if bar[2]] == [
+        [0, 0, pytest.approx(10.0)], [0, 0, pytest.approx(2.5)], [1, 0, pytest.approx(2.5)],
+    ]  # fmt: skip
+    assert _said(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
+    assert isinstance(drawn, Plot)
+    assert "as the run itself tells (all_loading_s)" in drawn.caption
+    assert "Of live only the dark bar is known." in drawn.caption
+    pale, dark = figure.legends[0].get_patches()
+    assert to_rgba(pale.get_facecolor())[3] < to_rgba(dark.get_facecolor())[3] == 1
+
+
+def test_loading_time_is_shown_of_a_run_whose_answers_name_no_pod(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, predict_pod=[None] * 4, about={"all_loading_s": 400.0})
+    axes = _axes(loading_time([run]))
+    assert axes.get_xlabel() == "Loading time over all pods (min)"
+    assert _bars(axes)[0] == [0, 0, pytest.approx(400 / 60)]
+
+
+def test_cold_starts_are_stacked_by_tier(tmp_path: Path) -> None:
+    cold = steady_run(tmp_path, 5, name="cold", start=["host", "disk", "remote", "remote", "warm"])
+    warm = steady_run(tmp_path, name="warm")
+    figure = _figure(cold_starts([cold, warm]))
+    axes = figure.axes[0]
+    assert _named(axes) == ("Requests that waited for a load", "")
+    assert _rows(axes) == ["cold", "warm"]
+    assert _legend(figure) == [
+        "from the node's memory", "from the node's disk", "from object storage"
+    ]  # fmt: skip
+    assert [bar for bar in _bars(axes) if bar[0] == 0] == [[0, 0, 1], [0, 1, 1], [0, 2, 2]]
+    assert _said(axes) == ["4 (80.00%)", "0 (0.00%)"]
+
+
+def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    plain = steady_run(
+        tmp_path, 2, name="plain",
+        **{f"{name}_ms": [None, None] for name in
+           ("queue", "load", "preprocess", "infer", "postprocess", "network")},
+    )  # fmt: skip
+    one = steady_run(tmp_path, 2, name="one", load_ms=[2000.0, 0.0], infer_ms=[10.0, 30.0])
+    drawn = stages([plain, one])
+    figure = _figure(drawn)
+    axes = figure.axes[0]
+    assert _named(axes) == ("Stage", "Mean time per request (ms)")
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_xticklabels()] == [
+        "queue", "load", "preprocess", "infer", "postprocess", "network"
+    ]  # fmt: skip
+    assert _legend(figure) == ["plain", "one"]
+    heights = [bar.get_height() for bar in axes.containers[1]]
+    assert heights == pytest.approx([np.nan, 1000.0, np.nan, 20.0, np.nan, np.nan], nan_ok=True)
+    assert "one: 98% of the time is load" in figure.get_suptitle()
+    assert isinstance(drawn, Plot)
+    assert drawn.caption.endswith("Not shown, for want of figures: plain.")
+
+
+def test_stages_are_left_out_where_no_request_came_to_a_pod(tmp_path: Path) -> None:
+    assert isinstance(stages([steady_run(tmp_path, status=[404] * 4)]), LeftOut)
+
+
+def test_goodput_is_a_point_per_run_against_what_was_offered(tmp_path: Path) -> None:
+    late = steady_run(
+        tmp_path, name="late", scheduled_s=[0.0, 1.0, 1.5, 2.0], deadline_s=[1.0] * 4,
+        finished_s=[0.1, 1.1, 4.0, 2.1],
+    )  # fmt: skip
+    slow = steady_run(
+        tmp_path, name="slow", scheduled_s=[0.0, 1.0, 2.0, 4.0],
+        finished_s=[0.1, 1.1, 2.1, 4.0],
+    )  # fmt: skip
+    figure = _figure(goodput([late, slow]))
+    axes = figure.axes[0]
+    assert _named(axes) == ("Offered load (requests/s)", "Goodput (requests/s answered in time)")
+    assert _legend(figure) == ["all in time", "late", "slow"]
+    assert _points(axes, "late") == [[2.0, 0.75]]
+    assert _points(axes, "slow") == [[1.0, 1.0]]
+
+
+def test_one_request_has_no_goodput_to_draw(tmp_path: Path) -> None:
+    assert isinstance(goodput([steady_run(tmp_path, 1)]), LeftOut)
+
+
+def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
+    cold = ["remote", "warm", "warm", "warm"]
+    runs = [
+        steady_run(tmp_path, name="lean", start=["remote"] * 4,
+                   about={"wasted_memory_byte_s": 1e9}),
+        steady_run(tmp_path, name="warm", start=cold, about={"wasted_memory_byte_s": 5e9}),
+        steady_run(tmp_path, name="both", start=cold, about={"wasted_memory_byte_s": 9e9}),
+        steady_run(tmp_path, name="mute"),
+    ]  # fmt: skip
+    drawn = wasted_memory(runs)
+    figure = _figure(drawn)
+    axes = figure.axes[0]
+    assert _named(axes) == ("Wasted memory-time (GB s)", "Requests that started cold (%)")
+    front = "no run is better in both (Pareto front)"
+    assert _legend(figure) == [front, "lean", "warm", "both"]
+    assert _points(axes, front) == [[1.0, 1.0], [5.0, 0.25]]
+    assert [_points(axes, name) for name in ("lean", "warm", "both")] == [
+        [[1.0, 1.0]], [[5.0, 0.25]], [[9.0, 0.25]],
+    ]  # fmt: skip
+    assert isinstance(drawn, Plot)
+    assert drawn.caption.endswith("Not shown, for want of figures: mute.")
+
+
+def test_a_run_that_does_not_tell_its_starts_is_on_no_front(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, start=[None] * 4, about={"wasted_memory_byte_s": 1e9})
+    assert isinstance(wasted_memory([run]), LeftOut)
+
+
+def test_fairness_has_a_mark_per_tenant(tmp_path: Path) -> None:
+    run = steady_run(
+        tmp_path, name="uneven", tenant=["x", "x", "y", "y"], status=[200, 200, 200, 503],
+        deadline_s=[None] * 4,
+    )  # fmt: skip
+    axes = _axes(tenants([run]))
+    assert _named(axes) == ("Share of a tenant's requests served in time", "")
+    assert _rows(axes) == ["uneven"]
+    [line] = axes.lines
+    assert np.asarray(line.get_xydata()).tolist() == [[0.5, 0.0], [1.0, 0.0]]
+    assert _said(axes) == ["Jain 0.9000"]
+
+
+def test_machine_usage_draws_loading_loaded_and_inferring_over_time(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, name="one", predict_pod=["pod-1"] * 4, **_LOADS)
+    drawn = machine_usage(run, 2)
+    figure = _figure(drawn)
+    [axes] = figure.axes
+    assert axes.get_xlabel() == "Time since start (s)"
+    assert axes.get_title(loc="left") == "pod-1: 29% of the time loading or inferring"
+    assert _rows(axes) == ["a"]
+    assert _legend(figure) == ["loading", "loaded", "inferring"]
+    loaded, loading, inferring = (
+        [(path.get_extents().x0, path.get_extents().x1) for path in each.get_paths()]
+        for each in axes.collections[:3]
+    )
+    assert loading == [pytest.approx((0.0, 2.0)), pytest.approx((9.0, 9.5))]
+    assert loaded == [pytest.approx((2.0, 5.1)), pytest.approx((9.5, 9.6))]
+    assert inferring == [
+        pytest.approx((2.0, 2.1)), pytest.approx((5.0, 5.1)), pytest.approx((9.5, 9.6))
+    ]  # fmt: skip
+    assert to_hex(_face(axes.collections[1])).upper() == COLOURS[1]
+    assert isinstance(drawn, Plot)
+    assert "Not seen: loads that no answer tells of (preloads, and" in drawn.caption
+
+
+def test_what_is_short_is_still_a_pixel_wide(tmp_path: Path) -> None:
+    run = steady_run(
+        tmp_path, 2, scheduled_s=[0.0, 900.0], sent_s=[0.0, 900.0], infer_ms=[10.0, 10.0]
+    )
+    figure = _figure(machine_usage(run, 1))
+    figure.savefig(io.BytesIO(), format="png", dpi=figure.dpi)
+    [axes] = figure.axes
+    first, second = (path.get_extents().width for path in axes.collections[2].get_paths())
+    pixel = np.ptp(axes.get_xlim()) / axes.bbox.width
+    assert first >= pixel
+    assert second >= pixel
+
+
+def test_a_pod_without_loads_and_inferences_has_no_row(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, 2, model=["ran", "refused"], status=[200, 503])
+    assert _rows(_axes(machine_usage(run, 1))) == ["ran"]
+    nobody = steady_run(tmp_path, 2, status=[503, 503])
+    assert isinstance(machine_usage(nobody, 1), LeftOut)

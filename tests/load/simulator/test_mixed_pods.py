@@ -1,0 +1,65 @@
+"""The sample of pods of two kinds: who serves what, and what speed alone does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load.simulator.cluster_file import cluster_of, read_cluster
+from load.simulator.simulate import simulate
+from load.simulator.sweep import parse_sweep, variants
+from load.traces.naming import open_trace
+from registry.model import RoutingPolicy
+
+SAMPLE = Path(__file__).parents[3] / "manifests/simulator/mixed-pods.yaml"
+TRACE = "poisson:rate=20,models=10,zipf=0.9,duration=1m"
+SPEED = "nodes.0.pods.0.speed=1,3"
+
+
+def fast_share(document: Any, policy: RoutingPolicy) -> float:
+    """What share of the requests is inferred at the two pods of six that the file calls fast."""
+    run = simulate(cluster_of(document, source="sample"), open_trace(TRACE, seed=1), policy, 1)
+    pods = Counter(pod for batch in run for pod in batch.column("predict_pod").to_pylist())
+    assert run.summary.statuses == {200: pods.total()}
+    return sum(pods[f"fast-{number}"] for number in range(2)) / pods.total()
+
+
+def fast_shares(policy: RoutingPolicy) -> list[float]:
+    """With fast pods as fast as the others, and three times as fast."""
+    return [fast_share(document, policy) for _, document in variants(SAMPLE, parse_sweep(SPEED))]
+
+
+def test_the_sample_has_pods_of_two_kinds() -> None:
+    plan = read_cluster(SAMPLE)
+    kinds = Counter((pod.speed, pod.slots) for node in plan.nodes for pod in node.pods)
+    assert kinds == {(3.0, 8): 2, (1.0, 2): 4}
+    assert {node.object_storage_bytes_per_s for node in plan.nodes} == {4e8, 1e8}
+    names = {plan.spec.name.name for plan in plan.models}
+    assert names == {f"model-{number}" for number in range(10)}, "as generated traces name them"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RoutingPolicy.AUTO, RoutingPolicy.COLOCATION, RoutingPolicy.REMOTE_PROXY,
+        RoutingPolicy.LEAST_LOADED,
+    ],
+)  # fmt: skip
+def test_faster_pods_serve_more_since_they_are_free_sooner(policy: RoutingPolicy) -> None:
+    as_slow, fast = fast_shares(policy)
+    assert fast > as_slow + 0.05
+    assert fast > 2 / 6
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [RoutingPolicy.RANDOM, RoutingPolicy.ROUND_ROBIN, RoutingPolicy.COLOCATION_QUEUEING],
+)
+def test_who_draws_takes_turns_or_waits_at_a_copy_does_not_mind_speed(
+    policy: RoutingPolicy,
+) -> None:
+    as_slow, fast = fast_shares(policy)
+    assert fast == pytest.approx(as_slow, abs=0.02)
