@@ -74,14 +74,14 @@ class WaitingLine(Generic[W]):
 
     def decide(self, arrival: Arrival) -> Decided:
         """Decide about a newcomer, which comes after those of its model that wait."""
-        model = arrival.model
+        model, now_s = arrival.model, self._now_s()
         ahead = self._room.depth(model.namespace, model.name) if self._waiters else 0
-        decided = self._decide(arrival, ahead)
-        self._losses.note(model, decided.decision, self._now_s())
+        decided = self._decide(arrival, now_s, ahead)
+        self._losses.note(model, decided.decision, now_s)
         return decided
 
-    def _decide(self, arrival: Arrival, ahead: int) -> Decided:
-        now_s, state = self._now_s(), self._state
+    def _decide(self, arrival: Arrival, now_s: float, ahead: int) -> Decided:
+        state = self._state
         moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
         decided = decide(
             arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s,
@@ -198,7 +198,7 @@ class WaitingLine(Generic[W]):
         def tries(waiter: W) -> bool:
             if is_leaving(waiter):
                 return self._room.remove(waiter.ticket)
-            decided = self._decide(waiter.arrival, 0)
+            decided = self._decide(waiter.arrival, self._now_s(), 0)
             match decided.decision:
                 case Wait(reason=reason):
                     self._waits(waiter, decided, reason)

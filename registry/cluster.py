@@ -179,7 +179,7 @@ class PodState:
         self.changed.add(self)
         self.is_accepting = is_accepting
         if self.pool is not None:
-            self.pool.accepting_version += 1
+            self.pool.accepting.count += 1
         self.has_free_slot = self.slots_busy < self.slots and self.is_accepting
 
     @property
@@ -207,6 +207,7 @@ class ClusterState:
         self.pods = RankedPods()
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency = Residencies(self.pods)
+        self._serving = self.residency.serving
         self.measurements: dict[str, Measurements] = {}
         self.profiles: dict[ModelName, Profile] = {}
         """Of the generation that was profiled last."""
@@ -239,11 +240,11 @@ class ClusterState:
 
     def warm(self, key: str) -> Sequence[PodState]:
         """Accepting pods that hold the model on their device."""
-        return self.residency.warm(key)
+        return self._serving.warm(key)
 
     def warming(self, key: str) -> Sequence[PodState]:
         """Accepting pods to whose device a load of the model is under way."""
-        return self.residency.warming(key)
+        return self._serving.warming(key)
 
     def measured(self, key: str) -> Measurements:
         """The model's measurements; priors only if there are none."""

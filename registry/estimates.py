@@ -79,7 +79,9 @@ class Measurements:
 
     def add(self, measure: str, values_s: Iterable[float]) -> None:
         """Take in new samples of a measure."""
-        samples = self._samples.setdefault(measure, deque(maxlen=WINDOW))
+        samples = self._samples.get(measure)
+        if samples is None:
+            samples = self._samples[measure] = deque(maxlen=WINDOW)
         samples.extend(values_s)
         self._medians.pop(measure, None)
         self._stages = None

@@ -91,14 +91,23 @@ class Ranking:
             del self._ranks[bisect_left(self._ranks, rank)]
 
 
+class Changes:
+    """How often something has changed: what was worked out at another count is out of date."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class RankedPods(dict[str, "PodState"]):
     """Pods by name, which remembers those that change until somebody asks who is first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changed: set[PodState] = set()
-        self.accepting_version = 0
-        """Grows when pods come, go, or begin or cease to take requests."""
+        self.accepting = Changes()
+        """Of the pods that take requests: they come, go, begin or cease to."""
         self._by_load = Ranking(self, load_rank)
         self._by_room = Ranking(self, room_rank)
 
@@ -108,7 +117,7 @@ class RankedPods(dict[str, "PodState"]):
         super().__setitem__(name, pod)
         pod.changed = self.changed
         pod.pool = self
-        self.accepting_version += 1
+        self.accepting.count += 1
         self.changed.add(pod)
 
     def __delitem__(self, name: str) -> None:
@@ -119,7 +128,7 @@ class RankedPods(dict[str, "PodState"]):
         self.changed.add(pod)
         pod.changed = set()
         pod.pool = None
-        self.accepting_version += 1
+        self.accepting.count += 1
 
     def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodState | None:
         """The pod with a free slot that is least loaded."""

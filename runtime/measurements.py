@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections import deque
+from typing import Final
 
 from registry.pod import Samples
 
-MOST_PER_HEARTBEAT = 8
+MOST_PER_HEARTBEAT: Final = 8
+_KEPT: Final = 8 * MOST_PER_HEARTBEAT
+"""Samples of a measure until the older ones are thrown away: seldom, since that costs."""
 
 
 class Measurements:
     """The latest samples of each measure; older ones than a heartbeat carries are forgotten."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[str, str], deque[float]] = {}
+        self._samples: dict[str, dict[str, list[float]]] = {}
 
     def add(self, key: str, measure: str, seconds: float) -> None:
         """Remember one sample of `measure` (a stage, or `load:<tier>`) of a model."""
-        place = (key, measure)
-        samples = self._samples.get(place)
+        measures = self._samples.get(key)
+        if measures is None:
+            measures = self._samples[key] = {}
+        samples = measures.get(measure)
         if samples is None:
-            samples = self._samples[place] = deque(maxlen=MOST_PER_HEARTBEAT)
+            measures[measure] = [seconds]
+            return
         samples.append(seconds)
+        if len(samples) > _KEPT:
+            del samples[:-MOST_PER_HEARTBEAT]
 
     def take(self) -> tuple[Samples, ...]:
         """All samples since the last call."""
         taken = tuple(
-            Samples(key, measure, tuple(values)) for (key, measure), values in self._samples.items()
+            [
+                Samples(key, measure, tuple(samples[-MOST_PER_HEARTBEAT:]))
+                for key, measures in self._samples.items()
+                for measure, samples in measures.items()
+            ]
         )
         self._samples.clear()
         return taken
@@ -34,5 +45,5 @@ class Measurements:
     def give_back(self, taken: tuple[Samples, ...]) -> None:
         """Keep samples that could not be sent, unless newer ones have come."""
         for samples in taken:
-            place = (samples.key, samples.measure)
-            self._samples.setdefault(place, deque(samples.values_s, maxlen=MOST_PER_HEARTBEAT))
+            measures = self._samples.setdefault(samples.key, {})
+            measures.setdefault(samples.measure, list(samples.values_s))

@@ -30,7 +30,6 @@ from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import simulate
 from load.stages import STAGES
 from registry.model import RoutingPolicy
-from registry.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ async def _measure(plan: Plan) -> Comparison:
                     pairs.append(pair := Pair(policy, [], []))
                     for trace in traces(plan, times):
                         pair.live.extend(await live.replay(trace, policy))
-                        pair.simulated.extend(simulated(trace, policy, times))
+                        pair.simulated.extend(simulated(trace, policy, times, live.known_s))
     return Comparison(times, pairs)
 
 
@@ -118,16 +117,22 @@ def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[Asked]:
     ]
 
 
-def simulated(trace: Sequence[Asked], policy: RoutingPolicy, times: ServiceTimes) -> list[Outcome]:
-    """The same arrivals in a simulated cluster of the same pods and service times."""
+def simulated(
+    trace: Sequence[Asked],
+    policy: RoutingPolicy,
+    times: ServiceTimes,
+    known_s: Sequence[Mapping[str, float]],
+) -> list[Outcome]:
+    """The same arrivals in a simulated cluster of the same pods and service times.
+
+    `known_s` is what the live registry knew of each model by measure when the trace began.
+    """
     run = simulate(
         cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
         draws=(random.Random(each.seed).random() for each in trace),
     )  # fmt: skip
-    pod = next(iter(run.registry.state.pods.values()))
-    run.registry.beat(
-        pod.name, pod.epoch, 0.0, used_bytes={}, loads_total=0, samples=_measured(times)
-    )
+    specs = (record.serving for record in run.registry.state.models.values())
+    run.know({spec.key: known_s[int(spec.name.name.partition("-")[2])] for spec in specs})
     rows = [row for batch in run for row in batch.to_pylist()]
     if failed := [row for row in rows if row["status"] != 200]:
         raise ValueError(f"{len(failed)} of {len(rows)} simulated requests failed: {failed[0]}")
@@ -176,18 +181,6 @@ def document(times: ServiceTimes) -> dict[str, Any]:
         "models": [model | {"name": "default/m"}],
         "network": {"gateway_hop": f"{times.overhead_s / 2}s"},
     }
-
-
-def _measured(times: ServiceTimes) -> list[Samples]:
-    """What the live registry knows when a trace begins."""
-    known = {"infer": times.infer_s, "share": times.infer_s}
-    known |= {"preprocess": AROUND_S, "postprocess": AROUND_S}
-    known |= {f"load:{tier}": seconds for tier, seconds in times.load_s.items()}
-    return [
-        Samples(spec_of(number).key, measure, (seconds,))
-        for number in range(MODELS)
-        for measure, seconds in known.items()
-    ]
 
 
 def _batch(trace: Sequence[Asked]) -> pa.RecordBatch:

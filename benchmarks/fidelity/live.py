@@ -23,7 +23,7 @@ from pilotlight.demo.workloads import make_cold, until_idle
 from pilotlight.home import Home
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings, PodSettings
-from registry.model import ModelName, ModelPolicy, ModelSpec
+from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -42,6 +42,10 @@ LINK_BYTES_PER_S: Final = 60 * 10**6
 _WARM_REQUESTS: Final = 5
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
+_MEASURES: Final = (
+    "infer", "share", "preprocess", "postprocess", "network", "assets",
+    *(f"load:{tier}" for tier in Tier),
+)  # fmt: skip
 _TIMEOUT_S: Final = 120.0
 _SETTLE_S: Final = 30.0
 
@@ -98,6 +102,8 @@ class LivePlatform:
         self._platform = platform
         self._client = client
         self._specs = [spec_of(number) for number in range(MODELS)]
+        self.known_s: list[dict[str, float]] = []
+        """Per model and measure, what the registry knew in seconds when the last trace began."""
 
     async def times(self) -> ServiceTimes:
         """Measure every part, one request at a time; a pod's first load is slower and not meant."""
@@ -130,6 +136,7 @@ class LivePlatform:
     async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
         """Send a trace to models that no pod holds; arrivals do not wait for answers."""
         await self._all_cold()
+        self.known_s = [self._known_s(spec.key) for spec in self._specs]
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             tasks = []
@@ -138,6 +145,11 @@ class LivePlatform:
                 tasks.append(group.create_task(self._outcome(each, policy, began_s)))
         await until_idle(self._platform)
         return [task.result() for task in tasks]
+
+    def _known_s(self, key: str) -> dict[str, float]:
+        measured = self._platform.watch.state.measured(key)
+        found = {measure: measured.get(measure) for measure in _MEASURES}
+        return {measure: each.seconds for measure, each in found.items() if each is not None}
 
     async def _outcome(self, asked: Asked, policy: str, began_s: float) -> Outcome:
         late_s = time.perf_counter() - began_s - asked.at_s

@@ -16,7 +16,6 @@ from gateway.policies.choices import (
     fewest_inferring,
     least_loaded,
     least_loaded_free,
-    with_free_slot,
 )
 from gateway.policies.decision import Decision, Loss, Option, Reason, SendTo, Wait
 from gateway.policies.finish_time import proxy_to, run_at, wait_for
@@ -37,15 +36,13 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
     ways: list[tuple[Forecast, SendTo | Wait, str]] = []
-    if ready := with_free_slot(warm):
-        pod = fewest_inferring(ready)
+    if pod := fewest_inferring(warm):
         forecast = run_at(pod, request, cluster, now_s)
         if pod.inferring == 0:  # nothing can be sooner: every way takes at least this long
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
         send = SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
         ways.append((forecast, send, "colocate"))
-    elif joinable := with_free_slot(warming):
-        pod = fewest_inferring(joinable)
+    elif pod := fewest_inferring(warming):
         join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         ways.append((run_at(pod, request, cluster, now_s), join, "join"))
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:

@@ -24,11 +24,6 @@ def free_pods(cluster: ClusterView) -> list[PodView]:
     return [pod for pod in cluster.pods.values() if pod.has_free_slot]
 
 
-def with_free_slot(pods: Sequence[PodView]) -> list[PodView]:
-    """Those of the pods that can be an entry pod now."""
-    return [pod for pod in pods if pod.has_free_slot]
-
-
 def load_rank(pod: PodView) -> tuple[float, int]:
     """How loaded a pod is: share of slots taken, then requests in their inference stage."""
     return (pod.slots_busy / pod.slots, pod.inferring)
@@ -45,13 +40,25 @@ def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
     return equals[int(draw * len(equals))]
 
 
-def fewest_inferring(pods: Sequence[PodView]) -> PodView:
-    """The pod with the fewest requests in their inference stage; ties to the first by name."""
-    if len(pods) == 1:
-        return pods[0]
-    fewest = min([pod.inferring for pod in pods])
-    equals = [pod for pod in pods if pod.inferring == fewest]
-    return min(equals, key=_slots_and_name) if len(equals) > 1 else equals[0]
+def fewest_inferring(pods: Sequence[PodView]) -> PodView | None:
+    """Of those with a free slot, the pod with the fewest requests in their inference stage.
+
+    Ties go to the one with the fewest slots taken, then to the first by name. None: no slot is
+    free.
+    """
+    best: PodView | None = None
+    for pod in pods:
+        if pod.has_free_slot and (best is None or _comes_before(pod, best)):
+            best = pod
+    return best
+
+
+def _comes_before(pod: PodView, other: PodView) -> bool:
+    if pod.inferring != other.inferring:
+        return pod.inferring < other.inferring
+    if pod.slots_busy != other.slots_busy:
+        return pod.slots_busy < other.slots_busy
+    return pod.name < other.name
 
 
 def roomiest(pods: Sequence[PodView], draw: float) -> PodView:
@@ -109,7 +116,3 @@ def _nearest_free(cluster: ClusterView, key: str, but: Collection[str]) -> list[
                 least, nearest = nearness, []
             nearest.append(pod)
     return nearest
-
-
-def _slots_and_name(pod: PodView) -> tuple[int, str]:
-    return (pod.slots_busy, pod.name)

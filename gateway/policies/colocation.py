@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    with_free_slot,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
@@ -24,11 +23,9 @@ def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Deci
     """A warm pod with a free slot; else at once any pod with a free slot, which starts cold."""
     del now_s
     warm = cluster.warm(request.key)
-    if ready := with_free_slot(warm):
-        pod = fewest_inferring(ready)
+    if pod := fewest_inferring(warm):
         return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
-    if joinable := with_free_slot(cluster.warming(request.key)):
-        pod = fewest_inferring(joinable)
+    if pod := fewest_inferring(cluster.warming(request.key)):
         return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
     cold = best_cold(cluster, request.key, request.draw)
     if cold is None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gateway.policies.choices import (
     best_cold,
     fewest_inferring,
-    with_free_slot,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
 from registry.reservation import LoadMode
@@ -23,13 +22,11 @@ def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float
     """A warm pod, waited for if its slots are taken; a cold start only when there is none."""
     del now_s
     if warm := cluster.warm(request.key):
-        if ready := with_free_slot(warm):
-            pod = fewest_inferring(ready)
+        if pod := fewest_inferring(warm):
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
         return Wait(Reason.QUEUE_WARM_BUSY)
     if warming := cluster.warming(request.key):
-        if joinable := with_free_slot(warming):
-            pod = fewest_inferring(joinable)
+        if pod := fewest_inferring(warming):
             return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
         return Wait(Reason.QUEUE_WARMING)
     cold = best_cold(cluster, request.key, request.draw)

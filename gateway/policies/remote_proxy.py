@@ -8,7 +8,6 @@ one that lacks the model and is below the target itself, since others would be r
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gateway.policies.choices import (
@@ -77,10 +76,15 @@ def least_busy_below(
     target_ongoing: int, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> PodView | None:
     """The pod with the fewest ongoing requests below the target; warm before warming, then name."""
-    fewest = min([pod.inferring for pod in (*warm, *warming)], default=target_ongoing)
-    if fewest >= target_ongoing:
-        return None
-    equals = [pod for pod in warm if pod.inferring == fewest]
-    if not equals:
-        equals = [pod for pod in warming if pod.inferring == fewest]
-    return equals[0] if len(equals) == 1 else min(equals, key=attrgetter("name"))
+    best = _least_busy(warm, target_ongoing)
+    return _least_busy(warming, best.inferring if best else target_ongoing) or best
+
+
+def _least_busy(pods: Sequence[PodView], below: int) -> PodView | None:
+    best: PodView | None = None
+    fewest = below
+    for pod in pods:
+        inferring = pod.inferring
+        if inferring < fewest or (inferring == fewest and best and pod.name < best.name):
+            best, fewest = pod, inferring
+    return best

@@ -22,17 +22,21 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 """Of the checkout."""
 MODULES: Final = (
-    "gateway/decide.py", "gateway/policies/auto.py", "gateway/policies/choices.py",
-    "gateway/policies/colocation.py", "gateway/policies/colocation_queueing.py",
-    "gateway/policies/decision.py", "gateway/policies/finish_time.py",
-    "gateway/losses.py", "gateway/policies/remote_proxy.py", "gateway/policies/views.py",
-    "gateway/queueing.py", "gateway/retries.py", "gateway/waiting.py",
-    "load/simulator/continuous.py", "load/simulator/device.py", "load/simulator/flight.py",
-    "load/simulator/gateway.py", "load/simulator/iterations.py", "load/simulator/kernel.py",
-    "load/simulator/loading.py", "load/simulator/memory_registry.py", "load/simulator/pod.py",
-    "registry/cluster.py", "registry/estimates.py", "registry/ranking.py",
-    "registry/residencies.py", "runtime/device/batch.py", "runtime/device/queue.py",
-    "runtime/loading/residents.py", "runtime/measurements.py",
+    "gateway/decide.py", "gateway/losses.py", "gateway/policies/auto.py",
+    "gateway/policies/choices.py", "gateway/policies/colocation.py",
+    "gateway/policies/colocation_queueing.py", "gateway/policies/decision.py",
+    "gateway/policies/finish_time.py", "gateway/policies/remote_proxy.py",
+    "gateway/policies/views.py", "gateway/queueing.py", "gateway/retries.py", "gateway/waiting.py",
+    "load/simulator/cluster.py", "load/simulator/continuous.py", "load/simulator/device.py",
+    "load/simulator/flight.py", "load/simulator/gateway.py", "load/simulator/iterations.py",
+    "load/simulator/kernel.py", "load/simulator/links.py", "load/simulator/loading.py",
+    "load/simulator/memory_registry.py", "load/simulator/node.py", "load/simulator/pod.py",
+    "load/simulator/queueing.py", "load/simulator/rows.py", "registry/cluster.py",
+    "registry/estimates.py", "registry/model.py", "registry/pod.py", "registry/profile.py",
+    "registry/ranking.py", "registry/reservation.py", "registry/residencies.py",
+    "runtime/device/batch.py", "runtime/device/batch_times.py", "runtime/device/lane.py",
+    "runtime/device/queue.py", "runtime/loading/eviction.py", "runtime/loading/idle_memory.py",
+    "runtime/loading/reload_costs.py", "runtime/loading/residents.py", "runtime/measurements.py",
 )  # fmt: skip
 """What a simulated request passes through."""
 _PACKAGES: Final = ("autoscaler", "gateway", "load", "registry", "runtime")

@@ -1,42 +1,65 @@
 """Sources as mypyc compiles them well: constructors written out, views that are the real classes.
 
 mypyc leaves the constructors of dataclasses to the interpreter and looks up their fields' types
-when the module is imported, and it calls methods of protocols by name. What is written here has the
-same meaning for a simulation, in which every view of a cluster is the registry's copy.
+when the module is imported, calls methods of protocols by name, and finds the members of an enum
+anew at each use. What is written here has the same meaning for a simulation, in which every view of
+a cluster is the registry's copy.
 """
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+VALUES: Final = frozenset({
+    "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord", "ModelSpec",
+    "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "Queueing", "ReservationRequest",
+})  # fmt: skip
+"""Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
+ENUMS: Final = frozenset({
+    "ClaimScope", "LoadMode", "PodPhase", "Reason", "Refusal", "RoutingPolicy", "Tier",
+})  # fmt: skip
+"""Whose members are looked up once per module."""
 VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
 """Protocols of `gateway.policies.views`, and the classes of `registry.cluster` that fit them."""
+
+_CONTAINERS: Final = {
+    "Sequence[PodView]": "list", "Sequence[PodState]": "list",
+    "Mapping[str, Residency]": "dict", "Mapping[ModelName, ModelRecord]": "dict",
+}  # fmt: skip
+"""What they are in the registry's copy."""
+_FUNCTIONS: Final = frozenset({"bisect", "heapq", "math"})
+"""Modules whose names are looked up once per module, as members of enums are."""
 
 
 def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
     """The sources of modules by path, rewritten.
 
-    Dataclasses become classes that have a constructor but no comparison, hash or text, and cannot
-    be frozen; a subclass takes only those fields of its base that have no default.
+    Dataclasses, but for those of `VALUES`, become classes that have a constructor but no
+    comparison, hash or text, and cannot be frozen; a subclass takes only those fields of its base
+    that have no default.
     """
     trees = {path: ast.parse(source) for path, source in sources.items()}
-    dataclasses = [
-        node
-        for tree in trees.values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and _is_dataclass(node)
-    ]
+    found = {path: _dataclasses(tree) for path, tree in trees.items()}
+    for path, nodes in found.items():
+        _keep_values(trees[path], [node for node in nodes if node.name in VALUES])
+    dataclasses = [node for nodes in found.values() for node in nodes if node.name not in VALUES]
     bases = {node.name: node for node in dataclasses}  # only bases need names of their own
     constructors = [_constructor(node, bases) for node in dataclasses]
     for node, constructor in zip(dataclasses, constructors, strict=True):
         _write_out(node, constructor)
     for tree in trees.values():
         _use_real_views(tree)
+        _use_real_containers(tree)
+        _look_up_once(tree)
     return {path: ast.unparse(tree) for path, tree in trees.items()}
+
+
+def _dataclasses(tree: ast.Module) -> list[ast.ClassDef]:
+    return [each for each in tree.body if isinstance(each, ast.ClassDef) and _is_dataclass(each)]
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -67,13 +90,14 @@ def _constructor(node: ast.ClassDef, dataclasses: Mapping[str, ast.ClassDef]) ->
     body = [f"super().__init__({', '.join(handed_on)})"] if bases else []
     for field in _fields(node):
         name, options = ast.unparse(field.target), _options(field)
+        parameter, value = f"{name}: {ast.unparse(field.annotation)}", name
         if "default_factory" in options:
-            body.append(f"self.{name} = {options['default_factory']}()")
-            continue
-        default = f" = {options['default']}" if "default" in options else ""
-        parameter = f"{name}: {ast.unparse(field.annotation)}{default}"
+            parameter += " | None = None"
+            value = f"{options['default_factory']}() if {name} is None else {name}"
+        elif "default" in options:
+            parameter += f" = {options['default']}"
         (named if "kw_only" in options else head).append(parameter)
-        body.append(f"self.{name} = {name}")
+        body.append(f"self.{name} = {value}")
     parameters = ", ".join([*head, *(named if len(named) > 1 else [])])
     return ast.parse(f"def __init__({parameters}) -> None: " + "; ".join(body)).body[0]
 
@@ -92,3 +116,83 @@ def _use_real_views(tree: ast.Module) -> None:
         tree.body[tree.body.index(each)] = ast.parse(f"from registry.cluster import {names}").body[
             0
         ]
+
+
+def _use_real_containers(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and (real := _CONTAINERS.get(ast.unparse(node))):
+            node.value = ast.Name(real, ast.Load())
+
+
+def _keep_values(tree: ast.Module, values: Sequence[ast.ClassDef]) -> None:
+    """Dataclasses that mypyc takes as they are: without slots, which it gives to every class."""
+    for node in values:
+        for each in node.decorator_list:
+            if isinstance(each, ast.Call):
+                each.keywords = [option for option in each.keywords if option.arg != "slots"]
+    guarded = [each for each in tree.body if _is_for_types(each)] if values else []
+    for block in guarded:  # fields' types are looked up
+        at = tree.body.index(block)
+        tree.body[at : at + 1] = block.body
+
+
+def _is_for_types(node: ast.stmt) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+class _LookedUp(ast.NodeTransformer):
+    """Puts a constant of the module in place of what its functions look up at each call."""
+
+    def __init__(self, enums: Collection[str], names: Collection[str]) -> None:
+        self.found: set[str] = set()
+        """Expressions, such as `Tier.DEVICE`."""
+        self._enums = enums
+        self._names = names
+        self._depth = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Its body; defaults and decorators stay."""
+        self._depth += 1
+        node.body = [self.visit(each) for each in node.body]
+        self._depth -= 1
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        """Patterns stay: a bare name there would catch everything."""
+        node.body = [self.visit(each) for each in node.body]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """A member of an enum."""
+        self.generic_visit(node)
+        is_member = isinstance(node.value, ast.Name) and node.value.id in self._enums
+        return self._constant(node) if is_member and node.attr.isupper() else node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A function, or a number."""
+        is_read = isinstance(node.ctx, ast.Load)
+        return self._constant(node) if is_read and node.id in self._names else node
+
+    def _constant(self, node: ast.expr) -> ast.AST:
+        if not self._depth:
+            return node
+        expression = ast.unparse(node)
+        self.found.add(expression)
+        return ast.copy_location(ast.Name(_constant_of(expression), ast.Load()), node)
+
+
+def _constant_of(expression: str) -> str:
+    return "_of_" + expression.replace(".", "_")
+
+
+def _look_up_once(tree: ast.Module) -> None:
+    imports = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
+    imported = {alias.asname or alias.name: each.module for each in imports for alias in each.names}
+    lookup = _LookedUp(
+        ENUMS & imported.keys(), {name for name, module in imported.items() if module in _FUNCTIONS}
+    )
+    lookup.visit(tree)
+    lines = ["from typing import Final as _Final"] if lookup.found else []
+    lines += [f"{_constant_of(each)}: _Final = {each}" for each in sorted(lookup.found)]
+    last = max((tree.body.index(each) for each in imports), default=0)
+    tree.body[last + 1 : last + 1] = ast.parse("\n".join(lines)).body

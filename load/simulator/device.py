@@ -30,8 +30,8 @@ class SimulatedDevice:
     """One device. `done(flight, infer_s, share_s)` hears of the inferred, `late` of others."""
 
     __slots__ = (
-        "_done", "_is_busy", "_iterations", "_jitter", "_kernel", "_lanes", "_late", "_look_s",
-        "_numbers", "_queue", "_rng", "_seconds", "_speed", "_times",
+        "_done", "_end", "_is_busy", "_iterations", "_jitter", "_kernel", "_lanes", "_late",
+        "_look_s", "_numbers", "_queue", "_rng", "_seconds", "_speed", "_times",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,8 @@ class SimulatedDevice:
         self._numbers = count(1)
         self._is_busy = False
         self._look_s = inf
+        self._end: Callable[[tuple[list[Flight], float, int]], None] = self._ended
+        """Bound once: it is set for every batch."""
         self._iterations = Iterations(
             kernel, self._queue, self._numbers,
             speed=speed, jitter=jitter, rng=rng, done=done, late=late, freed=self._freed,
@@ -139,7 +141,7 @@ class SimulatedDevice:
         if self._jitter:
             seconds *= exp(self._rng.gauss(0.0, self._jitter))
         self._is_busy = True
-        self._kernel.after(seconds, self._ended, (flights, seconds, rows))
+        self._kernel.after(seconds, self._end, (flights, seconds, rows))
 
     def _ended(self, batch: tuple[list[Flight], float, int]) -> None:
         flights, seconds, rows = batch

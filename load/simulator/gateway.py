@@ -17,7 +17,8 @@ from gateway.retries import RetryBudget
 from gateway.waiting import Waiter, WaitingLine, rejected
 from load.simulator.flight import Flight
 from load.simulator.queueing import Queueing
-from load.simulator.records import NEVER_S
+from load.simulator.rows import NEVER_S
+from registry.model import ModelName
 from registry.reservation import Refusal
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from load.simulator.kernel import Kernel
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pod import SimulatedPod
-    from load.simulator.records import Records
+    from load.simulator.rows import Rows
     from load.simulator.summary import Summary
-    from registry.model import ModelName, RoutingPolicy, Tier
+    from registry.model import RoutingPolicy, Tier
     from registry.waiting import WaitingRequests
 
 LOOK_AGAIN_S: Final = 0.25
@@ -54,7 +55,7 @@ class SimulatedGateway:
         self,
         kernel: Kernel,
         registry: MemoryRegistry,
-        records: Records,
+        rows: Rows,
         summary: Summary,
         *,
         policy: RoutingPolicy | None,
@@ -77,11 +78,13 @@ class SimulatedGateway:
         self._kernel = kernel
         self._registry = registry
         self._state = registry.state
-        self._records = records
+        self._rows = rows
         self._summary = summary
         self._policy = policy
         self._draw = random.Random(seed).random if draws is None else draws.__next__
         self._id_prefix = f"{seed}-"
+        self._row = -1
+        """Of the trace, from 0, as a live run numbers its requests."""
         self._sequence = 0
         self._budget = RetryBudget()
         self._serves_late = queueing.serves_late
@@ -99,6 +102,7 @@ class SimulatedGateway:
         tenant, model, input_size, output_size, deadline_s = row
         now_s = self._kernel.now_s
         self.open_total += 1
+        self._row += 1
         found = self.models.get((tenant, model))
         if found is None:
             self._not_found(row)
@@ -112,7 +116,7 @@ class SimulatedGateway:
             deadline_s = plan.spec.policy.deadline_s
         at_s = None if deadline_s is None else now_s + deadline_s
         arrival = Arrival(
-            self._id_prefix + str(self._sequence),
+            self._id_prefix + str(self._row),
             name,
             now_s,
             self._draw(),
@@ -130,12 +134,13 @@ class SimulatedGateway:
         tenant, model, input_size, output_size, deadline_s = row
         self.open_total -= 1
         now_s = self._kernel.now_s
-        self._records.add(
-            (
-                f"{self._id_prefix}none", tenant, model, None, now_s, NEVER_S, now_s, 404,
-                _MODEL_NOT_FOUND, f"model {tenant}/{model} does not exist", None, None, None,
-                0.0, 0.0, 0.0, 0.0, input_size, output_size, deadline_s,
-            )
+        self._rows.add(
+            request_id=f"{self._id_prefix}{self._row}", model=ModelName(tenant, model), policy=None,
+            arrival_s=now_s, placed_s=NEVER_S, finished_s=now_s, status=404,
+            reason=_MODEL_NOT_FOUND, error=f"model {tenant}/{model} does not exist",
+            entry_pod=None, predict_pod=None, start=None,
+            load_s=0.0, preprocess_s=0.0, infer_s=0.0, postprocess_s=0.0,
+            input_size=input_size, output_size=output_size, deadline_s=deadline_s,
         )  # fmt: skip
 
     # Placing
@@ -366,15 +371,16 @@ class SimulatedGateway:
             entry, predict, start = flight.entry.name, flight.predict.name, flight.start
             if start == "warm" and flight.waited_from:
                 start = flight.waited_from
-        arrival_s, due_s, model = arrival.arrival_s, arrival.due_s, arrival.model
-        self._records.add(
-            (
-                arrival.id, model.namespace, model.name, flight.policy, arrival_s,
-                flight.placed_s, now_s, status, reason or flight.reason, error, entry, predict,
-                start or None, flight.load_s, flight.preprocess_s, flight.infer_s,
-                flight.postprocess_s, flight.input_size, flight.output_size,
-                None if due_s is None else due_s - arrival_s,
-            )
+        arrival_s, due_s = arrival.arrival_s, arrival.due_s
+        self._rows.add(
+            request_id=arrival.id, model=arrival.model, policy=flight.policy,
+            arrival_s=arrival_s, placed_s=flight.placed_s, finished_s=now_s, status=status,
+            reason=reason or flight.reason, error=error,
+            entry_pod=entry, predict_pod=predict, start=start or None,
+            load_s=flight.load_s, preprocess_s=flight.preprocess_s, infer_s=flight.infer_s,
+            postprocess_s=flight.postprocess_s,
+            input_size=flight.input_size, output_size=flight.output_size,
+            deadline_s=None if due_s is None else due_s - arrival_s,
         )  # fmt: skip
 
 

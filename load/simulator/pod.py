@@ -17,6 +17,7 @@ from runtime.measurements import Measurements
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from load.simulator.cluster import ClusterPlan, ModelPlan, PodPlan
     from load.simulator.flight import Flight
@@ -31,9 +32,9 @@ class SimulatedPod:
     """One pod. It lives from `start` to `kill` or to the end of its drain."""
 
     __slots__ = (
-        "_assets_ready_s", "_beat_offset_s", "_cluster", "_gateway", "_is_beat_planned", "_kernel",
-        "_registry", "_residents", "device", "epoch", "is_alive", "loading", "measurements", "name",
-        "node", "plan",
+        "_answer", "_assets_ready_s", "_beat_offset_s", "_cluster", "_gateway", "_infer",
+        "_is_beat_planned", "_kernel", "_registry", "_residents", "device", "epoch", "is_alive",
+        "loading", "measurements", "name", "node", "plan",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,9 @@ class SimulatedPod:
             done=self._inferred,
             late=self._late,
         )
+        self._infer: Callable[[Flight], None] = self.device.infer
+        self._answer: Callable[[Flight], None] = self.answer
+        """Bound once: they are set for every request."""
         self.loading = Loading(self, cluster, kernel, registry, gateway)
         self._residents = self.loading.residents.by_key
 
@@ -175,7 +179,7 @@ class SimulatedPod:
         flight.start = "warm"
         self.loading.residents.use(resident)
         flight.resident = resident
-        self._kernel.after(hop_s + flight.preprocess_s, self.device.infer, flight)
+        self._kernel.after(hop_s + flight.preprocess_s, self._infer, flight)
 
     def _prepare_and_forward(self, flight: Flight, hop_s: float) -> None:
         now_s, plan = self._kernel.now_s, flight.plan
@@ -227,7 +231,7 @@ class SimulatedPod:
         flight.start = start
         flight.load_s += self._kernel.now_s - flight.held_since_s
         if flight.entry is self and flight.preprocess_s:
-            self._kernel.after(flight.preprocess_s, self.device.infer, flight)
+            self._kernel.after(flight.preprocess_s, self._infer, flight)
         else:
             self.device.infer(flight)
 
@@ -236,9 +240,9 @@ class SimulatedPod:
             return
         self.loading.let_go(flight.resident)
         key = flight.plan.spec.key
-        add = self.measurements.add
-        add(key, "infer", infer_s)
-        add(key, "share", share_s)
+        measurements = self.measurements
+        measurements.add(key, "infer", infer_s)
+        measurements.add(key, "share", share_s)
         if not self._is_beat_planned:
             self.has_news()
         if flight.is_over:
@@ -250,7 +254,7 @@ class SimulatedPod:
         back_s = flight.postprocess_s + self._cluster.gateway_hop_s
         if entry is not self:
             back_s += self._cluster.pod_hop_s / 2
-        kernel.after(back_s, entry.answer, flight)
+        kernel.after(back_s, entry._answer, flight)
         self._gateway.kick()
 
     def answer(self, flight: Flight) -> None:
@@ -258,11 +262,11 @@ class SimulatedPod:
         if flight.is_over or not self.is_alive:
             return
         key = flight.plan.spec.key
-        add = self.measurements.add
-        add(key, "preprocess", flight.preprocess_s)
-        add(key, "postprocess", flight.postprocess_s)
+        measurements = self.measurements
+        measurements.add(key, "preprocess", flight.preprocess_s)
+        measurements.add(key, "postprocess", flight.postprocess_s)
         if flight.predict is not self:
-            add(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
+            measurements.add(key, "network", self._cluster.pod_hop_s + flight.plan.network_s)
         if not self._is_beat_planned:
             self.has_news()
         self._gateway.answered(flight)

@@ -1,74 +1,46 @@
 """What a run writes: one row per request, gathered into record batches, in flat memory.
 
-A request leaves a `Row`; columns that follow from others are worked out for a whole batch.
+Columns that follow from others are worked out for a whole batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from load.schema import RECORD_SCHEMA
+from load.simulator.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from registry.model import ModelName
+
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-NEVER_S: Final = -1.0
-"""In place of the time at which a request was placed that no pod took."""
-
-
-class Row(NamedTuple):
-    """What is noted of an answered request. Times in seconds of the run."""
-
-    request_id: str
-    tenant: str
-    model: str
-    policy: str | None
-    arrival_s: float
-    placed_s: float
-    """When it was sent to its entry pod, or `NEVER_S`."""
-    finished_s: float
-    status: int
-    reason: str | None
-    error: str | None
-    entry_pod: str | None
-    predict_pod: str | None
-    start: str | None
-    load_s: float
-    preprocess_s: float
-    infer_s: float
-    postprocess_s: float
-    input_size: int
-    output_size: int
-    deadline_s: float | None
-    """From the arrival."""
 
 
 class Records:
     """Rows, until they are taken as a batch."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Any, ...]] = []
-        self.add = self._rows.append
-        """Take in the fields of one `Row`."""
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self.rows = Rows()
+        """Where answered requests are entered."""
 
     def take(self) -> pa.RecordBatch:
         """All rows since the last call."""
-        row = Row(*(zip(*self._rows, strict=True) if self._rows else ((),) * len(Row._fields)))
-        columns = _columns(row)
-        self._rows.clear()
-        arrays = [_array(columns[field.name], field.type) for field in RECORD_SCHEMA]
+        rows, derived = self.rows, _derived(self.rows)
+        arrays = [
+            _array(derived.get(field.name, getattr(rows, field.name, ())), field.type)
+            for field in RECORD_SCHEMA
+        ]
+        rows.clear()
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
 
-def _columns(rows: Any) -> dict[str, Any]:
-    """The columns of the schema, of a `Row` whose fields are columns."""
+def _derived(rows: Rows) -> dict[str, Any]:
+    """Columns of the schema that rows do not hold as they are."""
     arrival_s, finished_s, placed_s = map(_floats, (rows.arrival_s, rows.finished_s, rows.placed_s))
     stages_s = [
         _floats(each) for each in (rows.load_s, rows.preprocess_s, rows.infer_s, rows.postprocess_s)
@@ -76,8 +48,10 @@ def _columns(rows: Any) -> dict[str, Any]:
     is_placed = placed_s >= 0
     network_s = np.where(is_placed, finished_s - placed_s - sum(stages_s), 0.0)
     load_s, preprocess_s, infer_s, postprocess_s = stages_s
-    columns: dict[str, Any] = rows._asdict()
-    return columns | {
+    tenants, models = _parts(rows.model)
+    return {
+        "tenant": tenants,
+        "model": models,
         "scheduled_s": arrival_s,
         "sent_s": arrival_s,
         "first_byte_s": finished_s,
@@ -96,6 +70,27 @@ def _floats(values: Sequence[float]) -> Floats:
 
 
 def _array(values: Any, type_: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(type_):
-        return pa.array(values, pa.string()).dictionary_encode()
-    return pa.array(values, type_)
+    if isinstance(values, pa.Array):
+        return values
+    return _encoded(values) if pa.types.is_dictionary(type_) else pa.array(values, type_)
+
+
+def _encoded(values: Sequence[str | None]) -> pa.DictionaryArray:
+    """Names as numbers of a dictionary, in the order in which they first appear."""
+    names = [each for each in dict.fromkeys(values) if each is not None]
+    known: dict[str | None, int] = {None: -1, **{name: at for at, name in enumerate(names)}}
+    places = np.fromiter(map(known.__getitem__, values), np.int32, len(values))
+    return pa.DictionaryArray.from_arrays(
+        pa.array(places, mask=places < 0), pa.array(names, pa.string())
+    )
+
+
+def _parts(models: Sequence[ModelName]) -> list[pa.DictionaryArray]:
+    """Tenants and names, looked at once per model rather than once per row."""
+    known = {model: at for at, model in enumerate(dict.fromkeys(models))}
+    places = pa.array(np.fromiter(map(known.__getitem__, models), np.int32, len(models)))
+    encoded = [_encoded([model[part] for model in known]) for part in range(2)]
+    return [
+        pa.DictionaryArray.from_arrays(each.indices.take(places), each.dictionary)
+        for each in encoded
+    ]

@@ -115,7 +115,7 @@ class Simulation:
         self._trace = trace
         self._records = Records()
         self._gateway = SimulatedGateway(
-            self.kernel, self.registry, self._records, self.summary,
+            self.kernel, self.registry, self._records.rows, self.summary,
             policy=policy, seed=seed, queueing=queueing, draws=draws,
         )  # fmt: skip
         self._autoscaler = autoscaler
@@ -158,7 +158,7 @@ class Simulation:
         while not self._stops() and kernel.run_some(
             ROWS_AT_ONCE, until=lambda: gateway.open_total == 0
         ):
-            if self._records:
+            if self._records.rows:
                 yield self._take()
 
     def _stops(self) -> bool:

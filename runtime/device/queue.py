@@ -67,6 +67,8 @@ class DeviceQueue(Generic[Q]):
         self._times = times
         self._lanes: dict[Lane, dict[int, Q]] = {}
         self._count = 0
+        self._earliest_s = math.inf
+        """No deadline of those that wait is before this."""
 
     def __len__(self) -> int:
         return self._count
@@ -75,6 +77,9 @@ class DeviceQueue(Generic[Q]):
         """One more waits."""
         self._lanes.setdefault(job.lane, {})[job.waiting.sequence] = job
         self._count += 1
+        deadline_s = job.waiting.deadline_s
+        if deadline_s is not None and deadline_s < self._earliest_s:
+            self._earliest_s = deadline_s
 
     def remove(self, job: Q) -> bool:
         """Take a job out; False: it had left already."""
@@ -89,7 +94,8 @@ class DeviceQueue(Generic[Q]):
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
         """The jobs of the most urgent batch that is ready, else when to look again."""
         wake_s = math.inf
-        for lane in sorted(self._lanes, key=self._urgency):
+        lanes = self._lanes
+        for lane in sorted(lanes, key=self._urgency) if len(lanes) > 1 else list(lanes):
             jobs = self._lanes[lane]
             waiting = [job.waiting for job in jobs.values()]
             batch = form_batch(waiting, now_s, lane.limits(self._times))
@@ -107,9 +113,15 @@ class DeviceQueue(Generic[Q]):
 
     def take_late(self, now_s: float) -> list[Q]:
         """Those whose deadline is over."""
-        return self._take(
+        if now_s < self._earliest_s:
+            return []
+        late = self._take(
             lambda job: job.waiting.deadline_s is not None and job.waiting.deadline_s <= now_s
         )
+        waiting = [job.waiting for jobs in self._lanes.values() for job in jobs.values()]
+        deadlines_s = [each.deadline_s for each in waiting if each.deadline_s is not None]
+        self._earliest_s = min(deadlines_s, default=math.inf)
+        return late
 
     def take_lane(self, lane: Lane) -> list[Q]:
         """All of one lane."""

@@ -6,7 +6,6 @@ use or pinned leaves, and which of the others do is a rule of `eviction`.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -57,7 +56,7 @@ class Residents(Generic[R]):
         self._reload_s = reload_s
         self._clock = 0.0
         self._reserved: dict[str, int] = {}
-        self._uses = itertools.count(1)
+        self._uses = 0
         self._idle = IdleMemory(now_s)
 
     @property
@@ -81,7 +80,7 @@ class Residents(Generic[R]):
             self._idle.end(resident.memory_bytes)
         resident.users += users
         resident.uses += users
-        resident.last_used = next(self._uses)
+        self._uses = resident.last_used = self._uses + 1
         resident.clock = self._clock
 
     def end_use(self, resident: R) -> None:
@@ -89,7 +88,7 @@ class Residents(Generic[R]):
         resident.users -= 1
         if resident.users == 0:
             self._idle.begin(resident.memory_bytes)
-        resident.last_used = next(self._uses)
+        self._uses = resident.last_used = self._uses + 1
 
     def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
         """Set room aside for a model; who must leave for it, None: it is not to be had."""
@@ -128,7 +127,7 @@ class Residents(Generic[R]):
     def add(self, resident: R) -> None:
         """Put a loaded model, which nobody uses yet, into the room set aside for it."""
         self._reserved.pop(resident.key, None)
-        resident.last_used = next(self._uses)
+        self._uses = resident.last_used = self._uses + 1
         resident.clock = self._clock
         self.by_key[resident.key] = resident
         self._idle.begin(resident.memory_bytes)

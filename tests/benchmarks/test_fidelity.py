@@ -21,11 +21,17 @@ TIMES = ServiceTimes(infer_s=0.04, load_s={"remote": 2.0}, overhead_s=0.002, mod
 PLAN = Plan(seed=1, requests=300)
 
 
+def known(load_s: float = 2.0) -> list[dict[str, float]]:
+    stages_s = {"infer": TIMES.infer_s, "share": TIMES.infer_s}
+    stages_s |= {"preprocess": AROUND_S, "postprocess": AROUND_S}
+    return [stages_s | {"load:remote": load_s}] * MODELS
+
+
 @pytest.mark.parametrize("policy", [RoutingPolicy.COLOCATION, RoutingPolicy.AUTO])
 def test_a_warm_request_takes_its_stages_and_a_cold_one_the_load_besides(
     policy: RoutingPolicy,
 ) -> None:
-    outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES)
+    outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES, known())
     assert len(outcomes) == PLAN.requests
     least_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s
     assert min(each.latency_s for each in outcomes) == pytest.approx(least_s)
@@ -37,12 +43,21 @@ def test_a_warm_request_takes_its_stages_and_a_cold_one_the_load_besides(
 def test_loads_at_the_same_time_share_their_pod_s_link() -> None:
     link_s = TIMES.model_bytes / LINK_BYTES_PER_S
     crowd = [Asked(0.0, model, 0) for model in range(MODELS)]
-    outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES)
+    outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES, known())
     by_pod = Counter(each.pod for each in outcomes)
     assert max(by_pod.values()) == 2, "four models on three pods"
     for each in outcomes:
         shared_s = link_s if by_pod[each.pod] == 2 else 0.0
         assert each.stages_s["load"] == pytest.approx(2.0 + shared_s, abs=0.05)
+
+
+def test_the_simulation_decides_by_what_the_live_registry_knew() -> None:
+    trace = arrivals(1, PLAN, TIMES)
+    cold_starts = [
+        sum(each.start != "warm" for each in simulated(trace, RoutingPolicy.AUTO, TIMES, found))
+        for found in (known(load_s=0.01), known(load_s=60.0))
+    ]
+    assert cold_starts[0] > cold_starts[1]
 
 
 def test_every_trace_is_another() -> None:

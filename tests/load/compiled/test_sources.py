@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+from dataclasses import is_dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from load.compiled.build import MODULES, ROOT
-from load.compiled.sources import VIEWS, rewritten
+from load.compiled.sources import VALUES, VIEWS, rewritten
+from registry.model import Tier
 
 SOURCE = """
 from __future__ import annotations
@@ -72,12 +77,71 @@ def test_values_of_factories_are_not_shared(module: dict[str, Any]) -> None:
     assert second.waiting == []
 
 
-def test_views_are_the_classes_of_the_copy_and_no_dataclass_is_left() -> None:
+def test_a_factory_s_field_may_be_given(module: dict[str, Any]) -> None:
+    assert module["Special"]("m", 2, holder="h", waiting=[5]).waiting == [5]
+
+
+LOOKED_UP = """
+from __future__ import annotations
+from heapq import heappush
+from registry.model import Tier
+
+NEAREST = Tier.DEVICE
+
+def named(tier: Tier, default: Tier = Tier.HOST) -> str:
+    match tier:
+        case Tier.DEVICE:
+            return 'device'
+        case other:
+            return 'other' if other is Tier.DISK else str(default)
+
+def pushed(heap: list[int]) -> list[int]:
+    heappush(heap, 3)
+    return heap
+"""
+
+
+def test_members_and_functions_are_looked_up_once_and_patterns_stay() -> None:
+    text = rewritten({"a.py": LOOKED_UP})["a.py"]
+    body = text[text.index("def named") :]
+    assert "case Tier.DEVICE:" in body
+    assert "Tier.DISK" not in body
+    assert "    heappush(" not in body
+    namespace: dict[str, Any] = {}
+    exec(compile(text, "a.py", "exec"), namespace)
+    named = namespace["named"]
+    assert [named(tier) for tier in (Tier.DEVICE, Tier.DISK, Tier.REMOTE)] == [
+        "device", "other", "host",
+    ]  # fmt: skip
+    assert namespace["pushed"]([5]) == [3, 5]
+
+
+def test_values_stay_dataclasses_that_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (ROOT / "registry" / "pod.py").read_text()
+    module = ModuleType("pod")
+    monkeypatch.setitem(sys.modules, "pod", module)
+    exec(rewritten({"registry/pod.py": source})["registry/pod.py"], vars(module))
+    assert module.PodInfo("p", "a:1", "n") == module.PodInfo("p", "a:1", "n")
+    assert not is_dataclass(module.Samples)
+
+
+def test_views_are_the_classes_of_the_copy_and_only_values_are_left_as_dataclasses() -> None:
     texts = rewritten({path: (ROOT / path).read_text() for path in MODULES})
     views = texts["gateway/policies/views.py"]
     for view, real in VIEWS.items():
         assert f"class {view}" not in views
         assert f"from registry.cluster import {real} as {view}" in views
+    left = set()
     for path, text in texts.items():
         compile(text, path, "exec")
-        assert "@dataclass" not in text
+        left |= {
+            node.name
+            for node in ast.parse(text).body
+            if isinstance(node, ast.ClassDef)
+            and "dataclass" in map(_decorator, node.decorator_list)
+        }
+    assert left == VALUES
+
+
+def _decorator(node: ast.expr) -> str:
+    return ast.unparse(node).partition("(")[0]
