@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from load.errors import LoadError
+from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import CannotWrite
 from load.simulator.run_file import parquet_writer
 from load.simulator.simulate import simulate
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from load.simulator.cluster import ClusterPlan
     from registry.model import RoutingPolicy
 
 
@@ -36,7 +36,8 @@ class RunTask:
     name: str
     about: Mapping[str, Any]
     """What is known of it beforehand, as JSON."""
-    cluster: ClusterPlan
+    cluster: Any
+    """What a cluster file without mistakes holds; plans do not travel to other processes."""
     policy: RoutingPolicy | None
     """None: each model's own."""
     trace: str
@@ -122,7 +123,8 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     """Simulate; None where it was stopped before anything was answered."""
     if is_stopping():
         return None
-    run = simulate(task.cluster, open_trace(task.trace, seed=task.seed), task.policy, task.seed)
+    cluster = cluster_of(task.cluster, source=task.name)
+    run = simulate(cluster, open_trace(task.trace, seed=task.seed), task.policy, task.seed)
     run.is_stopping = is_stopping
     problem: LoadError | None = None
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from load.simulator.cluster import ClusterPlan
     from load.simulator.runs import Ended, Problem
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
@@ -58,11 +57,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A cluster, and the value in it that `--sweep` tries."""
+    """A cluster file's content, and the value in it that `--sweep` tries."""
 
     setting: dict[str, Any]
     """`value`, where there is a sweep."""
-    cluster: ClusterPlan
+    cluster: Any
 
 
 def run_simulations(plan: Plan, output: Output) -> None:
@@ -123,13 +122,11 @@ def _tasks(plan: Plan) -> list[RunTask]:
 
 def _variants(plan: Plan) -> list[_Variant]:
     sweep = parse_sweep(plan.sweep) if plan.sweep else None
-    return [
-        _Variant(
-            {} if sweep is None else {"value": _as_json(value)},
-            cluster_of(document, source=str(plan.cluster)),
-        )
-        for value, document in variants(plan.cluster, sweep)
-    ]
+    found = []
+    for value, document in variants(plan.cluster, sweep):
+        cluster_of(document, source=str(plan.cluster))  # which tells all that is wrong with it
+        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, document))
+    return found
 
 
 def _as_json(value: Any) -> Any:
