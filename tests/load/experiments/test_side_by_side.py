@@ -51,13 +51,27 @@ def test_results_keep_the_order_and_failures_are_raised(processes: int) -> None:
         run_side_by_side(double, [1, -1], settings, what="tasks")
 
 
+def name_or_fail(path: Path) -> str:
+    """Its name; of a file in a folder `kept` a failure, once the file is there."""
+    if path.parent.name == "kept":
+        wait_until(path.exists, timeout_s=PATIENCE_S, what="the other result was kept")
+        raise ValueError(f"{path.name} fails")
+    return path.name
+
+
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_came_before_a_failure_is_kept(processes: int) -> None:
-    kept: list[tuple[str, object, object]] = []
-    settings = Settings(processes=processes, keep=lambda *each: kept.append(each))
-    with pytest.raises(ValueError, match="-1 is negative"):
-        run_side_by_side(double, [3, -1], settings, what="tasks")
-    assert kept == [("tasks", 3, 6)]
+def test_what_came_before_a_failure_is_kept(tmp_path: Path, processes: int) -> None:
+    good, bad = tmp_path / "good", tmp_path / "kept" / "good"
+    bad.parent.mkdir()
+
+    def keep(what: str, task: object, found: object) -> None:
+        assert (what, task) == ("tasks", good)
+        (tmp_path / "kept" / str(found)).touch()
+
+    with pytest.raises(ValueError, match="good fails"):
+        run_side_by_side(
+            name_or_fail, [good, bad], Settings(processes=processes, keep=keep), what="tasks"
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
