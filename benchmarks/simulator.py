@@ -102,7 +102,7 @@ def _time(
         pass
     took_s = time.process_time() - began_s
     gc.unfreeze()
-    return took_s, int(run.summary.document()["cold_starts"])
+    return took_s, run.summary.cold_starts
 
 
 def _tell_times(run: Simulation) -> None:

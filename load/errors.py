@@ -51,3 +51,11 @@ class UnsortedTrace(InvalidTrace):
 
 class UnknownModel(TraceError):
     """An arrival names a model that was not declared, or that a table does not list."""
+
+
+class UndeclaredModels(UnknownModel):
+    """Arrivals name models that were not declared; `models` has all of them, `tenant/model`."""
+
+    def __init__(self, problem: str, models: Sequence[str]) -> None:
+        super().__init__(problem)
+        self.models = list(models)

@@ -58,7 +58,8 @@ def main() -> int:
     try:
         app()
     except InvalidInput as error:
-        output.failure("nothing was changed: the input has mistakes", error.problems)
+        done = "nothing was changed" if error.kept is None else "what came before them is kept"
+        output.failure(f"{done}: the input has mistakes", error.problems, kept=error.kept)
         return 2
     except AlreadyRunning as error:
         output.failure(str(error))
@@ -67,7 +68,7 @@ def main() -> int:
         output.note("interrupted; everything is stopped")
         return 128 + error.signal_number
     except PilotlightError as error:
-        output.failure(str(error))
+        output.failure(str(error), kept=error.kept)
         return 1
     return 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class PilotlightError(Exception):
     """Root: an expected failure. Its text tells the user what to do; no traceback is shown."""
+
+    kept: Mapping[str, Any] | None = None
+    """What was done before it failed and is not undone, as `--json` tells it; None: nothing."""
 
 
 class InvalidInput(PilotlightError):

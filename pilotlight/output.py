@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,20 @@ class Output:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
-    def failure(self, message: str, problems: Sequence[str] = ()) -> None:
-        """Why a command failed; with `--json` also as a document on standard output."""
+    def failure(
+        self,
+        message: str,
+        problems: Sequence[str] = (),
+        *,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Why a command failed; with `--json` also as a document, together with what is kept."""
         for line in problems or [message]:
             sys.stderr.write(f"error: {line}\n")
         sys.stderr.flush()
         if self.as_json:
-            self.result({"error": message, **({"problems": list(problems)} if problems else {})})
+            listed = {"problems": list(problems)} if problems else {}
+            self.result({"error": message, **listed, **(kept or {})})
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

@@ -20,7 +20,15 @@ Progress: TypeAlias = "Callable[[int, int, str], None]"
 """Told how many steps are done, of how many, and what goes on."""
 
 
+Keep: TypeAlias = "Callable[[str, object, object], None]"
+"""Told what kind of run ended, what it was to do, and what it came to: values."""
+
+
 def _silent(_done: int, _total: int, _text: str) -> None:
+    return
+
+
+def _forgotten(_what: str, _task: object, _found: object) -> None:
     return
 
 
@@ -43,6 +51,8 @@ class Settings:
     models: tuple[str, ...] = ()
     """Which of the experiment's models are run live; empty: its own choice."""
     progress: Progress = _silent
+    keep: Keep = _forgotten
+    """Told of each simulation as soon as it has ended."""
 
     def file(self, name: str) -> Path | None:
         """A file of the data folder, if it is there."""

@@ -150,12 +150,12 @@ def _table(case: Case, found: Sequence[tuple[TraceTask, dict[str, Any]]]) -> Tab
 
 
 def _row(task: TraceTask, told: dict[str, Any]) -> tuple[Cell, ...]:
-    answered = told["statuses"].get("200", 0)
+    answered, latency = told["ok"], told["latency_s"]
     wasted = told.get("wasted_memory_byte_s")
     return (
         task.policy.value, told["requests"], f"{answered / max(1, told['requests']):.2%}",
         told["cold_starts"], f"{told['cold_starts'] / max(1, answered):.2%}",
-        sum(told["loads"].values()), told["p50_s"], told["p99_s"],
+        sum(told["loads"].values()), latency["p50"], latency["p99"],
         None if wasted is None else wasted / 3600 / 1e9,
     )  # fmt: skip
 

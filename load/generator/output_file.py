@@ -28,7 +28,7 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
     """
     with ExitStack() as stack:
         try:
-            _require_replaceable(output, inputs, overwrite=overwrite)
+            require_replaceable(output, inputs, overwrite=overwrite)
             parts = parts_folder(output)
             was_there = parts.exists()
             parts.mkdir(parents=True, exist_ok=True)
@@ -42,19 +42,22 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
         yield parts
 
 
-def _require_replaceable(output: Path, inputs: Sequence[str], *, overwrite: bool) -> None:
+def require_replaceable(
+    output: Path, inputs: Sequence[str] = (), *, overwrite: bool, flag: str = "--output"
+) -> None:
+    """Raises OutputInTheWay where something is there that may not be replaced; OSError."""
     if output.is_dir():
-        raise OutputInTheWay(f"--output: {output} is a folder; name a file in it")
+        raise OutputInTheWay(f"{flag}: {output} is a folder; name a file in it")
     if output.exists() and not output.is_file():
-        raise OutputInTheWay(f"--output: {output} is a pipe or device; name a file")
+        raise OutputInTheWay(f"{flag}: {output} is a pipe or device; name a file")
     if output.exists() and any(os.path.samefile(output, each) for each in inputs):
-        raise OutputInTheWay(f"--output: {output} is a file of the trace; name another")
+        raise OutputInTheWay(f"{flag}: {output} is a file of the trace; name another")
     if output.exists() and not overwrite:
-        raise _in_the_way(str(output))
+        raise _in_the_way(str(output), flag)
 
 
-def _in_the_way(there: str) -> OutputInTheWay:
-    return OutputInTheWay(f"--output: there is {there} already; name another, or --overwrite")
+def _in_the_way(there: str, flag: str = "--output") -> OutputInTheWay:
+    return OutputInTheWay(f"{flag}: there is {there} already; name another, or --overwrite")
 
 
 def _take(lock: TextIO, output: Path) -> None:

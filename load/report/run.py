@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WASTED_KEY: Final = "wasted_memory_byte_s"
-LOADING_KEY: Final = "load_s"
+LOADING_KEY: Final = "all_loading_s"
 """Of a run's metadata or summary file."""
-_MOMENT_S: Final = 1e-3
+MOMENT_S: Final = 1e-3
+"""Requests that come within it come at one moment."""
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -128,12 +129,12 @@ class Run:
     def offered_s(self) -> float:
         """Length of the time in which requests arrived; at least a millisecond."""
         told = 0.0 if self.was_interrupted else self._told("trace_s") or 0.0
-        return max(told, float(self.scheduled_s.max()), _MOMENT_S)
+        return max(told, float(self.scheduled_s.max()), MOMENT_S)
 
     @property
     def offered_rps(self) -> float | None:
         """Requests per second of the trace; None: there is one, or all came at one moment."""
-        if self.requests == 1 or self.offered_s <= _MOMENT_S:
+        if self.requests == 1 or self.offered_s <= MOMENT_S:
             return None
         return self.requests / self.offered_s
 

@@ -24,3 +24,7 @@ class InvalidCluster(SimulatorError):
 
 class WrongTrace(SimulatorError):
     """A trace cannot be read, has other columns, or goes back in time."""
+
+
+class CannotWrite(SimulatorError):
+    """A file of records cannot be written."""

@@ -5,21 +5,16 @@ Columns that follow from others are worked out for a whole batch.
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from load.generator.merging import METADATA_KEY
 from load.schema import RECORD_SCHEMA
 from load.simulator.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from registry.model import ModelName
 
@@ -99,17 +94,3 @@ def _parts(models: Sequence[ModelName]) -> list[pa.DictionaryArray]:
         pa.DictionaryArray.from_arrays(each.indices.take(places), each.dictionary)
         for each in encoded
     ]
-
-
-@contextmanager
-def parquet_writer(
-    path: Path, about: Callable[[], Mapping[str, Any]] = dict
-) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write record batches to a Parquet file as they come, and at the end what is known of the run.
-
-    Where a report looks for it, `pilotlight.run` in the file's metadata, the run is simulated.
-    """
-    with pq.ParquetWriter(path, RECORD_SCHEMA) as writer:
-        yield writer.write_batch
-        text = json.dumps({"kind": "simulated", **about()})
-        writer.add_key_value_metadata({METADATA_KEY: text.encode()})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from autoscaler.planning.pool import Use
+from load.errors import LoadError
 from load.simulator.arrivals import rows
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
@@ -21,7 +23,7 @@ from registry.model import Tier
 from registry.pod import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""
+_ROWS_BETWEEN_LOOKS: Final = 64
+"""Arrivals until `is_stopping` is asked again: some milliseconds of work."""
 
 
 class Actions(Protocol):
@@ -77,6 +81,10 @@ class Autoscaler(Protocol):
         """Look at the cluster and act."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Simulation:
     """One run. Iterate it for the record batches; `summary` is whole when they are through."""
 
@@ -95,8 +103,12 @@ class Simulation:
 
         `draws` are the arrivals' random numbers, as a live run had them; None: by the seed.
 
-        Raises WrongTrace while it runs: the trace has other columns, or goes back in time.
+        Raises WrongTrace while it runs: the trace has other columns, or goes back in time; that,
+        and what the trace itself raises, comes after the records of all that was answered before.
         """
+        self.is_stopping: Callable[[], bool] = _never
+        """Asked now and then; where it holds, the run ends with what was answered by then."""
+        self.was_stopped = False
         self.summary = Summary()
         self.kernel = Kernel()
         self.registry = MemoryRegistry()
@@ -120,17 +132,38 @@ class Simulation:
             if self._plans_first:
                 gateway.before_placing = partial(self._tick_if_due, self._autoscaler)
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
-        for batch in self._trace:
-            for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
-                kernel.run_through(rows(batch.slice(offset, ROWS_AT_ONCE)), gateway.arrive)
-                yield self._take()
-        while kernel.run_some(ROWS_AT_ONCE, until=lambda: gateway.open_total == 0):
-            if self._records.rows:
-                yield self._take()
+        broken: LoadError | None = None
+        try:
+            yield from self._batches()
+        except LoadError as error:  # of the trace: what came before is good
+            broken = error
         self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s + sum(
             pod.loading.residents.idle_byte_s for pod in gateway.pods.values() if pod.is_alive
         )
         yield self._take()
+        if broken is not None:
+            raise broken
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """All but what is left at the end."""
+        kernel, gateway = self.kernel, self._gateway
+        for batch in self._trace:
+            for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
+                coming = rows(batch.slice(offset, ROWS_AT_ONCE))
+                while some := tuple(islice(coming, _ROWS_BETWEEN_LOOKS)):
+                    if self._stops():
+                        return
+                    kernel.run_through(some, gateway.arrive)
+                yield self._take()
+        while not self._stops() and kernel.run_some(
+            ROWS_AT_ONCE, until=lambda: gateway.open_total == 0
+        ):
+            if self._records.rows:
+                yield self._take()
+
+    def _stops(self) -> bool:
+        self.was_stopped = self.was_stopped or self.is_stopping()
+        return self.was_stopped
 
     def _take(self) -> pa.RecordBatch:
         records = self._records.take()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from load.simulator.cluster_file import read_document
 from load.simulator.errors import InvalidCluster
@@ -12,7 +13,10 @@ from registry.errors import NotYaml
 from registry.yaml_text import read_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+_LONGEST_NAME: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +74,21 @@ def _set(document: Any, key: str, value: Any) -> None:
                 f"such as nodes.0.count, was {key!r}"
             ]
         ) from None
+
+
+def run_names(parts: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each run, safe as a file's, from its policy and value; no two are the same.
+
+    What is not a letter, a digit or one of `-._~` is written as `%` and its code, as in URLs.
+    """
+    taken: set[str] = set()
+    found = []
+    for each in parts:
+        base = "-".join(quote(part, safe="") for part in each)[:_LONGEST_NAME]
+        name, number = base, 1
+        while name.lower() in taken:  # some file systems do not tell a from A
+            number += 1
+            name = f"{base}-{number}"
+        taken.add(name.lower())
+        found.append(name)
+    return found

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from load.errors import TraceError
 from load.schema import TRACE_SCHEMA
 
 if TYPE_CHECKING:
@@ -104,6 +106,12 @@ def times(batch: pa.RecordBatch) -> NDArray[np.float64]:
     return at_s
 
 
+def full_names(batch: pa.RecordBatch) -> pa.Array:
+    """Whom each arrival is for, as `tenant/model`."""
+    tenants, models = (batch.column(name).dictionary_decode() for name in ("tenant", "model"))
+    return pc.binary_join_element_wise(tenants, models, "/")
+
+
 def replaced(batch: pa.RecordBatch, name: str, column: object) -> pa.RecordBatch:
     """`batch` with another column of that name."""
     index = TRACE_SCHEMA.get_field_index(name)
@@ -124,17 +132,25 @@ def sorted_by_time(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def even_batches(trace: Trace, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """The same arrivals in batches of `rows`, the last one smaller, none empty."""
+    """The same arrivals in batches of `rows`, the last one smaller, none empty.
+
+    Where the trace breaks off with a TraceError, all that came before is given first.
+    """
     held: list[pa.RecordBatch] = []
     count = 0
-    for batch in trace:
-        held.append(batch)
-        count += batch.num_rows
-        if count >= rows:
-            whole = joined(held)
-            full = count - count % rows
-            for start in range(0, full, rows):
-                yield whole.slice(start, rows)
-            held, count = [whole.slice(full)], count - full
+    try:
+        for batch in trace:
+            held.append(batch)
+            count += batch.num_rows
+            if count >= rows:
+                whole = joined(held)
+                full = count - count % rows
+                for start in range(0, full, rows):
+                    yield whole.slice(start, rows)
+                held, count = [whole.slice(full)], count - full
+    except TraceError:
+        if count:
+            yield joined(held)
+        raise
     if count:
         yield joined(held)

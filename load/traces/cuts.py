@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -9,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from load.errors import UnknownModel
-from load.traces.batches import replaced, times
+from load.errors import TraceError, UndeclaredModels, UnknownModel
+from load.traces.batches import full_names, replaced, times
 from load.traces.parameters import Count, NameList, Parameters
 from load.traces.summary import summarise
 from registry.durations import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from load.schema import Trace
     from load.traces.seeds import Seed
@@ -112,34 +114,41 @@ def top(trace: Trace, given: TopParameters, _: Seed) -> Iterator[pa.RecordBatch]
     ranked = sorted(summarise(trace).models.items(), key=lambda item: (-item[1], item[0]))
     chosen = pa.array([name for name, _ in ranked[: given.value]], pa.string())
     for batch in trace:
-        kept = batch.filter(pc.is_in(_full_names(batch), chosen))
+        kept = batch.filter(pc.is_in(full_names(batch), chosen))
         if kept.num_rows:
             yield kept
 
 
 def declared_only(trace: Trace, declared: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The trace as it is. Raises UnknownModel at the first arrival for a model not in `declared`.
+    """The trace as it is. Raises UndeclaredModels at the first arrival for one not in `declared`.
 
     `declared` holds full names, `tenant/model`.
     """
     known = pa.array(sorted(declared), pa.string())
     before = 0
-    for batch in trace:
-        names = _full_names(batch)
+    coming = iter(trace)
+    for batch in coming:
+        names = full_names(batch)
         good = pc.is_in(names, known).to_numpy(zero_copy_only=False)
         if not good.all():
             index = int(np.argmin(good))
-            raise UnknownModel(
+            raise UndeclaredModels(
                 f"arrival {before + index + 1} (at {times(batch)[index]:.6g} s) is for "
-                f"{names[index].as_py()}, which is not declared; {_has(sorted(declared))}"
+                f"{names[index].as_py()}, which is not declared; {_has(sorted(declared))}",
+                _others(chain([batch], coming), known),
             )
         before += batch.num_rows
         yield batch
 
 
-def _full_names(batch: pa.RecordBatch) -> pa.Array:
-    tenants, models = (batch.column(name).dictionary_decode() for name in ("tenant", "model"))
-    return pc.binary_join_element_wise(tenants, models, "/")
+def _others(trace: Iterable[pa.RecordBatch], known: pa.Array) -> list[str]:
+    """Models that are not among the known ones, by first arrival, as far as the trace is good."""
+    found: dict[str, None] = {}
+    with suppress(TraceError):
+        for batch in trace:
+            names = pc.unique(full_names(batch))
+            found |= dict.fromkeys(names.filter(pc.invert(pc.is_in(names, known))).to_pylist())
+    return list(found)
 
 
 def _has(names: Collection[str]) -> str:

@@ -40,6 +40,8 @@ class Format:
     recognises: Callable[[frozenset[str]], bool]
     parameters: type[FileParameters]
     read: Callable[[Sequence[Table], Any, Seed], Iterator[pa.RecordBatch]]
+    rows: Callable[[Sequence[Table], Any], Iterator[Located]] | None = None
+    """The arrivals with their rows, in the file's order; None: a row is not an arrival."""
 
 
 def _sorted(
@@ -74,11 +76,18 @@ def _expanded(
             )
 
 
+def _azure_llm_rows(tables: Sequence[Table], given: OneModelParameters) -> Iterator[Located]:
+    return requests.azure_llm(tables, model=given.model, tenant=given.tenant)
+
+
 def _azure_llm(
     tables: Sequence[Table], given: OneModelParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
-    rows = requests.azure_llm(tables, model=given.model, tenant=given.tenant)
-    return _from_first(_sorted(rows, given))
+    return _from_first(_sorted(_azure_llm_rows(tables, given), given))
+
+
+def _azure_functions_2021_rows(tables: Sequence[Table], _: RequestParameters) -> Iterator[Located]:
+    return requests.azure_functions_2021(tables)
 
 
 def _azure_functions_2021(
@@ -88,20 +97,32 @@ def _azure_functions_2021(
     return _sorted(requests.azure_functions_2021(tables), given, window_s=3600.0)
 
 
+def _mooncake_rows(tables: Sequence[Table], given: OneModelParameters) -> Iterator[Located]:
+    return requests.mooncake(tables, model=given.model, tenant=given.tenant)
+
+
 def _mooncake(
     tables: Sequence[Table], given: OneModelParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
-    return _sorted(requests.mooncake(tables, model=given.model, tenant=given.tenant), given)
+    return _sorted(_mooncake_rows(tables, given), given)
+
+
+def _gentd26_rows(tables: Sequence[Table], given: TenantParameters) -> Iterator[Located]:
+    return requests.gentd26_requests(tables, tenant=given.tenant)
 
 
 def _gentd26_requests(
     tables: Sequence[Table], given: TenantParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
-    return _from_first(_sorted(requests.gentd26_requests(tables, tenant=given.tenant), given))
+    return _from_first(_sorted(_gentd26_rows(tables, given), given))
+
+
+def _own_rows(tables: Sequence[Table], given: TenantParameters) -> Iterator[Located]:
+    return requests.own_columns(tables, tenant=given.tenant)
 
 
 def _own(tables: Sequence[Table], given: TenantParameters, _: Seed) -> Iterator[pa.RecordBatch]:
-    return _sorted(requests.own_columns(tables, tenant=given.tenant), given)
+    return _sorted(_own_rows(tables, given), given)
 
 
 def _azure_functions_2019(
@@ -146,13 +167,14 @@ def _is_huawei(columns: frozenset[str]) -> bool:
 
 
 _ALL: Final = (
-    Format("arrivals", "at_s, model", _has("at_s", "model"), TenantParameters, _own),
+    Format("arrivals", "at_s, model", _has("at_s", "model"), TenantParameters, _own, _own_rows),
     Format(
         "azure-llm",
         "TIMESTAMP, ContextTokens, GeneratedTokens",
         _has("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
         OneModelParameters,
         _azure_llm,
+        _azure_llm_rows,
     ),
     Format(
         "azure-functions-2019",
@@ -167,6 +189,7 @@ _ALL: Final = (
         _has("app", "func", "end_timestamp", "duration"),
         RequestParameters,
         _azure_functions_2021,
+        _azure_functions_2021_rows,
     ),
     Format(
         "mooncake",
@@ -174,6 +197,7 @@ _ALL: Final = (
         _is_mooncake,
         OneModelParameters,
         _mooncake,
+        _mooncake_rows,
     ),
     Format(
         "gentd26-requests",
@@ -181,6 +205,7 @@ _ALL: Final = (
         _has("gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"),
         TenantParameters,
         _gentd26_requests,
+        _gentd26_rows,
     ),
     Format(
         "gentd26-per-minute",

@@ -6,14 +6,17 @@ A name is checked as a whole, files included, before anything is read or drawn.
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from load.errors import InvalidTraceName
+import pyarrow.compute as pc
+
+from load.errors import InvalidTraceName, TraceError
 from load.synthetic.generators import GENERATORS, generate
 from load.traces import cuts, deadlines, labels, mapping, scaling
-from load.traces.batches import Replay, even_batches
+from load.traces.batches import Replay, even_batches, full_names
 from load.traces.compressed import files
 from load.traces.formats import FORMATS, recognised, require
 from load.traces.grammar import Chain, Stage, parse_name
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
-
+    from load.traces.formats import Format
+    from load.traces.order import Located
+    from load.traces.tables import Table
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -39,6 +44,8 @@ class Transform:
 
     parameters: type[Parameters]
     apply: Callable[[Trace, Any, Seed], Iterator[pa.RecordBatch]]
+    renames: bool = False
+    """Whether arrivals are for other models, or of other tenants, than before."""
 
 
 TRANSFORMS: Final = {
@@ -50,10 +57,10 @@ TRANSFORMS: Final = {
     "limit": Transform(cuts.LimitParameters, cuts.limit),
     "only": Transform(cuts.NamesParameters, cuts.only),
     "top": Transform(cuts.TopParameters, cuts.top),
-    "map": Transform(mapping.MapParameters, mapping.map_functions),
+    "map": Transform(mapping.MapParameters, mapping.map_functions, renames=True),
     "deadline": Transform(deadlines.DeadlineParameters, deadlines.deadlines),
-    "tenant": Transform(labels.NameParameters, labels.tenant),
-    "model": Transform(labels.NameParameters, labels.model),
+    "tenant": Transform(labels.NameParameters, labels.tenant, renames=True),
+    "model": Transform(labels.NameParameters, labels.model, renames=True),
     "input": Transform(labels.SizeParameters, labels.input_size),
     "output": Transform(labels.SizeParameters, labels.output_size),
 }
@@ -123,12 +130,43 @@ def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
 
 
 def _file(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+    tables, wanted = _tables(stage)
+    given = _given(wanted.parameters, stage, problems, name=wanted.name)
+    return () if given is None else Replay(partial(wanted.read, tables, given, seed))
+
+
+def _tables(stage: Stage) -> tuple[list[Table], Format]:
     tables = [look_at(path) for path in files(stage.given["value"])]
     wanted = FORMATS.get(stage.name) or recognised(tables[0])
     for table in tables:
         require(table, wanted)
-    given = _given(wanted.parameters, stage, problems, name=wanted.name)
-    return () if given is None else Replay(partial(wanted.read, tables, given, seed))
+    return tables, wanted
+
+
+def row_of(text: str, model: str) -> tuple[str, int] | None:
+    """The file and the row of it that first asks for a model, by full name, in an open trace.
+
+    None where no row alone does: generators, counts per minute, models that were given other names.
+    """
+    with suppress(TraceError):  # a row that cannot be read
+        for located in _located(parse_name(text)):
+            found = pc.index(full_names(located.batch), model).as_py()
+            if found >= 0:
+                return located.path, located.first_row + found
+    return None
+
+
+def _located(chains: Sequence[Chain]) -> Iterator[Located]:
+    for chain in chains:
+        if any(TRANSFORMS[stage.name].renames for stage in chain.transforms):
+            continue
+        if isinstance(chain.source, tuple):
+            yield from _located(chain.source)
+        elif chain.source.name not in GENERATORS and chain.source.given["value"] not in GENERATORS:
+            tables, wanted = _tables(chain.source)
+            given = checked(wanted.parameters, chain.source.given, stage=wanted.name)
+            if wanted.rows is not None:
+                yield from wanted.rows(tables, given)
 
 
 def _given(

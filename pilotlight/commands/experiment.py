@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
-from pilotlight.errors import InvalidInput, MissingExtra, PilotlightError
+from pilotlight.errors import Interrupted, InvalidInput, MissingExtra, PilotlightError
 from pilotlight.output import progress_bar
+from pilotlight.signals import on_signal
 
 try:
     from load.experiments.catalogue import EXPERIMENTS
     from load.experiments.experiment import Settings
+    from load.experiments.kept_live import KeptLive
+    from load.experiments.kept_runs import KeptRuns
     from load.experiments.rendering import as_document, as_markdown, as_text
+    from load.generator.errors import OutputInTheWay
+    from load.generator.output_file import require_replaceable
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
-    from load.experiments.experiment import Result
+    from collections.abc import Iterator
+    from typing import NoReturn
+
+    from load.experiments.experiment import Experiment, Result
     from load.experiments.live import LivePlatform
     from pilotlight.output import Output
 
 DATA = "PILOTLIGHT_DATA"
+_TABLES: Final = "result.md"
+_RUNS: Final = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Wish:
     processes: int
     live: LivePlatform | None
     models: tuple[str, ...] = ()
+    overwrite: bool = False
 
 
 def list_experiments(output: Output) -> None:
@@ -48,33 +61,100 @@ def list_experiments(output: Output) -> None:
 
 
 def run_experiment(wish: Wish, output: Output) -> None:
-    """Run it, print it, and leave Markdown and plots in its folder. Raises InvalidInput."""
+    """Run it, print it, and leave Markdown and plots in its folder.
+
+    What single runs came to is in the folder from the moment they end.
+
+    Raises:
+        InvalidInput: there is no such experiment, or the folder cannot be written.
+        Interrupted: by a signal.
+    """
     experiment = EXPERIMENTS.get(wish.name)
     if experiment is None:
         known = ", ".join(EXPERIMENTS)
         raise InvalidInput([f"NAME must be one of {known}, was {wish.name!r}"])
+    folder = _claimed(wish)
+    with _told_if_not_writable(folder):
+        with KeptRuns(folder / _RUNS) as kept:
+            result = _run(experiment, wish, folder, kept, output)
+        written = folder / _TABLES
+        written.write_text(as_markdown(result), encoding="utf-8")
+    _tell(result, output)
+    output.note(f"written: {', '.join(str(path) for path in (written, *result.images))}")
+
+
+def _claimed(wish: Wish) -> Path:
+    """The folder, in which there is no result."""
     folder = wish.out.expanduser() / wish.name
-    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / _TABLES, folder / _RUNS):
+        try:
+            require_replaceable(path, overwrite=wish.overwrite, flag="--out")
+            folder.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except OutputInTheWay as error:
+            raise InvalidInput([str(error)]) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {folder}: {error}"]) from error
+    return folder
+
+
+@contextmanager
+def _told_if_not_writable(folder: Path) -> Iterator[None]:
     try:
-        with progress_bar(wish.name) as progress:
-            result = experiment.run(
+        yield
+    except OSError as error:
+        if not str(error.filename or "").startswith(str(folder)):
+            raise
+        raise PilotlightError(f"--out: cannot write {folder}: {error}") from error
+
+
+def _run(
+    experiment: Experiment, wish: Wish, folder: Path, kept: KeptRuns, output: Output
+) -> Result:
+    came: list[int] = []
+
+    def interrupt(number: int) -> NoReturn:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    live = wish.live if experiment.has_live_part else None
+    try:
+        with on_signal(interrupt), progress_bar(wish.name) as progress:
+            return experiment.run(
                 Settings(
                     seeds=wish.seeds,
                     is_quick=wish.is_quick,
                     data=_data_folder(),
                     out=folder,
                     processes=wish.processes,
-                    live=wish.live if experiment.has_live_part else None,
+                    live=None if live is None else KeptLive(live, kept.keep),
                     models=wish.models,
                     progress=progress,
+                    keep=kept.keep,
                 )
             )
+    except (KeyboardInterrupt, Interrupted) as error:
+        number = came[0] if came else getattr(error, "signal_number", signal.SIGINT)
+        output.note(_kept_text(kept, "interrupted"))
+        if output.as_json:
+            output.result({"interrupted": True, **_kept_document(kept)})
+        raise Interrupted(number) from error
     except LoadError as error:
-        raise PilotlightError(str(error)) from error
-    written = folder / "result.md"
-    written.write_text(as_markdown(result), encoding="utf-8")
-    _tell(result, output)
-    output.note(f"written: {', '.join(str(path) for path in (written, *result.images))}")
+        output.note(_kept_text(kept, "ended early"))
+        failure = PilotlightError(str(error))
+        failure.kept = _kept_document(kept)
+        raise failure from error
+
+
+def _kept_text(kept: KeptRuns, how: str) -> str:
+    """Where the results are of an experiment without tables."""
+    if not kept.count:
+        return f"{how} before any run had ended"
+    return f"{how}; {kept.path} holds what {kept.count} runs came to before"
+
+
+def _kept_document(kept: KeptRuns) -> dict[str, Any]:
+    return {"runs": kept.count, "kept": str(kept.path)}
 
 
 def _data_folder() -> Path | None:

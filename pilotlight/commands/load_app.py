@@ -14,6 +14,14 @@ from pilotlight.commands.target import Target
 from pilotlight.home import Home
 from pilotlight.output import Output
 
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
+]
+SideBySideOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, show_default="a core each", help="Simulations side by side."),
+]
+
 load_app = typer.Typer(no_args_is_help=True, help="Play traces against a gateway.")
 
 
@@ -63,7 +71,7 @@ def run_command(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of a generated trace and of the contents.")
     ] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
+    overwrite: OverwriteOption = False,
     home: HomeOption = None,
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -114,15 +122,32 @@ def simulate(
         typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
+    processes: SideBySideOption = None,
+    allow_unknown: Annotated[
+        bool,
+        typer.Option("--allow-unknown", help="Models that the cluster lacks are answered 404."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the records, as Parquet.")
     ] = None,
+    overwrite: OverwriteOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Run a trace through a simulated cluster with the policies of the gateway."""
     from pilotlight.commands.simulate import Plan, run_simulations
 
-    run_simulations(Plan(cluster, trace, policy, sweep, seed, out), Output(json_))
+    plan = Plan(
+        cluster=cluster,
+        trace=trace,
+        policies=policy,
+        sweep=sweep,
+        seed=seed,
+        processes=processes or _cores(),
+        allow_unknown=allow_unknown,
+        out=out,
+        overwrite=overwrite,
+    )
+    run_simulations(plan, Output(json_))
 
 
 def experiment(
@@ -145,13 +170,11 @@ def experiment(
         ),
     ] = [],  # noqa: B006 - typer copies it
     quick: Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds.")] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, show_default="a core each", help="Simulations side by side."),
-    ] = None,
+    processes: SideBySideOption = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")] = Path(
         "experiments"
     ),
+    overwrite: OverwriteOption = False,
     home: HomeOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -164,5 +187,11 @@ def experiment(
         list_experiments(output)
         return
     platform = LiveDemo(Home.of(home), output) if live else None
-    cores = processes or os.cpu_count() or 1
-    run_experiment(Wish(name, tuple(seed), quick, out, cores, platform, tuple(model)), output)
+    wish = Wish(
+        name, tuple(seed), quick, out, processes or _cores(), platform, tuple(model), overwrite
+    )
+    run_experiment(wish, output)
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import InvalidTraceName, TraceError
-from pilotlight.errors import InvalidInput, MissingExtra
+from pilotlight.errors import Interrupted, InvalidInput, MissingExtra, RequestFailed
+from pilotlight.output import progress_bar
+from pilotlight.signals import on_signal
 from registry.model import RoutingPolicy
 
 try:
+    from load.generator.errors import OutputInTheWay
+    from load.generator.output_file import require_replaceable
     from load.simulator.cluster_file import cluster_of
-    from load.simulator.errors import InvalidCluster, WrongTrace
-    from load.simulator.records import parquet_writer
-    from load.simulator.simulate import simulate
-    from load.simulator.sweep import parse_sweep, variants
+    from load.simulator.errors import InvalidCluster
+    from load.simulator.runs import RunTask, Stop, play_all
+    from load.simulator.sweep import parse_sweep, run_names, variants
+    from load.traces.named_files import files_of
     from load.traces.naming import open_trace
+    from pilotlight.commands.simulated_models import require_models
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.runs import Ended, Problem
+    from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
 
-_OWN = "own"
+_OWN: Final = "own"
 """In place of a policy: each model's own."""
 
 
@@ -42,48 +49,88 @@ class Plan:
     seed: int
     out: Path | None
     """Folder for the records, one Parquet file per run."""
+    processes: int = 1
+    allow_unknown: bool = False
+    """Whether models that the cluster lacks may be asked for."""
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A cluster file's content, and the value in it that `--sweep` tries."""
+
+    setting: dict[str, Any]
+    """`value`, where there is a sweep."""
+    cluster: Any
 
 
 def run_simulations(plan: Plan, output: Output) -> None:
     """Simulate every combination of policy and value, and print what came of each.
 
-    Raises InvalidInput.
+    Raises:
+        InvalidInput: what was asked for is wrong; a row that cannot be read may come late.
+        RequestFailed: the records cannot be written, or a process was lost.
+        Interrupted: by a signal. What there was by then is printed and kept, as in the other cases.
     """
+    stop, came = Stop(), list[int]()
+
+    def on_interrupt(number: int) -> None:
+        came.append(number)
+        stop.set()
+
+    with on_signal(on_interrupt):
+        tasks = _tasks(plan)
+        _require_free(plan, tasks)
+        if not plan.allow_unknown:
+            require_models(str(plan.cluster), tasks, stop, output)
+        _claim(tasks)
+        with progress_bar("simulate") as progress:
+            ended = play_all(
+                tasks,
+                processes=plan.processes,
+                stop=stop,
+                on_end=lambda done: progress(done, len(tasks), f"runs: {done} of {len(tasks)}"),
+            )
+    _conclude(plan, ended, len(tasks), came, output)
+
+
+def _tasks(plan: Plan) -> list[RunTask]:
+    """All combinations. Raises InvalidInput."""
+    policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     try:
-        policies = [_policy(name.strip()) for name in plan.policies.split(",")]
-        sweep = parse_sweep(plan.sweep) if plan.sweep else None
-        clusters = [
-            (value, cluster_of(document, source=str(plan.cluster)))
-            for value, document in variants(plan.cluster, sweep)
-        ]
-        rows = [
-            _run(plan, cluster, policy, value) for value, cluster in clusters for policy in policies
-        ]
+        each_variant = _variants(plan)
+        open_trace(plan.trace, seed=plan.seed)
     except (InvalidCluster, InvalidTraceName) as error:
         raise InvalidInput(error.problems) from None
-    except (TraceError, WrongTrace) as error:
+    except TraceError as error:
         raise InvalidInput([str(error)]) from None
-    if output.as_json:
-        output.result({"simulated": True, "seed": plan.seed, "runs": rows})
-        return
-    key = [sweep.key.upper()] if sweep else []
-    output.table(
-        (
-            "POLICY",
-            *key,
-            "REQUESTS",
-            "ANSWERED",
-            "COLD",
-            "LOADS",
-            "IDLE GB s",
-            "MEAN",
-            "P50",
-            "P95",
-            "P99",
-        ),
-        [_line(row, with_value=sweep is not None) for row in rows],
-        title="simulated",
-    )
+    runs = [(each, policy) for each in each_variant for policy in policies]
+    names = run_names([(_name(policy), *map(str, each.setting.values())) for each, policy in runs])
+    return [
+        RunTask(
+            name=name,
+            about={"trace": plan.trace, "policy": _name(policy), "seed": plan.seed, **each.setting},
+            cluster=each.cluster,
+            policy=policy,
+            trace=plan.trace,
+            seed=plan.seed,
+            output=None if plan.out is None else plan.out.expanduser() / f"{name}.parquet",
+        )
+        for name, (each, policy) in zip(names, runs, strict=True)
+    ]
+
+
+def _variants(plan: Plan) -> list[_Variant]:
+    sweep = parse_sweep(plan.sweep) if plan.sweep else None
+    found = []
+    for value, document in variants(plan.cluster, sweep):
+        cluster_of(document, source=str(plan.cluster))  # which tells all that is wrong with it
+        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, document))
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
 
 
 def _policy(name: str) -> RoutingPolicy | None:
@@ -97,35 +144,87 @@ def _policy(name: str) -> RoutingPolicy | None:
         ) from None
 
 
-def _run(
-    plan: Plan, cluster: ClusterPlan, policy: RoutingPolicy | None, value: Any
-) -> dict[str, Any]:
-    run = simulate(cluster, open_trace(plan.trace, seed=plan.seed), policy, plan.seed)
-    name = _OWN if policy is None else policy.value
-    with ExitStack() as stack:
-        write = None
-        if plan.out is not None:
-            plan.out.mkdir(parents=True, exist_ok=True)
-            suffix = "" if value is None else f"-{value}"
-            path = plan.out / f"{name}{suffix}.parquet"
-            write = stack.enter_context(parquet_writer(path, run.summary.document))
-        for batch in run:
-            if write is not None:
-                write(batch)
-    setting = {} if value is None else {"value": value}
-    return {"policy": name, **setting, **run.summary.document()}
+def _name(policy: RoutingPolicy | None) -> str:
+    return _OWN if policy is None else policy.value
 
 
-def _line(row: dict[str, Any], *, with_value: bool) -> tuple[str, ...]:
-    value = [str(row["value"])] if with_value else []
-    times = (_ms(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s"))
-    answered = row["statuses"].get("200", 0)
-    loads = sum(row["loads"].values())
+def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
+    return [task.output for task in tasks if task.output is not None]
+
+
+def _require_free(plan: Plan, tasks: Sequence[RunTask]) -> None:
+    """Raises InvalidInput where a file of records may not be written."""
+    for path in _outputs(tasks):
+        try:
+            inputs = files_of(plan.trace)
+            require_replaceable(path, inputs, overwrite=plan.overwrite, flag="--out")
+        except OutputInTheWay as error:
+            raise InvalidInput([str(error)]) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
+
+
+def _claim(tasks: Sequence[RunTask]) -> None:
+    """Make the folder, with none of the files in it. Raises InvalidInput."""
+    for path in _outputs(tasks):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error
+
+
+def _conclude(
+    plan: Plan, ended: Sequence[Ended], asked: int, came: Sequence[int], output: Output
+) -> None:
+    """Print what there is; raise why it is not all."""
+    rows = [dict(each.document) for each in ended if each.document is not None]
+    whole = sum(not row["interrupted"] for row in rows)
+    document = {
+        "simulated": True, "seed": plan.seed, "interrupted": whole < asked, "runs": rows,
+    }  # fmt: skip
+    problems = {each.problem.text: each.problem for each in ended if each.problem is not None}
+    if came or problems:
+        how = "interrupted" if came else "ended early"
+        place = f"; {plan.out} holds the requests up to then" if plan.out and rows else ""
+        output.note(f"{how}: {whole} of {asked} runs are whole{place}")
+    _print_table(plan, rows, output)
+    if problems and not came:
+        raise _failure(list(problems.values()), document)
+    output.result(document)
+    if came:
+        raise Interrupted(came[0])
+
+
+def _failure(problems: Sequence[Problem], document: Mapping[str, Any]) -> PilotlightError:
+    texts = [each.text for each in problems]
+    is_input = all(each.is_input for each in problems)
+    error = InvalidInput(texts) if is_input else RequestFailed("; ".join(texts))
+    error.kept = document
+    return error
+
+
+def _print_table(plan: Plan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+    value = [plan.sweep.partition("=")[0].upper()] if plan.sweep else []
+    columns = ("REQUESTS", "ANSWERED", "COLD", "LOADS", "IDLE GB s", "MEAN", "P50", "P95", "P99")
+    if rows:
+        output.table(
+            ("POLICY", *value, *columns),
+            [_line(row) for row in rows],
+            title="simulated",
+        )
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    value = [str(row["value"])] if "value" in row else []
+    latency = row["latency_s"]
     return (
-        row["policy"], *value, str(row["requests"]), str(answered), str(row["cold_starts"]),
-        str(loads), f"{row['wasted_memory_byte_s'] / 1e9:.1f}", *times,
+        row["policy"] + (" (interrupted)" if row["interrupted"] else ""), *value,
+        str(row["requests"]), str(row["ok"]), str(row["cold_starts"]),
+        str(sum(row["loads"].values())), f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
+        *(_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),
     )  # fmt: skip
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"

@@ -42,6 +42,7 @@ async def ended_by_signals() -> AsyncIterator[None]:
             body.cancel()
 
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
     try:
@@ -51,8 +52,9 @@ async def ended_by_signals() -> AsyncIterator[None]:
             raise
         body.uncancel()
     finally:
-        for number in _SIGNALS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
     if told:
         raise Interrupted(told[0])
 

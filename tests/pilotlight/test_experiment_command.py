@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +19,10 @@ from pilotlight.demo.live import LiveDemo
 from pilotlight.errors import InvalidInput
 from pilotlight.home import Home
 from pilotlight.output import Output
+from tests import servers
+
+if TYPE_CHECKING:
+    from tests.pilotlight.conftest import Cli
 
 
 def wish(tmp_path: Path, name: str = "liu-wins") -> Wish:
@@ -54,6 +63,55 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
         run_experiment(wish(tmp_path, "liu"), Output())
 
 
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_what_had_ended_before_a_signal_is_kept(
+    tmp_path: Path, number: signal.Signals, processes: int
+) -> None:
+    kept = tmp_path / "liu-grid" / "runs.jsonl"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pilotlight", "experiment", "liu-grid", "--simulated-only",
+         "--out", str(tmp_path), "--processes", str(processes), "--json"],
+        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    servers.wait_until(
+        lambda: kept.exists() and len(kept.read_bytes().splitlines()) >= 3, what="three ended"
+    )
+    os.killpg(command.pid, number)  # workers as well, as in a terminal
+    told, said = command.communicate(timeout=240)
+    assert command.returncode == 128 + number, said
+    assert "Traceback" not in said
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len(rows) >= 3
+    assert f"interrupted; {kept} holds what {len(rows)} runs came to before" in said
+    assert json.loads(told) == {"interrupted": True, "runs": len(rows), "kept": str(kept)}
+    for row in rows:
+        assert row["task"]["workload"] in {"pair", "stream"}
+        assert set(row["result"]["mean_s"]) >= {"colocation", "auto"}
+    assert not (tmp_path / "liu-grid" / "result.md").exists()
+
+
+def test_a_result_is_replaced_only_where_that_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    asked = ["experiment", "liu-wins", "--quick", "--simulated-only", "--out", str(tmp_path),
+             "--processes", "1"]  # fmt: skip
+    assert cli(*asked, "--seed", "1").status == 0
+    table = tmp_path / "liu-wins" / "result.md"
+    before = table.read_bytes()
+    again = cli(*asked, "--seed", "2")
+    assert again.status == 2
+    assert f"--out: there is {table} already; name another, or --overwrite" in again.err
+    assert table.read_bytes() == before
+    assert cli(*asked, "--seed", "2", "--overwrite").status == 0
+    assert "over seeds 2 to 2" in table.read_text()
+
+
+def test_a_folder_that_cannot_be_is_told(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = cli("experiment", "liu-wins", "--quick", "--out", str(tmp_path / "file"))
+    assert ran.status == 2
+    assert f"error: --out: cannot write {tmp_path / 'file' / 'liu-wins'}: " in ran.err
+
+
 @pytest.mark.slow
 def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path / "home")
@@ -67,6 +125,9 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
     live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
     assert live_ones["colocation"]["cold starts: live"] == "1"
     assert live_ones["random"]["total s: live"] > live_ones["colocation"]["total s: live"]
+    kept = (tmp_path / "liu-simple" / "runs.jsonl").read_text().splitlines()
+    [told] = [row for row in map(json.loads, kept) if row["what"] == "live: simple"]
+    assert {run["policy"] for run in told["result"]} == set(live_ones)
 
 
 @pytest.fixture

@@ -1,19 +1,29 @@
-"""`pilotlight simulate`: every combination is run, and mistakes are told."""
+"""`pilotlight simulate`: every combination is run, what ends early is kept, mistakes are told."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from load.report.run_file import read_run
+from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
 from pilotlight.commands.simulate import Plan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
+from tests import servers
+
+if TYPE_CHECKING:
+    from tests.pilotlight.conftest import Cli
 
 CLUSTER = Path(__file__).parents[2] / "manifests/simulator/eight-pods.yaml"
 
@@ -63,3 +73,220 @@ def test_mistakes_are_told(arrivals: str, changes: dict[str, Any], says: str) ->
     fields = {"cluster": CLUSTER, "trace": arrivals, "policies": "auto", "sweep": None}
     with pytest.raises(InvalidInput, match=says):
         run_simulations(Plan(**{**fields, **changes}, seed=0, out=None), Output(as_json=True))
+
+
+def poisson(seconds: int) -> str:
+    models = "/".join(f"t5-{number:02d}" for number in range(12))
+    return f"poisson:rate=30,duration={seconds}s,tenant=default,names={models}"
+
+
+def test_two_processes_write_what_one_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        plan = Plan(CLUSTER, poisson(10), "auto,random", "nodes.0.count=2,4", 3, out, processes)
+        runs = simulated(capsys, plan)["runs"]
+        files = [pq.read_table(Path(run.pop("output"))).to_pylist() for run in runs]
+        found.append((runs, files))
+    assert found[0] == found[1]
+    names = ["auto-2", "random-2", "auto-4", "random-4"]
+    assert [run["run"] for run in found[0][0]] == names
+
+
+def test_the_summary_is_that_of_a_live_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = f"{poisson(20)}|deadline=3s"
+    [row] = simulated(capsys, Plan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
+    again = summarise(read_run(tmp_path / "auto.parquet", "auto"))
+    assert again.keys() <= row.keys()
+    told = {key: row[key] for key in again}
+    told["latency_s"].pop("mean")
+    table = pq.read_table(tmp_path / "auto.parquet").to_pandas()
+    table = table[table["status"] == 200]
+    latency_s = table["finished_s"] - table["scheduled_s"]
+    again["latency_s"] |= quantiles(latency_s)  # not between two values
+    for key in ("model", "policy"):
+        for name, each in again[f"by_{key}"].items():
+            each["latency_s"] |= quantiles(latency_s[table[key] == name])
+    assert 0 < told["deadline_misses"] < told["requests"]
+    assert_close(told, {key: again[key] for key in told})
+
+
+def quantiles(values: Any) -> dict[str, float]:
+    return {
+        f"p{each}": float(np.percentile(values, each, method="inverted_cdf"))
+        for each in (50, 90, 95, 99)
+    }
+
+
+def assert_close(one: Any, other: Any) -> None:
+    """Within 1 % in all numbers, the same elsewhere, and in the same order."""
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key, value in one.items():
+            assert_close(value, other[key])
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=0.01)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("number", "processes", "whole"), [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 0)]
+)
+def test_what_was_simulated_before_a_signal_is_kept(
+    tmp_path: Path, number: signal.Signals, processes: int, whole: int
+) -> None:
+    out = tmp_path / "runs"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pilotlight", "simulate", "--cluster", str(CLUSTER),
+         "--trace", poisson(900), "--policy", "random,colocation,auto,own", "--out", str(out),
+         "--processes", str(processes), "--json"],
+        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+    def is_far_enough() -> bool:
+        under_way = [path for path in out.glob("*.unfinished") if path.stat().st_size > 100_000]
+        return bool(under_way) and len(list(out.glob("*.parquet"))) == whole
+
+    servers.wait_until(is_far_enough, what="so many runs have ended, another is under way")
+    os.killpg(command.pid, number)  # workers as well, as in a terminal
+    told, said = command.communicate(timeout=240)
+    assert command.returncode == 128 + number, said
+    assert "Traceback" not in said
+    found = json.loads(told)
+    assert found["interrupted"]
+    assert f"interrupted: {whole} of 4 runs are whole; {out} holds the requests up to then" in said
+    rows = found["runs"]
+    assert [row["interrupted"] for row in rows] == [False] * whole + [True] * processes
+    for row in rows:
+        kept = read_run(Path(row["output"]), row["run"])
+        assert kept.was_interrupted == row["interrupted"]
+        assert kept.about["kind"] == "simulated"
+        assert kept.requests == row["requests"] > 0
+    assert {path.name for path in out.iterdir()} == {Path(row["output"]).name for row in rows}
+
+
+def long_trace(tmp_path: Path, *, bad: str) -> Path:
+    """So many bytes that they are read in several blocks, the last of which has a bad row."""
+    note = "x" * 500
+    rows = [f"{0.1 * row:.1f},t5-0{row % 3},{note}" for row in range(5000)]
+    path = tmp_path / "long.csv"
+    path.write_text("\n".join(["at_s,model,note", *rows, bad, ""]))
+    return path
+
+
+def test_what_came_before_a_bad_row_is_kept(cli: Cli, tmp_path: Path) -> None:
+    trace, out = long_trace(tmp_path, bad="soon,t5-00,"), tmp_path / "runs"
+    ran = cli(
+        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--policy", "auto,random",
+        "--out", str(out), "--processes", "1", "--json",
+    )  # fmt: skip
+    assert ran.status == 2
+    assert f"{trace}, row 5002: at_s must be" in ran.err
+    assert f"0 of 2 runs are whole; {out} holds the requests up to then" in ran.err
+    found = ran.document
+    assert found["error"] == "what came before them is kept: the input has mistakes"
+    assert len(found["problems"]) == 1
+    assert found["interrupted"]
+    for row in found["runs"]:
+        kept = read_run(Path(row["output"]), row["run"])
+        assert kept.was_interrupted
+        assert 1000 < kept.requests == row["requests"] <= 5000
+    assert [row["run"] for row in found["runs"]] == ["auto", "random"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--allow-unknown"]])
+def test_a_first_row_that_is_bad_leaves_no_file(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("at_s,model\nsoon,t5-00\n")
+    ran = cli(
+        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace),
+        "--out", str(tmp_path / "runs"), "--json", *flags,
+    )  # fmt: skip
+    assert ran.status == 2
+    assert f"{trace}, row 2: at_s must be" in ran.document["problems"][0]
+    assert ran.document.get("runs", []) == []
+    assert list(tmp_path.rglob("*.parquet*")) == []
+
+
+def test_values_that_are_no_file_names_have_files(
+    capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
+) -> None:
+    sweep = "nodes.0.disk_rate=100MB/s,200MB/s,100MB/s"
+    found = simulated(capsys, Plan(CLUSTER, arrivals, "auto", sweep, 3, tmp_path / "runs"))
+    names = ["auto-100MB%2Fs", "auto-200MB%2Fs", "auto-100MB%2Fs-2"]
+    assert [run["run"] for run in found["runs"]] == names
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        f"{name}.parquet" for name in names
+    }
+
+
+def test_files_are_replaced_only_where_that_is_asked_for(
+    cli: Cli, arrivals: str, tmp_path: Path
+) -> None:
+    asked = ["simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path)]
+    assert cli(*asked, "--seed", "1").status == 0
+    before = (tmp_path / "own.parquet").read_bytes()
+    again = cli(*asked, "--seed", "2")
+    assert again.status == 2
+    assert f"--out: there is {tmp_path / 'own.parquet'} already; name another, or" in again.err
+    assert (tmp_path / "own.parquet").read_bytes() == before
+    assert cli(*asked, "--seed", "2", "--overwrite").status == 0
+    assert read_run(tmp_path / "own.parquet", "own").about["seed"] == 2
+
+
+def test_a_trace_is_not_replaced_by_its_records(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    trace = Path(arrivals).rename(tmp_path / "own.parquet")
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--out", str(tmp_path),
+              "--overwrite")  # fmt: skip
+    assert ran.status == 2
+    assert f"--out: {trace} is a file of the trace; name another" in ran.err
+    assert trace.read_text().startswith("at_s,")
+
+
+def test_a_folder_that_cannot_be_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "runs"
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(out))
+    assert ran.status == 2
+    assert f"error: --out: cannot write {out}: " in ran.err
+
+
+def test_a_full_disk_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    (tmp_path / "own.parquet.unfinished").symlink_to("/dev/full")
+    ran = cli(
+        "simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path), "--json"
+    )
+    assert ran.status == 1
+    assert f"--out: cannot write {tmp_path / 'own.parquet'}: " in ran.err
+    assert ran.document["interrupted"]
+    assert list(tmp_path.glob("own*")) == []
+
+
+def test_models_that_the_cluster_lacks_are_refused(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    rows = "".join(f"{n},{name}\n" for n, name in enumerate(["t5-00", "t5-01", "b", "a", "b"]))
+    trace.write_text("at_s,model\n" + rows)
+    asked = ["simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--json"]
+    ran = cli(*asked, "--out", str(tmp_path / "runs"))
+    assert ran.status == 2
+    [problem] = ran.document["problems"]
+    assert problem.startswith(f"{trace}, row 4: arrival 3 (at 2 s) is for default/b, which is not")
+    assert f"2 of the trace's models are not declared in {CLUSTER}: default/b, default/a" in problem
+    assert "--allow-unknown" in problem
+    assert not (tmp_path / "runs").exists()
+    [row] = cli(*asked, "--allow-unknown").document["runs"]
+    assert row["by_status"] == {"200": 2, "404": 3}
+
+
+def test_a_model_without_a_row_of_its_own_is_refused_by_its_arrival(
+    cli: Cli, arrivals: str
+) -> None:
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", f"{arrivals}|model=x")
+    assert ran.status == 2
+    assert "error: arrival 1 (at 0 s) is for default/x" in ran.err

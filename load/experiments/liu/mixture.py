@@ -71,5 +71,4 @@ def play_mixture(task: MixtureTask) -> Mixed:
     for _ in run:
         pass
     summary = run.summary
-    cold = summary.starts.total() - summary.starts["warm"]
-    return Mixed(summary.mean_s, summary.quantile_s(0.99), cold)
+    return Mixed(summary.mean_s, summary.quantile_s(0.99), summary.cold_starts)

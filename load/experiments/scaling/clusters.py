@@ -85,7 +85,7 @@ def play_size(task: SizeTask) -> Sized:
     summary = run.summary
     p50_us, p95_us = np.percentile(decisions_us, (50, 95))
     return Sized(
-        cold_starts=int(summary.document()["cold_starts"]),
+        cold_starts=summary.cold_starts,
         p50_s=summary.quantile_s(0.5),
         p99_s=summary.quantile_s(0.99),
         in_time=good.total() / max(1, tenants.total()),

@@ -22,7 +22,7 @@ import redis
 from gateway.policies.decision import Reason, SendTo
 from gateway.reservations import Reservation, Reservations
 from load.experiments.errors import ExperimentError
-from load.experiments.parentage import end_with_parent
+from load.worker_processes import end_with_parent
 from registry.client import Registry
 from registry.errors import RegistryUnavailable
 from registry.model import ModelName, ModelSpec, Tier

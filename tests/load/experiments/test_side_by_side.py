@@ -1,4 +1,6 @@
-"""Tasks side by side: order is kept, failures are raised, and no worker outlives its parent."""
+"""Tasks side by side: results keep their order and are kept as they come, and no worker outlives
+its parent.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,31 @@ def test_results_keep_the_order_and_failures_are_raised(processes: int) -> None:
         run_side_by_side(double, [1, -1], settings, what="tasks")
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def name_or_fail(path: Path) -> str:
+    """Its name; of a file in a folder `kept` a failure, once the file is there."""
+    if path.parent.name == "kept":
+        wait_until(path.exists, timeout_s=PATIENCE_S, what="the other result was kept")
+        raise ValueError(f"{path.name} fails")
+    return path.name
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_came_before_a_failure_is_kept(tmp_path: Path, processes: int) -> None:
+    good, bad = tmp_path / "good", tmp_path / "kept" / "good"
+    bad.parent.mkdir()
+
+    def keep(what: str, task: object, found: object) -> None:
+        assert (what, task) == ("tasks", good)
+        (tmp_path / "kept" / str(found)).touch()
+
+    with pytest.raises(ValueError, match="good fails"):
+        run_side_by_side(
+            name_or_fail, [good, bad], Settings(processes=processes, keep=keep), what="tasks"
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_when_their_parent_does(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "parent.py"
     script.write_text(_PARENT)
     files = [tmp_path / name for name in ("one", "two")]
@@ -67,8 +93,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         )
         workers = [int(file.read_text()) for file in files]
     finally:
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
+        parent.send_signal(number)
+        parent.wait(PATIENCE_S)
     wait_until(
         lambda: not any(map(is_alive, workers)), timeout_s=PATIENCE_S, what="no worker is left"
     )

@@ -101,7 +101,7 @@ def test_a_run_of_one_request_has_no_rate(tmp_path: Path) -> None:
 def test_what_a_run_tells_of_itself_counts_only_where_it_is_a_figure(
     tmp_path: Path, told: object
 ) -> None:
-    about = {"load_s": told, "wasted_memory_byte_s": told, "trace_s": told}
+    about = {"all_loading_s": told, "wasted_memory_byte_s": told, "trace_s": told}
     run = steady_run(tmp_path, 2, scheduled_s=[0.0, 4.0], about=about)
     assert (run.all_loading_s, run.wasted_memory_byte_s, run.offered_s) == (None, None, 4.0)
 

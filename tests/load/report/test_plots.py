@@ -177,7 +177,7 @@ def test_loading_time_of_runs_that_tell_only_of_their_requests(tmp_path: Path) -
 
 
 def test_loading_time_as_the_run_tells_it_beside_what_requests_waited_for(tmp_path: Path) -> None:
-    told = steady_run(tmp_path, name="told", about={"load_s": 10.0}, **_LOADS)
+    told = steady_run(tmp_path, name="told", about={"all_loading_s": 10.0}, **_LOADS)
     live = steady_run(tmp_path, name="live", **_LOADS)
     drawn = loading_time([told, live])
     figure = _figure(drawn)
@@ -188,14 +188,14 @@ def test_loading_time_as_the_run_tells_it_beside_what_requests_waited_for(tmp_pa
     ]  # fmt: skip
     assert _said(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
     assert isinstance(drawn, Plot)
-    assert "as the run itself tells (load_s)" in drawn.caption
+    assert "as the run itself tells (all_loading_s)" in drawn.caption
     assert "Of live only the dark bar is known." in drawn.caption
     pale, dark = figure.legends[0].get_patches()
     assert to_rgba(pale.get_facecolor())[3] < to_rgba(dark.get_facecolor())[3] == 1
 
 
 def test_loading_time_is_shown_of_a_run_whose_answers_name_no_pod(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, predict_pod=[None] * 4, about={"load_s": 400.0})
+    run = steady_run(tmp_path, predict_pod=[None] * 4, about={"all_loading_s": 400.0})
     axes = _axes(loading_time([run]))
     assert axes.get_xlabel() == "Loading time over all pods (min)"
     assert _bars(axes)[0] == [0, 0, pytest.approx(400 / 60)]

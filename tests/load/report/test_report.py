@@ -249,7 +249,7 @@ def test_an_output_folder_is_made_with_those_above_it(cli: Cli, tmp_path: Path) 
 
 
 def test_the_page_says_which_loading_time_it_shows(cli: Cli, tmp_path: Path) -> None:
-    told = write_run(tmp_path / "told.parquet", 20, about={"load_s": 12.0})
+    told = write_run(tmp_path / "told.parquet", 20, about={"all_loading_s": 12.0})
     live = write_run(tmp_path / "live.parquet", 20, start=["remote"] * 20, load_ms=[500.0] * 20)
     ran = cli("report", str(told), str(live), "-o", str(tmp_path / "out"), "--json")
     assert [run["all_loading_s"] for run in ran.document["runs"]] == [12.0, None]

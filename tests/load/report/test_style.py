@@ -57,7 +57,7 @@ def _runs(folder: Path, names: Sequence[str], *, rows: int = 200) -> list[Run]:
     """Runs of the names, of models whose names are long as well."""
     runs = []
     for seed, name in enumerate(names):
-        about = {"wasted_memory_byte_s": 1e9 * (seed + 1), "load_s": 20.0 + seed}
+        about = {"wasted_memory_byte_s": 1e9 * (seed + 1), "all_loading_s": 20.0 + seed}
         path = write_run(
             folder / f"{seed}.parquet", rows, seed=seed, cold_rate=0.1, about=about,
             model=[f"a-model-of-the-longest-name-number-{row % 17}-of-seventeen"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from load.errors import InvalidTrace
 from load.generator.arrivals import share
 from load.schema import RECORD_SCHEMA
 from load.simulator.cluster_file import cluster_of
@@ -282,6 +283,37 @@ def test_an_autoscaler_may_preload() -> None:
     [row] = records(simulate(plan, trace([(3.5, "m")]), autoscaler=preloader))
     assert preloader.begun[:3] == [True, False, False]
     assert row["start"] == "warm"
+
+
+def test_a_run_that_is_stopped_has_what_was_answered_by_then() -> None:
+    plan = cluster({"pods": [{"slots": 8}]}, {"at": {"n": "device"}})
+    rows = [(0.5 * n, "m") for n in range(1000)]
+    whole = run(plan, rows)
+    stopped = simulate(plan, trace(rows), COLOCATION)
+    stopped.is_stopping = lambda: stopped.kernel.now_s > 200
+    found = records(stopped)
+    assert stopped.was_stopped
+    assert 400 <= len(found) < 500
+    assert found == whole[: len(found)]
+    assert stopped.summary.requests == len(found)
+    assert stopped.summary.wasted_memory_byte_s > 0
+
+
+def test_a_trace_that_breaks_off_leaves_what_was_answered_by_then() -> None:
+    plan = cluster({"pods": [{"slots": 8}]}, {"at": {"n": "device"}})
+    good = trace([(0.5 * n, "m") for n in range(100)])
+
+    def breaks_off() -> Iterator[pa.RecordBatch]:
+        yield from good
+        raise InvalidTrace("t.csv", 102, "at_s must be a number")
+
+    simulation = simulate(plan, breaks_off(), COLOCATION)
+    found: list[pa.RecordBatch] = []
+    with pytest.raises(InvalidTrace):
+        found.extend(simulation)
+    answered = sum(batch.num_rows for batch in found)
+    assert answered == simulation.summary.requests >= 98
+    assert simulation.summary.wasted_memory_byte_s > 0
 
 
 def test_requests_have_the_names_that_a_live_run_gives_them() -> None:

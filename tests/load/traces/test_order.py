@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.errors import UnsortedTrace
+from load.errors import InvalidTrace, UnsortedTrace
+from load.traces.batches import even_batches, times
 from load.traces.order import Located, in_order
 from tests.load.rows import column, rows, trace_of
 
@@ -34,6 +35,21 @@ def test_refuses_the_same_row_however_the_file_is_cut(size: int) -> None:
     with pytest.raises(UnsortedTrace, match=r"f\.csv, row 6: arrives 5\.1 s before") as caught:
         rows(in_order(_located(at_s, size), window_s=5.0))
     assert (caught.value.file, caught.value.row) == ("f.csv", 6)
+
+
+def test_what_comes_before_a_row_that_cannot_be_read_is_given_first() -> None:
+    def broken() -> Iterator[Located]:
+        yield from _located([0.0, 2.0, 1.0, 3.0], 2)
+        raise InvalidTrace("f.csv", 6, "at_s must be a number")
+
+    given_s: list[float] = []
+    with pytest.raises(InvalidTrace):
+        given_s.extend(
+            at_s
+            for batch in even_batches(in_order(broken(), window_s=100.0))
+            for at_s in times(batch)
+        )
+    assert given_s == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_holds_no_more_than_the_window() -> None:

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from load.errors import InvalidTrace, TraceError, UnknownFormat, UnknownModel
+from load.errors import (
+    InvalidTrace,
+    TraceError,
+    UndeclaredModels,
+    UnknownFormat,
+    UnknownModel,
+)
 from load.traces.batches import BATCH_ROWS
 from load.traces.cuts import declared_only
-from load.traces.naming import open_trace
+from load.traces.naming import open_trace, row_of
 from load.traces.summary import summarise
 from tests.load.rows import column, named, rows, write
 
@@ -144,6 +150,21 @@ def test_undeclared_models_are_told_with_their_arrival(calls: Path) -> None:
         rows(declared_only(trace, ["default/f0", "default/f1"]))
     with pytest.raises(UnknownModel, match=r"arrival 1 .*; there are none"):
         rows(declared_only(trace, []))
+
+
+def test_all_undeclared_models_are_listed(calls: Path) -> None:
+    trace = open_trace(str(calls), seed=1)
+    with pytest.raises(UndeclaredModels) as told:
+        rows(declared_only(trace, ["default/f0", "default/f4"]))
+    assert told.value.models == [f"default/f{index}" for index in (1, 2, 3, 5, 6)]
+
+
+def test_the_row_that_first_asks_for_a_model_is_found(calls: Path) -> None:
+    assert row_of(f"{calls}|limit=50", "default/f2") == (str(calls), 4)
+    mixed = f"({calls}|tenant=t) + {calls}|rate=2"
+    assert row_of(mixed, "default/f3") == (str(calls), 5)
+    assert row_of(mixed, "t/f3") is None
+    assert row_of("poisson:rate=1,duration=1s", "default/f3") is None
 
 
 def test_labels_and_sizes(calls: Path) -> None:

@@ -1,0 +1,61 @@
+"""Whether a cluster has the models that a trace asks for, before anything is simulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
+from load.simulator.cluster_file import cluster_of
+from load.traces.cuts import declared_only
+from load.traces.naming import open_trace, row_of
+from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from load.simulator.runs import RunTask, Stop
+    from pilotlight.output import Output
+
+_MOST_NAMED: Final = 5
+
+
+def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: Output) -> None:
+    """Read the trace of all tasks; `cluster` names where their models are declared.
+
+    A row that cannot be read is noted where arrivals come before it: those can be simulated.
+
+    Raises:
+        InvalidInput: it asks for models that a cluster lacks, or nothing in it can be read.
+    """
+    trace, seed = tasks[0].trace, tasks[0].seed
+    for declared in dict.fromkeys(_declared(task, cluster) for task in tasks):
+        arrivals = 0
+        try:
+            for batch in declared_only(open_trace(trace, seed=seed), declared):
+                arrivals += batch.num_rows
+                if stop.is_set:
+                    return
+        except UndeclaredModels as error:
+            raise InvalidInput([_problem(trace, cluster, error)]) from None
+        except (InvalidTrace, UnreadableTrace) as error:
+            if not arrivals:
+                raise InvalidInput([str(error)]) from None
+            output.note(f"{error}; only the blocks of rows before it can be simulated")
+        except TraceError as error:
+            raise InvalidInput([str(error)]) from None
+
+
+def _declared(task: RunTask, cluster: str) -> frozenset[str]:
+    models = cluster_of(task.cluster, source=cluster).models
+    return frozenset(str(plan.spec.name) for plan in models)
+
+
+def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:
+    models = error.models
+    place = row_of(trace, models[0])
+    where = "" if place is None else f"{place[0]}, row {place[1]}: "
+    named = ", ".join(models[:_MOST_NAMED]) + (", …" if len(models) > _MOST_NAMED else "")
+    return (
+        f"{where}{error}; {len(models)} of the trace's models are not declared in {cluster}: "
+        f"{named}; add them there, rename them with |map=, or --allow-unknown answers them with 404"
+    )
