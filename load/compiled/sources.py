@@ -130,10 +130,19 @@ def _keep_values(tree: ast.Module, values: Sequence[ast.ClassDef]) -> None:
         for each in node.decorator_list:
             if isinstance(each, ast.Call):
                 each.keywords = [option for option in each.keywords if option.arg != "slots"]
+        node.body.append(_reduction(node))
     guarded = [each for each in tree.body if _is_for_types(each)] if values else []
     for block in guarded:  # fields' types are looked up
         at = tree.body.index(block)
         tree.body[at : at + 1] = block.body
+
+
+def _reduction(node: ast.ClassDef) -> ast.stmt:
+    """How a value is pickled, which mypyc's classes do not know by themselves."""
+    given = [field for field in _fields(node) if _options(field).get("init") != "False"]
+    values = "".join(f"self.{ast.unparse(field.target)}, " for field in given)
+    source = f"def __reduce__(self) -> tuple[object, ...]: return ({node.name}, ({values}))"
+    return ast.parse(source).body[0]
 
 
 def _is_for_types(node: ast.stmt) -> TypeGuard[ast.If]:

@@ -26,7 +26,8 @@ _STEP: Final = 0.01
 _LEAST_S: Final = 1e-6
 _BUCKETS: Final = 1 << 13
 """More than there are from a microsecond to any float."""
-
+_SPARSE: Final = 32
+"""Places per number from which sorting them is cheaper than an array with all places."""
 
 OK: Final = 1
 GOOD: Final = 2
@@ -99,8 +100,8 @@ class Tallies:
     def _add_times(self, codes: Ints, answered: Answered) -> None:
         self._total_s += np.bincount(codes, answered.latency_s, minlength=len(self._codes))
         np.maximum.at(self._longest_s, codes, answered.latency_s)
-        keys, counts = np.unique(codes * _BUCKETS + answered.bucket, return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+        keys = codes * _BUCKETS + answered.bucket
+        for key, count in zip(*_counted(keys, _BUCKETS * len(self._codes)), strict=True):
             self._buckets[key] += count
 
     def count(self, kind: int) -> int:
@@ -163,6 +164,17 @@ class Tallies:
             if len(mine):
                 code = int(codes[mine[0]])
                 yield code, _percentiles((buckets[mine], counts[mine]), self._longest_s[code])
+
+
+def _counted(keys: Ints, end: int) -> tuple[list[int], list[int]]:
+    """Which numbers below `end` there are, and how many of each."""
+    if end > _SPARSE * len(keys):
+        found, counts = np.unique(keys, return_counts=True)
+    else:  # no need to sort
+        counts = np.bincount(keys)
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    return found.tolist(), counts.tolist()
 
 
 def _arrays(counter: Counter[int]) -> tuple[Ints, Ints]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import sys
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -116,12 +117,13 @@ def test_members_and_functions_are_looked_up_once_and_patterns_stay() -> None:
     assert namespace["pushed"]([5]) == [3, 5]
 
 
-def test_values_stay_dataclasses_that_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_stay_dataclasses_that_compare_and_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     source = (ROOT / "registry" / "pod.py").read_text()
     module = ModuleType("pod")
     monkeypatch.setitem(sys.modules, "pod", module)
     exec(rewritten({"registry/pod.py": source})["registry/pod.py"], vars(module))
     assert module.PodInfo("p", "a:1", "n") == module.PodInfo("p", "a:1", "n")
+    assert pickle.loads(pickle.dumps(module.PodInfo("p", "a:1", "n", slots=3))).slots == 3
     assert not is_dataclass(module.Samples)
 
 
