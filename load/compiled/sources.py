@@ -1,9 +1,8 @@
 """Sources as mypyc compiles them well: constructors written out, views that are the real classes.
 
 mypyc leaves the constructors of dataclasses to the interpreter and looks up their fields' types
-when the module is imported, calls methods of protocols by name, and finds the members of an enum
-anew at each use. What is written here has the same meaning for a simulation, in which every view of
-a cluster is the registry's copy.
+when the module is imported, and calls methods of protocols by name. What is written here has the
+same meaning for a simulation, in which every view of a cluster is the registry's copy.
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final, TypeGuard
 
+from load.compiled.lookups import look_up_once
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 VALUES: Final = frozenset({
     "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord", "ModelSpec",
     "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "Queueing", "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
-ENUMS: Final = frozenset({
-    "ClaimScope", "LoadMode", "PodPhase", "Reason", "Refusal", "RoutingPolicy", "Tier",
-})  # fmt: skip
-"""Whose members are looked up once per module."""
 VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
 """Protocols of `gateway.policies.views`, and the classes of `registry.cluster` that fit them."""
 
@@ -31,8 +28,6 @@ _CONTAINERS: Final = {
     "Mapping[str, Residency]": "dict", "Mapping[ModelName, ModelRecord]": "dict",
 }  # fmt: skip
 """What they are in the registry's copy."""
-_FUNCTIONS: Final = frozenset({"bisect", "heapq", "math"})
-"""Modules whose names are looked up once per module, as members of enums are."""
 
 
 def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +49,7 @@ def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
     for tree in trees.values():
         _use_real_views(tree)
         _use_real_containers(tree)
-        _look_up_once(tree)
+        look_up_once(tree)
     return {path: ast.unparse(tree) for path, tree in trees.items()}
 
 
@@ -147,61 +142,3 @@ def _reduction(node: ast.ClassDef) -> ast.stmt:
 
 def _is_for_types(node: ast.stmt) -> TypeGuard[ast.If]:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-class _LookedUp(ast.NodeTransformer):
-    """Puts a constant of the module in place of what its functions look up at each call."""
-
-    def __init__(self, enums: Collection[str], names: Collection[str]) -> None:
-        self.found: set[str] = set()
-        """Expressions, such as `Tier.DEVICE`."""
-        self._enums = enums
-        self._names = names
-        self._depth = 0
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Its body; defaults and decorators stay."""
-        self._depth += 1
-        node.body = [self.visit(each) for each in node.body]
-        self._depth -= 1
-        return node
-
-    def visit_match_case(self, node: ast.match_case) -> ast.AST:
-        """Patterns stay: a bare name there would catch everything."""
-        node.body = [self.visit(each) for each in node.body]
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """A member of an enum."""
-        self.generic_visit(node)
-        is_member = isinstance(node.value, ast.Name) and node.value.id in self._enums
-        return self._constant(node) if is_member and node.attr.isupper() else node
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A function, or a number."""
-        is_read = isinstance(node.ctx, ast.Load)
-        return self._constant(node) if is_read and node.id in self._names else node
-
-    def _constant(self, node: ast.expr) -> ast.AST:
-        if not self._depth:
-            return node
-        expression = ast.unparse(node)
-        self.found.add(expression)
-        return ast.copy_location(ast.Name(_constant_of(expression), ast.Load()), node)
-
-
-def _constant_of(expression: str) -> str:
-    return "_of_" + expression.replace(".", "_")
-
-
-def _look_up_once(tree: ast.Module) -> None:
-    imports = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
-    imported = {alias.asname or alias.name: each.module for each in imports for alias in each.names}
-    lookup = _LookedUp(
-        ENUMS & imported.keys(), {name for name, module in imported.items() if module in _FUNCTIONS}
-    )
-    lookup.visit(tree)
-    lines = ["from typing import Final as _Final"] if lookup.found else []
-    lines += [f"{_constant_of(each)}: _Final = {each}" for each in sorted(lookup.found)]
-    last = max((tree.body.index(each) for each in imports), default=0)
-    tree.body[last + 1 : last + 1] = ast.parse("\n".join(lines)).body
