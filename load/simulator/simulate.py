@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from math import inf
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from autoscaler.planning.pool import Use
 from load.errors import LoadError
 from load.simulator.arrivals import rows
+from load.simulator.collector import collector_paused
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.kernel import Kernel
 from load.simulator.memory_registry import MemoryRegistry
@@ -24,6 +26,7 @@ from registry.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -146,20 +149,31 @@ class Simulation:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """All but what is left at the end."""
-        kernel, gateway = self.kernel, self._gateway
         for batch in self._trace:
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
-                coming = rows(batch.slice(offset, ROWS_AT_ONCE))
-                while some := tuple(islice(coming, _ROWS_BETWEEN_LOOKS)):
-                    if self._stops():
-                        return
-                    kernel.run_through(some, gateway.arrive)
+                self._play(batch.slice(offset, ROWS_AT_ONCE))
+                if self.was_stopped:
+                    return
                 yield self._take()
-        while not self._stops() and kernel.run_some(
-            ROWS_AT_ONCE, until=lambda: gateway.open_total == 0
-        ):
+        while not self._stops() and self._play_on():
             if self._records.rows:
                 yield self._take()
+
+    def _play(self, arrivals: pa.RecordBatch) -> None:
+        """Let time pass until all of them have come, or it is told to stop."""
+        coming = rows(arrivals)
+        with self._paused():
+            while (some := tuple(islice(coming, _ROWS_BETWEEN_LOOKS))) and not self._stops():
+                self.kernel.run_through(some, self._gateway.arrive)
+
+    def _play_on(self) -> bool:
+        """Let some more time pass; False: all are answered."""
+        with self._paused():
+            return self.kernel.run_some(ROWS_AT_ONCE, until=lambda: self._gateway.open_total == 0)
+
+    def _paused(self) -> AbstractContextManager[None]:
+        """Requests leave no cycles; of autoscalers that is not known."""
+        return collector_paused() if self._autoscaler is None else nullcontext()
 
     def _stops(self) -> bool:
         self.was_stopped = self.was_stopped or self.is_stopping()

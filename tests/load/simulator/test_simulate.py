@@ -255,6 +255,25 @@ def test_memory_is_flat_in_the_length_of_the_trace() -> None:
     assert blocks[23] < 1.01 * blocks[3]  # a request that left one object would add 20,000
 
 
+@pytest.mark.parametrize("policy", [RoutingPolicy.AUTO, RoutingPolicy.REMOTE_PROXY])
+def test_requests_leave_no_cycles_for_the_collector(policy: RoutingPolicy) -> None:
+    """Under load, with refusals, deadlines, evictions, a pod that dies and one that drains."""
+    pods = [{"memory": "200MB", "slots": 2}, {"slots": 2, "kill": "2s"}, {"drain": "3s"}]
+    plan = cluster({"pods": pods}, {"size": "20MB", "infer": {1: "20ms"}, "count": 16})
+    rows = [(0.01 * number, f"m-{number % 16:02d}") for number in range(600)]
+    run(plan, rows, policy, deadline_s=2.0)  # what is imported on first use may leave some
+    gc.collect()
+    gc.disable()
+    try:
+        simulation = simulate(plan, trace(rows, deadline_s=2.0), policy)
+        statuses = {row["status"] for row in records(simulation)}
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert {200, 504} <= statuses
+    assert left < len(rows) / 10, "that many would be left by every tenth request"
+
+
 def test_a_trace_that_goes_back_or_has_other_columns_is_refused() -> None:
     with pytest.raises(WrongTrace, match=r"goes back from 1\.0 s to 0\.5 s"):
         run(cluster({}), [(1.0, "m"), (0.5, "m")])
