@@ -207,7 +207,7 @@ def apply(
     pool: PoolOption = "default",
     json_: JsonOption = False,
 ) -> None:
-    """Declare models from InferenceService YAML: all of them, or none."""
+    """Declare models from InferenceService YAML; nothing while any of it has a mistake."""
     target = Target.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(declare.apply(target, Output(json_), filename, namespace))
 

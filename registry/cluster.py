@@ -258,7 +258,7 @@ class ClusterState:
     # Changes
 
     def replace(self, version: int, snapshot: Sequence[Any]) -> None:
-        """Start again from a full snapshot, as the script's `snapshot` operation returns it."""
+        """Start again from a full snapshot, as `registry.whole_state` puts it together."""
         models_version, profiles_version = self.models_version, self.profiles_version
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
         self.version = self._snapshot_version = version

@@ -17,7 +17,7 @@ import hiredis
 from registry.errors import RegistryRefused, RegistryUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 FIND_TIMEOUT_S = 0.5
 """For each server asked where to go; redis-py by itself tries again for several seconds."""
@@ -217,6 +217,34 @@ class RespConnection(asyncio.Protocol):
             return
         self._waiting.append(settle)
         self._transport.write(hiredis.pack_command(arguments))
+
+    def call_together_then(
+        self, settle: Callable[[Any], None], *commands: Sequence[str | bytes]
+    ) -> None:
+        """Send commands that run with nothing of other clients in between.
+
+        `settle` gets the list of their replies, or a RegistryUnavailable in its place: the first
+        error of any of them.
+        """
+        if self._transport is None or self._transport.is_closing():
+            settle(RegistryUnavailable("the connection to Redis is closed"))
+            return
+        errors: list[RegistryUnavailable] = []
+
+        def hear_queued(reply: Any) -> None:
+            if isinstance(reply, RegistryUnavailable):
+                errors.append(reply)
+
+        def hear(reply: Any) -> None:
+            if isinstance(reply, list):
+                refused = (each for each in reply if isinstance(each, hiredis.ReplyError))
+                errors.extend(RegistryRefused(str(each)) for each in refused)
+            settle(errors[0] if errors else reply)
+
+        whole = (("MULTI",), *commands, ("EXEC",))
+        self._waiting.extend([hear_queued] * (len(whole) - 1))
+        self._waiting.append(hear)
+        self._transport.write(b"".join(hiredis.pack_command(tuple(each)) for each in whole))
 
     def close(self) -> None:
         """Drop the connection; calls under way fail."""

@@ -18,6 +18,7 @@ import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.link import Link, too_late
+from registry.whole_state import hash_reads, whole_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,21 +120,28 @@ class Transactions:
 
     async def snapshot(self) -> tuple[Versions, int, Sequence[Any]]:
         """The versions, the registry's time in ms, and the whole state of the pool."""
-        return await self._alone("snapshot", SNAPSHOT_TIMEOUT_S)
+        reads = hash_reads(self.prefix)
+        versions, now_ms, told, hashes = await self._alone("snapshot", SNAPSHOT_TIMEOUT_S, *reads)
+        return versions, now_ms, whole_state(told, hashes)
 
     async def sync(self) -> tuple[Versions, int]:
         """Sweep what has expired; the versions after it, and the registry's time in ms."""
-        versions, now_ms, _ = await self._alone("sync", REPLY_TIMEOUT_S)
+        versions, now_ms, _, _ = await self._alone("sync", REPLY_TIMEOUT_S)
         return versions, now_ms
 
-    async def _alone(self, name: str, timeout_s: float) -> tuple[Versions, int, Any]:
-        """One operation in a batch of its own, with the versions and time of its reply."""
+    async def _alone(
+        self, name: str, timeout_s: float, *reads: Sequence[str]
+    ) -> tuple[Versions, int, Any, Sequence[Any]]:
+        """One operation in a batch of its own, with the versions and time of its reply.
+
+        The replies to `reads` are of the same instant.
+        """
         connection = await self._link.connected(REPLY_TIMEOUT_S)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._evaluate(connection, b'[["%b"]]' % name.encode(), _settler(future))
+        self._evaluate(connection, b'[["%b"]]' % name.encode(), _settler(future), *reads)
         try:
             async with asyncio.timeout(timeout_s):
-                version, news, now_ms, results, changes = await future
+                reply = await future
         except TimeoutError as error:
             connection.close()
             self._lost()
@@ -142,12 +150,13 @@ class Transactions:
             connection.close()
             self._lost()
             raise
+        (version, news, now_ms, results, changes), *hashes = reply if reads else [reply]
         versions = Versions(version, news)
         self._applied(versions, now_ms, changes)
         (result,) = orjson.loads(results)
         if _is_error(result):
             raise RegistryRefused(result["error"])
-        return versions, now_ms, result
+        return versions, now_ms, result, hashes
 
     async def close(self) -> None:
         """Let what is queued go out, then drop the connection."""
@@ -185,19 +194,32 @@ class Transactions:
         self._evaluate(connection, operations, settle)
 
     def _evaluate(
-        self, connection: RespConnection, operations: bytes, settle: Callable[[Any], None]
+        self,
+        connection: RespConnection,
+        operations: bytes,
+        settle: Callable[[Any], None],
+        *reads: Sequence[str],
     ) -> None:
-        """Run a batch; a server that lost our script gets it again."""
+        """Run a batch; a server that lost our script gets it again.
+
+        With `reads`, which see what the batch left, `settle` gets the replies of all in a list.
+        """
         command = ("EVALSHA", self._sha, "1", self.prefix, operations, self.origin)
+
+        def send(settle: Callable[[Any], None]) -> None:
+            if reads:
+                connection.call_together_then(settle, command, *reads)
+            else:
+                connection.call_then(settle, *command)
 
         def hear(reply: Any) -> None:
             if isinstance(reply, RegistryRefused) and reply.code == "NOSCRIPT":
                 connection.call_then(_ignore, "SCRIPT", "LOAD", self._script)
-                connection.call_then(settle, *command)
+                send(settle)
             else:
                 settle(reply)
 
-        connection.call_then(hear, *command)
+        send(hear)
 
     def _give_up(self, batch: Sequence[_Pending], connection: RespConnection) -> None:
         """Close the connection, unless only this process was late and the reply lies there."""

@@ -25,7 +25,7 @@ POLICIES: Final = (
     RoutingPolicy.AUTO,
 )
 CLIENTS: Final = (1, 64)
-POOLS: Final = ((100, 1_000, (1, 2, 4, 8)),)
+POOLS: Final = ((100, 1_000, (1, 2, 4, 8)), (1_000, 10_000, (1, 4)))
 """Pods, models, and numbers of gateways."""
 
 

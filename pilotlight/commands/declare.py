@@ -1,4 +1,4 @@
-"""`apply` and `delete`: what models there are. All or nothing, all mistakes together."""
+"""`apply` and `delete`: what models there are. All mistakes together, and then nothing is done."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _texts(path: str) -> list[tuple[str, str]]:
 
 
 async def put(registry: Registry, specs: Sequence[ModelSpec]) -> list[Applied]:
-    """Declare models in one step."""
+    """Declare models, hundreds at once; one step for all would keep Redis from everybody else."""
     outcomes = await registry.put_models(specs)
     return [Applied(spec.name, done) for spec, done in zip(specs, outcomes, strict=True)]
 
@@ -83,7 +83,7 @@ def tell_applied(output: Output, applied: Sequence[Applied]) -> None:
 async def apply(
     target: Target, output: Output, paths: Sequence[str], namespace: str | None
 ) -> None:
-    """Declare every model in the files, or none."""
+    """Declare every model in the files; none where one of them has a mistake."""
     specs = read_models(paths, namespace)
     async with target.registry() as registry:
         applied = await put(registry, specs)

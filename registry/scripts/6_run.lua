@@ -1,4 +1,4 @@
--- The whole state for a new copy; the sweep; and the run of a batch: ARGV[1] holds the operations,
+-- The state for a new copy, but for what it reads beside the script; the sweep; and the run of a batch: ARGV[1] holds the operations,
 -- ARGV[2] names their origin. What changed is published once, under one new version: everything to
 -- gateways, and without the counts, which change with every request, to pods.
 
@@ -20,14 +20,6 @@ local function all_pods()
   return pods
 end
 
-local function all_models()
-  local models = {}
-  for _, name in ipairs(redis.call('HKEYS', key('models'))) do
-    models[#models + 1] = {name, op.model(name)}
-  end
-  return models
-end
-
 local function all_samples()
   local samples = {}
   for _, model in ipairs(redis.call('SMEMBERS', key('measured'))) do
@@ -42,8 +34,7 @@ function op.snapshot()
   reap_pods()
   reap_claims()
   reap_reservations()
-  return {all_pods(), all_models(), all_samples(), redis.call('HGETALL', key('profiles')),
-    or_false(redis.call('GET', key('wanted')))}
+  return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted')))}
 end
 
 local results = {}
