@@ -10,7 +10,7 @@ import json
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +19,9 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_AROUND: Final = 3
+"""Characters that lines take per column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +72,32 @@ class Output:
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table to standard output."""
-    if sys.stdout.isatty():
-        table = Table(title=title or None, title_justify="left", header_style="bold")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
-        return
-    if title:
-        sys.stdout.write(title + "\n")
+    """Print a table to standard output: on a terminal with lines, where it is wide enough.
+
+    A row is never broken, so that every value can be read and copied whole.
+    """
     cells = [[*map(str, columns)], *[list(row) for row in rows]]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    if sys.stdout.isatty():
+        console = Console()
+        if sum(widths) + _AROUND * len(widths) < console.width:
+            console.print(_with_lines(columns, rows, title))
+            return
+    if title:
+        sys.stdout.write(title + "\n")
     for row in cells:
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(line.rstrip() + "\n")
     sys.stdout.flush()
+
+
+def _with_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
 
 
 @contextmanager

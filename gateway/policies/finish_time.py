@@ -95,10 +95,11 @@ def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[flo
     """Per slot of a busy pod: when it is free and the device has served all who infer there now.
 
     A slot whose request is past its inference has only postprocessing left. Requests of other entry
-    pods take time of the device, but no slot.
+    pods take time of the device, but no slot: how much is told by measurements only, since a prior,
+    times all of them, would be dearer than any load.
     """
     inferring = min(pod.inferring, pod.slots)
-    device_s = load_s + pod.inferring * times.share_s
+    device_s = load_s + (pod.inferring * times.share_s if times.is_measured else 0.0)
     ending = [max(times.after_s, device_s)] * (pod.slots - inferring)
     return ending + [max(load_s + times.hold_s, device_s)] * inferring
 

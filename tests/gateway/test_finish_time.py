@@ -186,3 +186,13 @@ def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, a
     less = forecasts(busy, ahead)
     for more in (forecasts(busy + 1, ahead), forecasts(busy, ahead + 1)):
         assert all(high >= low for low, high in zip(less, more, strict=True))
+
+
+def test_what_others_take_of_the_device_is_told_by_measurements_only() -> None:
+    """A prior of half a second, times three others, would be dearer than any load."""
+    busy = PodSketch(A, "warm", slots=3, busy=3)
+    state = cluster(busy, measured={"load:remote": 0.25})
+    hold_s = PRIORS.infer_s + PRIORS.preprocess_s + PRIORS.postprocess_s
+    forecast = wait_for([state.pods[A]], request(), state, NOW_S)
+    assert forecast.seconds == pytest.approx(2 * hold_s)
+    assert not forecast.is_measured

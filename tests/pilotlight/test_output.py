@@ -1,0 +1,45 @@
+"""Tables as a terminal shows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COLUMNS = ("NAME", "STATUS", "LATENCY")
+ROW = ("default/translate", "warm-in-use", "1233.0 ms")
+PROGRAM = f"from pilotlight.output import write_table; write_table({COLUMNS!r}, [{ROW!r}])"
+
+
+def on_a_terminal(width: int) -> list[str]:
+    """The lines that a terminal of this width is sent."""
+    ours, its = os.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM],
+        stdout=its,
+        env={**os.environ, "COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(its)
+    sent = b""
+    try:
+        while piece := os.read(ours, 4096):
+            sent += piece
+    except OSError:  # Linux says so that the other side has closed
+        pass
+    os.close(ours)
+    assert program.wait() == 0
+    return sent.decode().splitlines()
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_a_row_is_a_line_however_narrow_the_terminal(width: int) -> None:
+    lines = on_a_terminal(width)
+    assert [line for line in lines if all(value in line for value in ROW)]
+    assert [line for line in lines if all(name in line for name in COLUMNS)]
+
+
+def test_lines_are_drawn_where_there_is_room() -> None:
+    assert any("━" in line for line in on_a_terminal(200))
+    assert not any("━" in line for line in on_a_terminal(40))
