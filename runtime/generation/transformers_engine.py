@@ -83,6 +83,7 @@ class TransformersEngine:
         self.most_tokens = shape.context_tokens
         self._device = device
         self._lane = lane
+        self._limits = limits
         self._eos_ids = _eos_ids(network)
         self._inboxes = _Inboxes(loop)
         self._sequence = itertools.count()
@@ -170,6 +171,7 @@ class TransformersEngine:
     def _step(self) -> bool:
         """One token for every request, in the device's thread; False: there was nothing to do."""
         processor = self._processor
+        processor.scheduler.max_requests_per_batch = self._limits.at_once(self._lane.policy)
         try:
             if not processor.prepare_next_batch():
                 return False

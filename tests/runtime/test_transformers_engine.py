@@ -12,22 +12,24 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
+from registry.model import ModelPolicy
 from runtime.device.lane import Lane
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.generation.engine import Finish, Sampling
+from runtime.generation.engine import Finish, Made, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
 LIMITS = GenerationLimits(cache_bytes=1 << 22, most_at_once=8, most_new_tokens=900, longest_s=60)
 PROMPT = [260, 270, 280]
+GREEDY = Sampling(max_tokens=30, seed=0, temperature=0)
 
 
 @pytest.fixture
@@ -47,10 +49,11 @@ def with_engine(
     network: PreTrainedModel,
     device: DeviceWorker,
     test: Callable[[TransformersEngine], Awaitable[None]],
+    lane: Lane | None = None,
 ) -> None:
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        make = lambda: TransformersEngine(network, device, Lane(), LIMITS, loop)  # noqa: E731  # one word
+        loop, place = asyncio.get_running_loop(), lane or Lane()
+        make = lambda: TransformersEngine(network, device, place, LIMITS, loop)  # noqa: E731  # one word
         engine = (await device.run(make)).value
         async with asyncio.timeout(60):
             await test(engine)
@@ -164,6 +167,45 @@ def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
                 await leaver
 
     with_engine(network, device, test)
+
+
+async def _tell(name: str, news: AsyncGenerator[Made, None], told: list[str]) -> None:
+    async with aclosing(news):
+        async for new in news:
+            told.append(f"{name} ends" if new.finish else name)  # noqa: PERF401  # others tell, too
+
+
+def test_the_models_annotation_bounds_who_makes_tokens_at_once(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    async def test(engine: TransformersEngine) -> None:
+        told: list[str] = []
+        await asyncio.gather(
+            *(_tell(name, engine.generate(PROMPT, GREEDY), told) for name in "abc")
+        )
+        assert set(told[: told.index("a ends")]) == {"a", "b"}
+        assert told.index("c") > told.index("a ends")
+
+    with_engine(network, device, test, Lane(policy=ModelPolicy(max_batch_size=2)))
+
+
+def test_a_bound_that_is_lowered_holds_from_the_next_token(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    lane = Lane()
+
+    async def test(engine: TransformersEngine) -> None:
+        told: list[str] = []
+        news = {name: engine.generate(PROMPT, GREEDY) for name in "abc"}
+        await asyncio.gather(*(anext(each) for each in news.values()))
+        lane.policy = ModelPolicy(max_batch_size=1)
+        await asyncio.gather(*(_tell(name, each, told) for name, each in news.items()))
+        assert [each for each in told if "ends" in each] == ["a ends", "b ends", "c ends"]
+        alone = told[: told.index("a ends")]
+        assert alone.count("a") > 20
+        assert alone.count("b") + alone.count("c") <= 2  # of the steps before
+
+    with_engine(network, device, test, lane)
 
 
 def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: DeviceWorker) -> None:
