@@ -15,7 +15,7 @@ from transformers import MambaConfig, MambaForCausalLM
 from registry.model import ModelPolicy
 from runtime.device.lane import Lane
 from runtime.device.worker import DeviceWorker
-from runtime.errors import InferenceFailed, ModelInvalid
+from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Made, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
@@ -101,15 +101,22 @@ def test_other_work_of_the_device_goes_between_steps(
     with_engine(network, device, test)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(RuntimeError("the device broke"), InferenceFailed, id="fault"),
+        pytest.param(torch.OutOfMemoryError("the device broke"), NoRoomToInfer, id="no-room"),
+    ],
+)
 def test_a_step_that_fails_ends_its_requests_and_no_others(
-    network: PreTrainedModel, device: DeviceWorker
+    network: PreTrainedModel, device: DeviceWorker, error: Exception, told: type[Exception]
 ) -> None:
     left = [20]
 
     def fail_later(*_: object) -> None:
         left[0] -= 1
         if left[0] == 0:
-            raise RuntimeError("the device broke")
+            raise error
 
     hook = network.register_forward_pre_hook(fail_later)
 
@@ -117,7 +124,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(
         results = await asyncio.gather(
             made(engine, 100), made(engine, 50, seed=3), return_exceptions=True
         )
-        assert [type(result) for result in results] == [InferenceFailed] * 2
+        assert [type(result) for result in results] == [told] * 2
         assert "the device broke" in str(results[0])
         assert len(await made(engine, 30)) == 30
 
