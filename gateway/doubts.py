@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from registry.cluster import PodState
 
 _SUSPECT_S: Final = 1.0
+_NO_ROOM_S: Final = 0.1
 _FULL_FIRST_S: Final = 0.02
 _FULL_LONGEST_S: Final = 0.5
 
@@ -24,13 +25,20 @@ class Doubts:
 
     def suspect(self, pod: PodState) -> None:
         """Send nothing there until it is heard of again, or a while has passed."""
+        self._pass_by(pod, _SUSPECT_S)
+
+    def has_no_room(self, pod: PodState) -> None:
+        """Its device had no room for an inference: let those that fill it end."""
+        self._pass_by(pod, _NO_ROOM_S)
+
+    def _pass_by(self, pod: PodState, for_s: float) -> None:
         pod.is_suspect = True
 
         def forgive() -> None:
             pod.is_suspect = False
             self._look_again()
 
-        self._loop.call_later(_SUSPECT_S, forgive)
+        self._loop.call_later(for_s, forgive)
 
     def is_full(self, pod: PodState, refusals: int) -> None:
         """The pod has no slot, whatever the copy says; longer where it refused before."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from registry.cluster import PodState
 
 _MOST_TRIES: Final = 10
+_TAKEN_ELSEWHERE: Final = frozenset(("slots", "draining", "device-full"))
+"""Refusals that say nothing of the request or its model, only of the pod at the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Exchange:
         self._reservation_open = False
         self._waited_from: str | None = None
         self._refusals_total = 0
+        self._had_no_room = False
         self.arrival = arrival
         self.began_s = time.perf_counter()
         self.queue_s = 0.0
@@ -151,7 +154,7 @@ class Exchange:
             if not is_pods(connection, answer):
                 why = await why_unanswered(connection, self._tools.pool, entry.address)
                 raise self._not_answered(why, placement.reservation)
-            if answer.not_executed in ("slots", "draining") and self._body.can_be_sent:
+            if answer.not_executed in _TAKEN_ELSEWHERE and self._may_go_on(answer.not_executed):
                 raise self._refused(answer.not_executed, placement.reservation)
             await self._answer(connection, answer, sent_s)
         except BaseException:
@@ -219,10 +222,19 @@ class Exchange:
         if is_chunked:
             connection.write(b"0\r\n\r\n")
 
+    def _may_go_on(self, refusal: str) -> bool:
+        """Whether another pod is asked; one that two devices have no room for is too large."""
+        if refusal == "device-full" and self._had_no_room:
+            return False
+        return self._body.can_be_sent
+
     def _refused(self, reason: str, reservation: Reservation) -> _TryAgain:
         """What a pod's refusal to execute means for the next try, and for other requests."""
         if reason == "draining":
             self._tools.doubts.suspect(reservation.entry)
+        elif reason == "device-full":
+            self._had_no_room = True
+            self._tools.doubts.has_no_room(reservation.predict)
         elif self._tools.reservations.collided(reservation):
             return _TryAgain(reason, is_own_doing=True)
         else:

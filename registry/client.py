@@ -167,6 +167,10 @@ class Registry:
         """Say whether the pod takes requests. Raises LeaseLost."""
         _check(await self.transactions.submit("phase", pod, epoch, phase))
 
+    async def has_pod_at(self, address: str) -> bool:
+        """Whether a pod with a lease has this address, `host:port`."""
+        return bool(await self.transactions.submit("has_address", address))
+
     async def deregister_pod(self, pod: str, epoch: int) -> None:
         """Leave at once instead of by the end of the lease."""
         await self.transactions.submit("leave", pod, epoch)

@@ -9,7 +9,6 @@ from runtime.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from registry.client import Registry
-    from registry.cluster import ClusterState
     from registry.model import ModelName, ModelRecord, ModelSpec
     from registry.watch import ClusterWatch
 
@@ -40,12 +39,15 @@ class DeclaredModels:
     async def is_pod(self, address: str | None) -> bool:
         """Whether a pod of the pool has this address: requests are forwarded nowhere else.
 
-        The gateway may have heard of a new pod before the copy here.
+        The gateway may have heard of a new pod before the copy here. Addresses that are unknown
+        cost little: a look at one key each, as many at a time as the pod has slots, in one call.
         """
-        if _has_pod(self._watch.state, address):
+        if address is None:
+            return False
+        if any(pod.address == address for pod in self._watch.state.pods.values()):
             return True
         try:
-            return _has_pod(await self._registry.cluster(), address)
+            return await self._registry.has_pod_at(address)
         except RegistryUnavailable:
             return False
 
@@ -56,10 +58,6 @@ class DeclaredModels:
     def record(self, name: ModelName) -> ModelRecord | None:
         """What is known of a model."""
         return self._watch.state.models.get(name)
-
-
-def _has_pod(state: ClusterState, address: str | None) -> bool:
-    return any(pod.address == address for pod in state.pods.values())
 
 
 def pick_generation(record: ModelRecord | None, generation: str | None) -> ModelSpec | None:

@@ -115,6 +115,13 @@ class DeviceFull(MemoryBusy):
     """The device itself, not the pod's budget, has no room for the model now."""
 
 
+class NoRoomToInfer(RuntimePackageError):
+    """The device had no room for what this inference needs beside its model: there is no answer."""
+
+    refusal = "device-full"
+    retry_after_s = 1.0
+
+
 class NoDevice(RuntimePackageError):
     """The pod is told to use a device that its environment does not show."""
 
@@ -171,6 +178,7 @@ STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     LoadFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     MemoryBusy: HTTPStatus.SERVICE_UNAVAILABLE,
+    NoRoomToInfer: HTTPStatus.SERVICE_UNAVAILABLE,
     ModelInUse: HTTPStatus.SERVICE_UNAVAILABLE,
     LoadRefused: HTTPStatus.SERVICE_UNAVAILABLE,
     LoadCancelled: HTTPStatus.SERVICE_UNAVAILABLE,

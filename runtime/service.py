@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
 from registry.pod import Stage
+from runtime.device.device_errors import is_out_of_memory
 from runtime.errors import (
     DeadlinePassed,
     Draining,
     InferenceFailed,
     InvalidRequest,
+    NoRoomToInfer,
     PeerUnreachable,
     RuntimePackageError,
     SlotsFull,
@@ -287,7 +289,11 @@ class PredictService:
             )
         except RuntimePackageError:
             raise
-        except BAD_TENSOR_ERRORS as error:
+        except (*BAD_TENSOR_ERRORS, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise NoRoomToInfer(
+                    f"the device has no room for this inference of {held.resident.key}: {error}"
+                ) from error
             if head.is_infer_stage:  # these tensors came from outside
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
             raise InferenceFailed(f"inference of {held.resident.key} failed: {error}") from error

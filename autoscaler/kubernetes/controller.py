@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
 from autoscaler.kubernetes.inference_services import Role
 from autoscaler.kubernetes.metrics import FAILURES, MODELS
-from autoscaler.kubernetes.revisions import replaced_pods
-from registry.errors import LeaseLost, RegistryError, RegistryUnavailable
-from registry.pod import PodPhase
+from autoscaler.kubernetes.pod_phases import PodPhases
+from registry.errors import RegistryError, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from autoscaler.kubernetes.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.models import Models
-    from autoscaler.kubernetes.pods import PodObject
     from autoscaler.kubernetes.pool_links import PoolLinks
     from registry.model import ModelName
 
@@ -42,6 +40,7 @@ class Controller:
         self._objects = objects
         self._models = models
         self._links = links
+        self._pod_phases = PodPhases(objects, links)
         self._wake = asyncio.Event()
         self._registry_changed = True
         self._looked_s = 0.0
@@ -104,7 +103,7 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             for name in names:
                 tasks.create_task(self._attend(name, limit))
-            tasks.create_task(self._shielded("pods", self._follow_pods()))
+            tasks.create_task(self._shielded("pods", self._pod_phases.follow()))
         MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
 
     async def _attend(self, name: ModelName, limit: asyncio.Semaphore) -> None:
@@ -142,37 +141,3 @@ class Controller:
             self._registry_changed = True
         else:
             self._failing.discard(what)
-
-    # Pods
-
-    async def _follow_pods(self) -> None:
-        """What the cluster knows of pods before their leases do."""
-        removed, self._objects.removed_pods = self._objects.removed_pods, []
-        for pod in removed:
-            await self._leave(pod)
-        pods = list(self._objects.pods.values())
-        services = self._objects.services.items()
-        replaced = replaced_pods(pods, {name: each.status for name, each in services})
-        for pod in pods:
-            if pod.is_ending or pod in replaced:
-                await self._turn(pod, PodPhase.DRAINING)
-            elif pod.revision:  # Knative may have gone back to it
-                await self._turn(pod, PodPhase.READY)
-
-    async def _turn(self, pod: PodObject, phase: PodPhase) -> None:
-        """Say in the registry whether a pod takes requests, before its process knows."""
-        link = self._links.known().get(pod.pool)
-        registered = link.state.pods.get(pod.name) if link is not None else None
-        if link is None or registered is None or registered.phase is phase:
-            return
-        try:
-            await link.registry.set_phase(pod.name, registered.epoch, phase)
-        except LeaseLost:
-            return  # it is gone already
-        logger.info("pod turns", extra={"pod": pod.name, "phase": phase.value})
-
-    async def _leave(self, pod: PodObject) -> None:
-        link = self._links.known().get(pod.pool)
-        registered = link.state.pods.get(pod.name) if link is not None else None
-        if link is not None and registered is not None:
-            await link.registry.deregister_pod(pod.name, registered.epoch)

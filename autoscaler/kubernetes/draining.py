@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.pool_size import pods_to_drain
+from autoscaler.kubernetes.sent_away import SentAway
 from registry.errors import LeaseLost
 from registry.pod import PodPhase
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STRAY_S: Final = 60.0
-"""Whoever led before may have sent a pod away and not called it back; a process that ends by
-itself drains for less."""
-
 
 class Draining:
     """The pods of one pool that were sent away. One owner."""
@@ -31,10 +28,7 @@ class Draining:
     def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
         self._watch = watch
         self._drain_s = drain_s
-        self._sent_s: dict[str, float] = {}
-        """When a pod was sent away by us."""
-        self._drains_s: dict[str, float] = {}
-        """Since when a pod has been seen draining."""
+        self._sent = SentAway()
         self._awaited: list[str] = []
 
     def is_over(self) -> bool:
@@ -54,21 +48,16 @@ class Draining:
         Raises RegistryUnavailable, KubernetesError.
         """
         state, now_s = self._watch.state.pods, time.monotonic()
-        self._drains_s = {
-            name: self._drains_s.get(name, now_s)
-            for name, pod in state.items()
-            if pod.phase is PodPhase.DRAINING
-        }
-        self._sent_s = {name: at_s for name, at_s in self._sent_s.items() if name in state}
-        standing = [name for name in state if name not in self._drains_s or name in self._sent_s]
+        self._sent.look(state, now_s)
+        standing = [name for name in state if not self._sent.ends_itself(name)]
         going = pods_to_drain(leaving, standing, pods=pods)
         await self._call_back(going, now_s, list_pods)
         for name in going:
             pod = state.get(name)  # it may have left while another one was told
-            if name not in self._sent_s and pod is not None:
+            if self._sent.since_s(name) is None and pod is not None:
                 logger.info("pod drains", extra={"pod": name})
                 await self._set_phase(pod, PodPhase.DRAINING)
-                self._sent_s[name] = now_s
+                self._sent.send(pod, now_s)
         self._awaited = self._busy(going)
         return None if self._awaited else tuple(going)
 
@@ -80,7 +69,7 @@ class Draining:
             for name in names
             if name in state
             and not _is_done(state[name])
-            and now_s - self._sent_s.get(name, now_s) < self._drain_s
+            and now_s - (self._sent.since_s(name) or now_s) < self._drain_s
         ]
 
     async def _call_back(
@@ -89,20 +78,16 @@ class Draining:
         now_s: float,
         list_pods: Callable[[], Awaitable[list[PodObject]]],
     ) -> None:
-        strays = [
-            name
-            for name, since_s in self._drains_s.items()
-            if name not in going and (name in self._sent_s or now_s - since_s > STRAY_S)
-        ]
-        if not strays:
+        returning = [name for name in self._sent.to_call_back(now_s) if name not in going]
+        if not returning:
             return
         staying = {pod.name for pod in await list_pods() if not pod.is_ending}
-        for name in strays:
+        for name in returning:
             pod = self._watch.state.pods.get(name)
             if name in staying and pod is not None:
                 logger.info("pod stays", extra={"pod": name})
                 await self._set_phase(pod, PodPhase.READY)
-                self._sent_s.pop(name, None)
+                self._sent.call_back(name)
 
     async def _set_phase(self, pod: PodState, phase: PodPhase) -> None:
         with suppress(LeaseLost):  # it is gone already

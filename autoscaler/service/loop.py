@@ -99,6 +99,7 @@ class Autoscaler:
         self._last_wanted: WantedPods | None = None
         """What the registry said last. One that lost its data does not have all pods yet."""
         self._is_leading = False
+        self._leads_since_s = 0.0
         self._told_refused: dict[str, str] = {}
 
     async def run(self, actor: Actor) -> None:
@@ -133,6 +134,7 @@ class Autoscaler:
     def _lead(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):
             self._pods = None  # what is wanted, or was by whoever led before, is read anew
+            self._leads_since_s = time.monotonic()
         self._is_leading = is_leading
         self._metrics.is_leader.set(int(is_leading))
         self._owner.lead(is_leading=is_leading)
@@ -175,7 +177,8 @@ class Autoscaler:
     def _adopt(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
         """Start from the pods there are; forget them where they are not to be planned.
 
-        A registry that lost its data says nothing: what it said last is told anew.
+        A registry that lost its data says nothing: what it said last is told anew. Where nobody
+        remembers, pods that run may have to register first: they have a lease's time for it.
         """
         self._last_wanted = last = wanted or self._last_wanted
         if size is None:
@@ -186,6 +189,8 @@ class Autoscaler:
             self._pods = PodState(current=wanted.pods)
         elif size.pods is None and last is not None:
             self._pods = PodState(there=last.pods)
+        elif size.pods is None and time.monotonic() - self._leads_since_s < self._settings.lease:
+            self._pods = None
         else:
             self._pods = PodState(there=size.pods)
 

@@ -75,7 +75,10 @@ class AutoscalerSettings:
         1.0, _positive, "seconds of policies and forecasts in one of the registry's: for replays "
         "of compressed traces",
     )  # fmt: skip
-    lease: float = option(5.0, positive_seconds, "how long another one waits for a silent leader")
+    lease: float = option(
+        5.0, positive_seconds, "how long another one waits for a silent leader, and a new one for "
+        "pods to enter a registry that lost its data",
+    )  # fmt: skip
     load_timeout: float = option(300.0, positive_seconds, "longest load that is waited for")
     metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")
     metrics_port: int = option(0, whole(0, 65535), "port of the metrics; 0: none are served")

@@ -33,7 +33,7 @@ class ContinuousBatch:
 
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
-        self._most_rows = plan.spec.policy.max_batch_size or MOST_SEQUENCES
+        self._most_rows = min(plan.spec.policy.max_batch_size or MOST_SEQUENCES, MOST_SEQUENCES)
         self._waiting: deque[Flight] = deque()
         self._members: list[_Member] = []
         self._rows = 0

@@ -1,6 +1,17 @@
 -- Leases: a pod that does not renew its lease is gone, with everything filed under it.
 
+local function address_in(info) return cjson.decode(info).address end
+
+local function forget_address(pod)
+  local info = redis.call('HGET', key('pod:' .. pod), 'info')
+  local address = info and address_in(info)
+  if address and redis.call('HGET', key('addresses'), address) == pod then
+    redis.call('HDEL', key('addresses'), address)
+  end
+end
+
 local function wipe(pod, is_back)
+  forget_address(pod)
   local models = redis.call('HKEYS', key('residency:' .. pod))
   for _, model in ipairs(models) do
     if is_back then  -- it will say at once what it still holds
@@ -32,9 +43,15 @@ function op.register(pod, info, slots, lease_ms)
   local epoch = next_fence()
   redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots, 'epoch', epoch,
     'phase', 'ready', 'used', '{}', 'loads', 0)
+  redis.call('HSET', key('addresses'), address_in(info), pod)
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   publish_pod(pod)
   return epoch
+end
+
+function op.has_address(address)
+  local pod = redis.call('HGET', key('addresses'), address)
+  return pod and alive(pod) or false
 end
 
 local function append_samples(model, measure, values)

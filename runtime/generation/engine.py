@@ -55,6 +55,7 @@ class Engine(Protocol):
 
         Raises:
             InferenceFailed: the network or the engine failed.
+            NoRoomToInfer: the device had no room for a step.
             QueueFull: too much waits for the device.
         """
 

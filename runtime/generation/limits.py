@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
+    from registry.model import ModelPolicy
+
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
 BYTES_PER_VALUE = 4
@@ -33,6 +35,10 @@ class GenerationLimits:
     """Longest answer."""
     longest_s: float
     """Time limit of a request."""
+
+    def at_once(self, policy: ModelPolicy) -> int:
+        """Requests in one step of a model, which its annotations may bound further."""
+        return min(self.most_at_once, policy.max_batch_size or self.most_at_once)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class GenerationService:
                 spec = await self.declared.find(head.name, head.generation)
                 held = await self.loads.hold(spec, token=head.load_token, deadline_s=until_s)
                 try:
+                    held.model.lane.policy = spec.policy  # what the annotations say now
                     with GENERATIONS.track_inprogress():
                         async with _limited(until_s):
                             opened = await self._opened(held, wish)

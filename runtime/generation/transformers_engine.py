@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid
+from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Made, Sampling
 from runtime.generation.limits import PAGE_TOKENS, cache_shape
 from runtime.generation.sampling import PerRequestSampling
@@ -83,6 +83,7 @@ class TransformersEngine:
         self.most_tokens = shape.context_tokens
         self._device = device
         self._lane = lane
+        self._limits = limits
         self._eos_ids = _eos_ids(network)
         self._inboxes = _Inboxes(loop)
         self._sequence = itertools.count()
@@ -139,7 +140,8 @@ class TransformersEngine:
                 output = inbox.popleft()
                 is_finished = output.is_finished()
                 if output.error is not None:
-                    raise InferenceFailed(f"generation failed: {output.error}") from self._failure
+                    kind = NoRoomToInfer if self._failure else InferenceFailed
+                    raise kind(f"generation failed: {output.error}") from self._failure
                 token_ids = tuple(output.generated_tokens[told:])
                 told += len(token_ids)
                 yield Made(token_ids, self._finish(token_ids) if is_finished else None)
@@ -169,6 +171,7 @@ class TransformersEngine:
     def _step(self) -> bool:
         """One token for every request, in the device's thread; False: there was nothing to do."""
         processor = self._processor
+        processor.scheduler.max_requests_per_batch = self._limits.at_once(self._lane.policy)
         try:
             if not processor.prepare_next_batch():
                 return False

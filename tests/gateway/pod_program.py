@@ -59,6 +59,10 @@ class Request:
         return self.wishes.get(name, "")
 
 
+class NotTaken(Exception):
+    """The predict pod refuses the inference stage, and says why."""
+
+
 class Hangup(Exception):
     """Close the connection now."""
 
@@ -149,6 +153,10 @@ class Pod:
     async def infer(self, request: Request, answer: Answer) -> None:
         request.release = self._release
         if request.headers.get("x-pilotlight-stage") == "infer":
+            if refusal := request.wish("refuse-stage", self.name):
+                self.counts["refused"] += 1
+                await answer.refuse(503, refusal)
+                return
             start = await self._infer_here(request)
             await self._reply(request, answer, start, self.name)
             return
@@ -162,8 +170,7 @@ class Pod:
         if refusal:
             self.counts["refused"] += 1
             status = 429 if refusal == "slots" else 503
-            headers = {"x-pilotlight-not-executed": refusal}
-            await answer.whole(status, headers, b'{"error": "not executed"}')
+            await answer.refuse(status, refusal)
             return
         self.counts["busy"] += 1
         self.counts["most_busy"] = max(self.counts["most_busy"], self.counts["busy"])
@@ -177,6 +184,8 @@ class Pod:
             self.counts["busy"] -= 1  # before the last byte: the gateway counts by that
             is_busy = False
             await self._reply(request, answer, start, predict)
+        except NotTaken as error:
+            await answer.refuse(503, str(error))
         finally:
             if is_busy:
                 self.counts["busy"] -= 1
@@ -236,6 +245,8 @@ class Pod:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+        if refusal := head.get("x-pilotlight-not-executed"):
+            raise NotTaken(refusal)
         return head["x-pilotlight-start"], head["x-pilotlight-pod"]
 
     async def _bring(self, request: Request) -> str:
@@ -345,6 +356,10 @@ class Answer:
         head = self._head(status, {**headers, "content-length": str(len(body))})
         self._writer.write(head + body)
         await self._writer.drain()
+
+    async def refuse(self, status: int, refusal: str) -> None:
+        headers = {"x-pilotlight-not-executed": refusal}
+        await self.whole(status, headers, b'{"error": "not executed"}')
 
     async def stream(
         self, status: int, headers: dict[str, str], pieces: AsyncIterator[bytes]

@@ -111,6 +111,39 @@ def test_a_refused_request_is_served_elsewhere(floor: Floor, refusal: str) -> No
     floor.wait_idle(pods)
 
 
+def test_an_inference_without_room_is_tried_at_one_more_device(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
+    first = floor.pods("pod-a", warm=spec)
+    second = floor.pods("pod-b")
+    before = floor.metric("pilotlight_gateway_retries_total", reason="device-full")
+    answer = floor.predict(spec, b"abc", x_test="refuse=device-full,at=pod-a")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    too_large = floor.predict(spec, x_test="refuse=device-full")
+    assert too_large.status_code == 503
+    assert too_large.json()["error"] == "not executed"
+    assert first.counts("pod-a")["refused"] + second.counts("pod-b")["refused"] == 3
+    after = floor.metric("pilotlight_gateway_retries_total", reason="device-full")
+    assert after == before + 2
+    floor.wait_idle(first)
+
+
+def test_only_the_device_without_room_is_passed_by(floor: Floor) -> None:
+    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY)
+    full = floor.pods("pod-a", warm=spec)
+    held = floor.in_background(spec, x_test="around=hold")
+    wait_counts(full, "pod-a", busy=1)
+    floor.pods("pod-b", warm=spec)
+    answer = floor.predict(spec, x_test="refuse-stage=device-full,at=pod-a")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
+    assert full.counts("pod-a")["refused"] == 1
+    full.control("pod-a", "release")
+    assert held.result().status_code == 200
+    floor.wait_idle(full)
+
+
 def test_a_refusal_that_passes_is_waited_out(floor: Floor) -> None:
     spec = floor.declare(routing=QUEUEING)
     pods = floor.pods("pod-a", warm=spec)

@@ -39,6 +39,33 @@ async def test_a_heartbeat_carries_what_the_pod_reports(registry: Registry) -> N
     assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
 
 
+async def test_an_address_is_a_pods_for_as_long_as_its_lease(registry: Registry) -> None:
+    here, there = "10.0.0.1:80", "[2001:db8::1]:80"
+    first = await registry.register_pod(PodInfo("a", here, "n", slots=1))
+    assert await registry.has_pod_at(here)
+    assert not await registry.has_pod_at(there)
+    second = await registry.register_pod(PodInfo("a", there, "n", slots=1))
+    assert not await registry.has_pod_at(here)
+    assert await registry.has_pod_at(there)
+    await registry.deregister_pod("a", first)  # of the process before: no matter
+    assert await registry.has_pod_at(there)
+    await registry.deregister_pod("a", second)
+    assert not await registry.has_pod_at(there)
+
+
+async def test_an_address_that_another_pod_took_over_is_that_pods(registry: Registry) -> None:
+    address = "10.0.0.1:80"
+    first = await registry.register_pod(PodInfo("a", address, "n", slots=1))
+    await registry.register_pod(PodInfo("b", address, "n", slots=1), lease_ttl_s=0.1)
+    await registry.deregister_pod("a", first)
+    assert await registry.has_pod_at(address)
+
+    async def is_over() -> bool:
+        return not await registry.has_pod_at(address)
+
+    await eventually(is_over, what="the end of the lease")
+
+
 async def test_idle_memory_is_summed_over_pods_and_outlives_them(registry: Registry) -> None:
     assert await registry.idle_byte_s() == 0
     first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")

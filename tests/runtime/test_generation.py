@@ -13,6 +13,7 @@ import httpx
 import orjson
 import pytest
 
+from registry.model import ModelPolicy
 from tests import servers
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
 
@@ -260,6 +261,21 @@ def test_a_cache_too_small_for_all_serves_all_in_turn(cluster: Cluster, models: 
     )
     assert too_long.status_code == 400
     assert too_long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_an_annotation_that_changes_bounds_who_makes_tokens_at_once(
+    cluster: Cluster, models: Path
+) -> None:
+    def are_in_turn() -> bool:
+        body = {"model": "chat", "prompt": "zuzu", "max_tokens": 20, "n": 3}
+        told = [each["choices"][0]["index"] for each in events(pod, "completions", body)]
+        return told == sorted(told)
+
+    cluster.declare("chat", models / "tiny-gpt2")
+    pod = cluster.pod()
+    assert not are_in_turn()
+    cluster.declare("chat", models / "tiny-gpt2", policy=ModelPolicy(max_batch_size=1))
+    servers.wait_until(are_in_turn, timeout_s=20, what="one choice after the other")
 
 
 def test_the_cache_counts_against_the_pods_memory(cluster: Cluster, models: Path) -> None:

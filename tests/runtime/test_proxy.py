@@ -7,14 +7,20 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests import servers
+from tests.runtime import archives
 from tests.runtime.http import infer_texts, metric, picture, predict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.runtime.conftest import Cluster
+
+
+ROWS_WITHOUT_ROOM = 1024
+"""To the fifth power, and four bytes of each: more than a process can address."""
 
 
 def test_answer_is_the_same_as_local(cluster: Cluster, models: Path) -> None:
@@ -90,6 +96,32 @@ def test_refusal_of_the_predict_pod_is_passed_on(
     assert answer.status_code == 507
     assert answer.headers["x-pilotlight-not-executed"] == "no-memory"
     assert answer.headers["x-pilotlight-pod"] == "entry"
+
+
+class Wide(torch.nn.Module):
+    """Takes the fifth power of its rows of memory."""
+
+    def forward(self, column: torch.Tensor) -> torch.Tensor:
+        rows = column.shape[0]
+        return column.view(-1, 1, 1, 1, 1).expand([rows] * 5).clone().sum((1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_an_inference_without_room_is_one_for_another_device(
+    cluster: Cluster, tmp_path: Path, where: str
+) -> None:
+    rows = torch.export.Dim("rows", max=ROWS_WITHOUT_ROOM)
+    folder = tmp_path / "wide"
+    archives.export(Wide(), folder / "model.pt2", torch.ones(2, 1), dynamic=({0: rows},))
+    cluster.declare("wide", folder)
+    entry, other = cluster.pod("entry"), cluster.pod("other")
+    headers = {"predict": other.address} if where == "there" else {}
+    assert predict(entry.url, "wide", [1.0], [1.0], **headers).status_code == 200
+    answer = predict(entry.url, "wide", *[[1.0]] * ROWS_WITHOUT_ROOM, **headers)
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["x-pilotlight-not-executed"] == "device-full"
+    assert "no room for this inference of default/wide" in answer.json()["error"]
+    assert predict(entry.url, "wide", [1.0], [1.0], **headers).status_code == 200
 
 
 @pytest.mark.parametrize(

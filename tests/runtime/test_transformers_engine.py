@@ -12,22 +12,24 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
+from registry.model import ModelPolicy
 from runtime.device.lane import Lane
 from runtime.device.worker import DeviceWorker
-from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.generation.engine import Finish, Sampling
+from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
+from runtime.generation.engine import Finish, Made, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
 LIMITS = GenerationLimits(cache_bytes=1 << 22, most_at_once=8, most_new_tokens=900, longest_s=60)
 PROMPT = [260, 270, 280]
+GREEDY = Sampling(max_tokens=30, seed=0, temperature=0)
 
 
 @pytest.fixture
@@ -47,10 +49,11 @@ def with_engine(
     network: PreTrainedModel,
     device: DeviceWorker,
     test: Callable[[TransformersEngine], Awaitable[None]],
+    lane: Lane | None = None,
 ) -> None:
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        make = lambda: TransformersEngine(network, device, Lane(), LIMITS, loop)  # noqa: E731  # one word
+        loop, place = asyncio.get_running_loop(), lane or Lane()
+        make = lambda: TransformersEngine(network, device, place, LIMITS, loop)  # noqa: E731  # one word
         engine = (await device.run(make)).value
         async with asyncio.timeout(60):
             await test(engine)
@@ -98,15 +101,22 @@ def test_other_work_of_the_device_goes_between_steps(
     with_engine(network, device, test)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(RuntimeError("the device broke"), InferenceFailed, id="fault"),
+        pytest.param(torch.OutOfMemoryError("the device broke"), NoRoomToInfer, id="no-room"),
+    ],
+)
 def test_a_step_that_fails_ends_its_requests_and_no_others(
-    network: PreTrainedModel, device: DeviceWorker
+    network: PreTrainedModel, device: DeviceWorker, error: Exception, told: type[Exception]
 ) -> None:
     left = [20]
 
     def fail_later(*_: object) -> None:
         left[0] -= 1
         if left[0] == 0:
-            raise RuntimeError("the device broke")
+            raise error
 
     hook = network.register_forward_pre_hook(fail_later)
 
@@ -114,7 +124,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(
         results = await asyncio.gather(
             made(engine, 100), made(engine, 50, seed=3), return_exceptions=True
         )
-        assert [type(result) for result in results] == [InferenceFailed] * 2
+        assert [type(result) for result in results] == [told] * 2
         assert "the device broke" in str(results[0])
         assert len(await made(engine, 30)) == 30
 
@@ -164,6 +174,45 @@ def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
                 await leaver
 
     with_engine(network, device, test)
+
+
+async def _tell(name: str, news: AsyncGenerator[Made, None], told: list[str]) -> None:
+    async with aclosing(news):
+        async for new in news:
+            told.append(f"{name} ends" if new.finish else name)  # noqa: PERF401  # others tell, too
+
+
+def test_the_models_annotation_bounds_who_makes_tokens_at_once(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    async def test(engine: TransformersEngine) -> None:
+        told: list[str] = []
+        await asyncio.gather(
+            *(_tell(name, engine.generate(PROMPT, GREEDY), told) for name in "abc")
+        )
+        assert set(told[: told.index("a ends")]) == {"a", "b"}
+        assert told.index("c") > told.index("a ends")
+
+    with_engine(network, device, test, Lane(policy=ModelPolicy(max_batch_size=2)))
+
+
+def test_a_bound_that_is_lowered_holds_from_the_next_token(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    lane = Lane()
+
+    async def test(engine: TransformersEngine) -> None:
+        told: list[str] = []
+        news = {name: engine.generate(PROMPT, GREEDY) for name in "abc"}
+        await asyncio.gather(*(anext(each) for each in news.values()))
+        lane.policy = ModelPolicy(max_batch_size=1)
+        await asyncio.gather(*(_tell(name, each, told) for name, each in news.items()))
+        assert [each for each in told if "ends" in each] == ["a ends", "b ends", "c ends"]
+        alone = told[: told.index("a ends")]
+        assert alone.count("a") > 20
+        assert alone.count("b") + alone.count("c") <= 2  # of the steps before
+
+    with_engine(network, device, test, lane)
 
 
 def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: DeviceWorker) -> None:

@@ -52,6 +52,28 @@ async def test_pods_that_are_not_registered_again_yet_are_not_given_up(tmp_path:
     assert [wanted and wanted.pods for wanted in numbers] == [PODS] * 4
 
 
+async def test_whoever_remembers_nothing_lets_pods_register_first(tmp_path: Path) -> None:
+    with servers.redis_server(tmp_path / "redis") as redis:
+        async with a_stage(redis.url) as stage:
+            pods = [await stage.pod(f"pod-{index}") for index in range(PODS)]
+            redis.stop()
+            redis.start()
+            policy = LOADING_POLICIES["predictive"]()
+            async with stage.autoscaler(policy, min_pods=1, max_pods=5, lease=2.0) as metrics:
+
+                async def is_told() -> bool:
+                    return await _wanted(stage) is not None
+
+                await _planned(metrics, 2)
+                for pod in pods:
+                    await eventually(
+                        partial(_registers, pod), timeout_s=LIMIT_S, what="registered anew"
+                    )
+                await eventually(is_told, timeout_s=LIMIT_S, what="told")
+                history = (await Autoscaling(stage.registry).plans()).history
+    assert [each.words.partition(":")[0] for each in history] == [f"{PODS} pods"]
+
+
 async def _planned(metrics: AutoscalerMetrics, plans: int) -> None:
     before = metric(metrics, PLANS)
     await until(lambda: metric(metrics, PLANS) >= before + plans, timeout_s=LIMIT_S, what=PLANS)

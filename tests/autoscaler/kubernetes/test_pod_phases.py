@@ -1,0 +1,131 @@
+"""Pods that the cluster ends, replaces and goes back to, as the registry is told: a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.kubernetes import sent_away
+from autoscaler.kubernetes.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.inference_services import read_service
+from autoscaler.kubernetes.pod_phases import PodPhases
+from autoscaler.kubernetes.pods import PodObject
+from autoscaler.kubernetes.pool_links import PoolLinks
+from autoscaler.kubernetes.watching import Seen
+from registry.client import Registry
+from registry.pod import PodPhase
+from tests.autoscaler.kubernetes.objects import service
+from tests.registry.actors import Pod, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests import servers
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 30.0
+_pools = itertools.count(1)
+
+
+@dataclass
+class Stage:
+    """A pool in Knative mode with an old pod and a new one."""
+
+    pool: str
+    objects: ClusterObjects
+    links: PoolLinks
+    phases: PodPhases
+    old: Pod
+
+    def see(self, name: str, generation: int, *, is_ending: bool = False) -> None:
+        revision = f"pool-{generation:05}"
+        pod = PodObject("pilotlight", name, self.pool, "pool", "n", "10.0.0.1", is_ending, 0,
+                        revision, generation)  # fmt: skip
+        self.objects.see(Seen(pod, is_gone=False))
+
+    def route_to(self, generation: int) -> None:
+        traffic = [{"revisionName": f"pool-{generation:05}", "percent": 100}]
+        document = service(
+            name="pool", namespace="pilotlight", uid="p", annotations={},
+            labels={"pilotlight.io/pool": self.pool},
+            status={"components": {"predictor": {"traffic": traffic}}},
+        )  # fmt: skip
+        self.objects.see(Seen(read_service(document), is_gone=False))
+
+    def phase(self, name: str) -> PodPhase:
+        return self.links.of(self.pool).state.pods[name].phase
+
+    async def drain_by_itself(self) -> None:
+        await self.old.registry.set_phase("old", self.old.epoch, PodPhase.DRAINING)
+        await self.turns("old", PodPhase.DRAINING)
+
+    async def turns(self, name: str, phase: PodPhase) -> None:
+        await until(lambda: self.phase(name) is phase, timeout_s=LIMIT_S, what=f"{name} {phase}")
+
+
+@pytest.fixture
+async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
+    pool = f"phases-{next(_pools)}"
+    registry = await Registry.connect(redis.url, pool)
+    old = await Pod.join(registry, "old")
+    await Pod.join(registry, "new")
+    async with asyncio.TaskGroup() as tasks:
+        links, objects = PoolLinks(redis.url, tasks, lambda: None), ClusterObjects()
+        await links.of(pool).watch.wait_synced()
+        made = Stage(pool, objects, links, PodPhases(objects, links), old)
+        made.see("old", 1)
+        made.see("new", 2)
+        made.route_to(1)
+        yield made
+        await links.close()
+    await registry.close()
+
+
+async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
+    await stage.drain_by_itself()
+    await stage.phases.follow()
+    assert stage.phase("old") is PodPhase.DRAINING
+    assert stage.phase("new") is PodPhase.READY
+
+
+async def test_a_replaced_pod_is_sent_away_and_called_back(stage: Stage) -> None:
+    stage.route_to(2)
+    await stage.phases.follow()
+    await stage.turns("old", PodPhase.DRAINING)
+    stage.route_to(1)
+    await stage.phases.follow()
+    await stage.turns("old", PodPhase.READY)
+    await stage.drain_by_itself()
+    await stage.phases.follow()
+    assert stage.phase("old") is PodPhase.DRAINING
+
+
+async def test_a_pod_that_is_to_end_is_not_called_back(stage: Stage) -> None:
+    stage.see("old", 1, is_ending=True)
+    for _ in range(2):
+        await stage.phases.follow()
+        await stage.turns("old", PodPhase.DRAINING)
+
+
+async def test_a_process_that_took_the_place_of_one_sent_away_may_drain(stage: Stage) -> None:
+    stage.route_to(2)
+    await stage.phases.follow()
+    await stage.turns("old", PodPhase.DRAINING)
+    stage.old = await Pod.join(stage.old.registry, "old")
+    await stage.turns("old", PodPhase.READY)
+    stage.route_to(1)
+    await stage.drain_by_itself()
+    await stage.phases.follow()
+    assert stage.phase("old") is PodPhase.DRAINING
+
+
+async def test_a_stray_is_called_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stage.drain_by_itself()
+    monkeypatch.setattr(sent_away, "STRAY_S", -1.0)
+    await stage.phases.follow()
+    await stage.turns("old", PodPhase.READY)
