@@ -342,7 +342,8 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
     )
     try:
         servers.wait_until(
-            lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False), what="rclone answers"
+            lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, verify=False),
+            what="rclone answers",
         )
         cache = DiskCache(tmp_path / "cache", storages, LinkRate(None))
         assert fetch(cache, ModelSpec(spec.name, f"s3://{BUCKET}/m")) == weights
