@@ -50,14 +50,15 @@ def wait_until(
     condition: Callable[[], object], *, timeout_s: float = START_TIMEOUT_S, what: str = "condition"
 ) -> None:
     """Return once `condition()` is true; errors of connections count as false."""
-    give_up_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while True:
         with contextlib.suppress(OSError, httpx.TransportError):
             if condition():
                 return
-        if time.monotonic() >= give_up_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= timeout_s:
             raise TimeoutError(f"{what} not met within {timeout_s} s")
-        time.sleep(0.01)
+        time.sleep(min(max(waited_s / 10, 0.01), 0.03))  # asking takes time from what is awaited
 
 
 def _accepts(port: int) -> bool:
