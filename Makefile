@@ -15,6 +15,8 @@ WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Without kept bytecode every process that needs torch and transformers compiles them anew, for 5-10 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo up test test-slow test-gpu test-kubernetes check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 

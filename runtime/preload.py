@@ -1,4 +1,4 @@
-"""What a pod imports before it takes requests: transformers loads its parts only at first use."""
+"""What a pod imports before it takes requests: many libraries load parts only at first use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ PRELOADED = (
     "transformers.models.gpt2.tokenization_gpt2",
     "transformers.generation",
     "transformers.generation.continuous_batching",
+    "anyio._backends._asyncio",
+    "httpcore",
+    "pydantic.v1",
+    "uvicorn.lifespan.off",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
     "runtime.pod",
     "runtime.logs",
     "runtime.storage.s3",
@@ -26,7 +32,7 @@ PRELOADED = (
 
 
 def import_everything() -> None:
-    """Import it now, 5 to 10 s, so that no load of a model pays for it."""
+    """Import it now, 5 to 10 s, so that neither pods nor loads of models pay for it."""
     for module in PRELOADED:
         importlib.import_module(module)
     _go_offline()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,13 +41,13 @@ def starting_zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, starting_zygote: servers.Zygote) -> Path:
-    """A folder with one tiny model of each kind, made while the zygote does its imports."""
-    assert starting_zygote.process.poll() is None
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one tiny model of each kind."""
+    from runtime.networks.make_model import make_model
+
     folder = tmp_path_factory.mktemp("models")
-    make = "; ".join(f"make_model({name!r}, Path({str(folder / name)!r}))" for name in TINY_MODELS)
-    code = f"from pathlib import Path; from runtime.networks.make_model import make_model; {make}"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=servers.REPOSITORY)
+    for name in TINY_MODELS:
+        make_model(name, folder / name)
     return folder
 
 

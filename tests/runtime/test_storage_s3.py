@@ -44,27 +44,30 @@ def proxy(s3: servers.S3Server) -> Iterator[FaultyProxy]:
         yield running
 
 
-def client_of(s3: servers.S3Server) -> S3Client:
-    return boto3.session.Session().client(
+@pytest.fixture(scope="module")
+def client(s3: servers.S3Server) -> Iterator[S3Client]:
+    """A client of the server itself, with the bucket made."""
+    made = boto3.session.Session().client(
         "s3",
         endpoint_url=s3.url,
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
     )
+    made.create_bucket(Bucket=BUCKET)
+    yield made
+    made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def weights() -> bytes:
     return random.Random(7).randbytes(SIZE)
 
 
 @pytest.fixture
-def spec(s3: servers.S3Server, weights: bytes, request: pytest.FixtureRequest) -> ModelSpec:
+def spec(client: S3Client, weights: bytes, request: pytest.FixtureRequest) -> ModelSpec:
     """A model of four spans, with a checksum of S3's own."""
     prefix = request.node.name.replace("[", "-").rstrip("]")
-    client = client_of(s3)
-    client.create_bucket(Bucket=BUCKET)
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/config.json", Body=b"{}")
     client.put_object(
         Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=weights, ChecksumAlgorithm="CRC32"
@@ -256,14 +259,14 @@ def test_object_replaced_mid_way_is_noticed(
     proxy: FaultyProxy,
     spec: ModelSpec,
     weights: bytes,
-    s3: servers.S3Server,
+    client: S3Client,
 ) -> None:
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
     other = weights[::-1]
 
     def replace(asked: Asked) -> None:
         if last_span(asked) and sum(map(last_span, proxy.asked)) == 1:
-            client_of(s3).put_object(Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=other)
+            client.put_object(Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=other)
 
     proxy.fault = replace
     with pytest.raises(ModelChanged, match="replaced"):
@@ -275,11 +278,11 @@ def test_object_replaced_mid_way_is_noticed(
 
 
 def test_object_replaced_before_its_weights_are_fetched_is_noticed(
-    cache: DiskCache, spec: ModelSpec, weights: bytes, s3: servers.S3Server
+    cache: DiskCache, spec: ModelSpec, weights: bytes, client: S3Client
 ) -> None:
     cache.fetch_assets(spec)
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
-    client_of(s3).put_object(Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=weights[::-1])
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=weights[::-1])
     with pytest.raises(ModelChanged, match="replaced"):
         cache.fetch_weights(spec)
 
@@ -317,10 +320,10 @@ def test_missing_object_and_bucket_are_told(cache: DiskCache, spec: ModelSpec) -
 
 
 def test_key_that_leads_out_of_its_folder_is_refused(
-    cache: DiskCache, spec: ModelSpec, s3: servers.S3Server
+    cache: DiskCache, spec: ModelSpec, client: S3Client
 ) -> None:
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
-    client_of(s3).put_object(Bucket=BUCKET, Key=f"{prefix}/a\\..\\config.json", Body=b"{}")
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/a\\..\\config.json", Body=b"{}")
     with pytest.raises(ModelInvalid, match="outside its folder"):
         cache.fetch_assets(spec)
     assert cache.keys() == set()
@@ -342,7 +345,8 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
     )
     try:
         servers.wait_until(
-            lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False), what="rclone answers"
+            lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, verify=False),
+            what="rclone answers",
         )
         cache = DiskCache(tmp_path / "cache", storages, LinkRate(None))
         assert fetch(cache, ModelSpec(spec.name, f"s3://{BUCKET}/m")) == weights

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["cli"]
 
 
+def _plain(folder: Path) -> Path:
+    """A run with the fewest plots."""
+    return write_run(folder / "run.parquet", 5, is_plain=True, deadline_s=None)
+
+
 def test_one_page_without_outside_resources(cli: Cli, tmp_path: Path) -> None:
     auto = write_run(tmp_path / "auto.parquet", 400, about={"wasted_memory_byte_s": 5e9})
     odd = write_run(
@@ -184,7 +189,7 @@ def test_a_name_may_hold_bytes_that_are_no_text(cli: Cli, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("about", [b"[" * 200_000, b"[1]", b"\xff", b""])
 def test_metadata_that_say_nothing_are_passed_over(cli: Cli, tmp_path: Path, about: bytes) -> None:
-    path = write_run(tmp_path / "run.parquet", 5)
+    path = _plain(tmp_path)
     table = parquet.read_table(path).replace_schema_metadata({METADATA_KEY: about})
     parquet.write_table(table, path)
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
@@ -234,7 +239,7 @@ def test_an_output_that_can_be_no_folder_is_refused(cli: Cli, tmp_path: Path, be
 
 
 def test_an_output_in_the_place_of_the_page_is_told(cli: Cli, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run.parquet", 5)
+    path = _plain(tmp_path)
     (tmp_path / "out" / "index.html").mkdir(parents=True)
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
     assert ran.status == 1
@@ -242,7 +247,7 @@ def test_an_output_in_the_place_of_the_page_is_told(cli: Cli, tmp_path: Path) ->
 
 
 def test_an_output_folder_is_made_with_those_above_it(cli: Cli, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run.parquet", 5)
+    path = _plain(tmp_path)
     ran = cli("report", str(path), "-o", str(tmp_path / "a" / "b"))
     assert ran.status == 0, ran.err
     assert (tmp_path / "a" / "b" / "index.html").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,7 +113,7 @@ def test_nothing_sticks_out_or_overlaps_where_names_are_long(tmp_path: Path, cou
 
 
 def _assert_readable(figure: Figure, name: str) -> None:
-    figure.savefig(io.BytesIO(), format="png", dpi=figure.dpi)
+    figure.draw_without_rendering()
     shown = [(text.get_text(), text.get_window_extent()) for text in _texts(figure)]
     whole = figure.bbox
     for said, box in shown:
