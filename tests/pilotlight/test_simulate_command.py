@@ -151,9 +151,9 @@ def test_what_was_simulated_before_a_signal_is_kept(
 
     def is_far_enough() -> bool:
         under_way = [path for path in out.glob("*.unfinished") if path.stat().st_size > 100_000]
-        return bool(under_way) and len(list(out.glob("*.parquet"))) == whole
+        return len(under_way) == processes and len(list(out.glob("*.parquet"))) == whole
 
-    servers.wait_until(is_far_enough, what="so many runs have ended, another is under way")
+    servers.wait_until(is_far_enough, what="so many runs have ended, others are under way")
     os.killpg(command.pid, number)  # workers as well, as in a terminal
     told, said = command.communicate(timeout=240)
     assert command.returncode == 128 + number, said
