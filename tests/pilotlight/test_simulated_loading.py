@@ -19,28 +19,27 @@ CLUSTER = """
 nodes:
   - name: node
     object_storage_rate: 50MB/s
-    pods: [{memory: 150MB, slots: 2}]
+    pods: [{memory: 250MB, slots: 2}]
 models:
-  - {name: a, size: 100MB}
-  - {name: b, size: 100MB}
+  - {name: m, count: 3, size: 100MB, load: {remote: 5s, disk: 2s}}
 """
-"""Room for one model at a time."""
+"""Room for two models at a time."""
 
 
 @pytest.fixture
 def asked(tmp_path: Path) -> list[str]:
-    """Two models in turn, each with half a minute of requests every ten minutes."""
+    """Three models in turn, each with half a minute of requests every ten minutes."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     rows = [
-        f"{600 * period + 300 * number + 5 * at},{model}\n"
+        f"{600 * period + 200 * number + 5 * at},m-{number}\n"
         for period in range(9)
-        for number, model in enumerate("ab")
+        for number in range(3)
         for at in range(6)
     ]
     (tmp_path / "periods.csv").write_text("at_s,model\n" + "".join(rows))
     return [
         "simulate", "--cluster", str(tmp_path / "cluster.yaml"),
-        "--trace", str(tmp_path / "periods.csv"), "--json", "--tick", "10",
+        "--trace", str(tmp_path / "periods.csv"), "--json", "--tick", "30", "--processes", "1",
     ]  # fmt: skip
 
 
@@ -52,9 +51,10 @@ def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path
     ran = cli(*asked, "--loading", "none,predictive,keep-alive", "--out", str(tmp_path / "runs"))
     none, ahead, kept = ran.document["runs"]
     assert [each["loading"] for each in (none, ahead, kept)] == ["none", "predictive", "keep-alive"]
-    assert ahead["cold_starts"] <= 0.7 * none["cold_starts"] == 0.7 * 18
+    assert none["cold_starts"] == 9 * 3
+    assert ahead["cold_starts"] < none["cold_starts"] / 2
     assert none["actions"] == {}
-    assert ahead["actions"]["load"]["forecast"] >= 6
+    assert ahead["actions"]["load"]["forecast"] >= 15
     assert sum(ahead["loads"].values()) > ahead["cold_starts"]
     told = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").about
     for key in ("loading", "loading_value", "tick_s", "actions"):
@@ -74,15 +74,15 @@ def test_a_value_is_the_policys_parameter(cli: Cli, asked: list[str], tmp_path: 
     assert found["1"]["run"] == "own-keep-alive-1"
     assert found["1"]["loading_value"] == 1.0
     assert found["1"]["wasted_memory_byte_s"] < 0.6 * found["20"]["wasted_memory_byte_s"]
-    assert found["1"]["actions"]["demote"]["idle"] == 18
+    assert found["1"]["actions"]["demote"]["idle"] >= 24
     assert found["20"]["actions"] == {}
 
 
 def test_every_loading_policy_is_the_same_in_any_process(
     cli: Cli, asked: list[str], tmp_path: Path
 ) -> None:
-    asked += ["--loading", "predictive,hybrid-histogram,round-robin", "--policy", "auto,random"]
-    asked += ["--sweep", "nodes.0.pods.0.count=1,2", "--tick", "30", "--seed", "7"]
+    asked += ["--loading", "predictive,round-robin", "--policy", "auto,random"]
+    asked += ["--sweep", "nodes.0.pods.0.count=1,2", "--tick", "60", "--seed", "7"]
     found = []
     for processes in ("1", "2"):
         out = tmp_path / processes
@@ -90,9 +90,9 @@ def test_every_loading_policy_is_the_same_in_any_process(
         found.append(([records(run) for run in runs], [{**run, "output": ""} for run in runs]))
     assert found[0] == found[1]
     assert [run["run"] for run in found[0][1]][:4] == [
-        "auto-predictive-1", "auto-hybrid-histogram-1", "auto-round-robin-1", "random-predictive-1",
+        "auto-predictive-1", "auto-round-robin-1", "random-predictive-1", "random-round-robin-1",
     ]  # fmt: skip
-    assert len(found[0][1]) == 12
+    assert len(found[0][1]) == 8
 
 
 def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: list[str]) -> None:
