@@ -151,7 +151,8 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     except CannotWrite as error:
         problem = error
     found = document()
-    if task.output is not None and found["interrupted"] and not found["requests"]:
+    is_empty = found["interrupted"] and not found["requests"]
+    if task.output is not None and is_empty and not isinstance(problem, CannotWrite):
         task.output.unlink(missing_ok=True)
     return _ended(task, found, problem)
 

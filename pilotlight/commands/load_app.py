@@ -126,17 +126,18 @@ def simulate(
         str,
         typer.Option(
             metavar="L[,L…]",
-            help="Loading policies of the autoscaler that load models ahead of requests and let idle "
-            f"ones sink: none, {LOADING_NAMES}. Pods stay as the cluster file says: plans that set "
-            "their number are left out. Nothing is forecast in a run's first 60 s.",
+            help="Policies of the autoscaler, which load models ahead of requests and let idle "
+            f"ones sink: none, {LOADING_NAMES}. Pods stay as the cluster file says: plans that "
+            "set their number are left out. Nothing is forecast in a run's first 60 s.",
         ),
     ] = "none",
     loading_value: Annotated[
         float | None,
         typer.Option(
-            metavar="V", show_default="the policy's own",
-            help="The loading policy's parameter: price of a device's memory in seconds saved per GB "
-            "and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), range in "
+            metavar="V",
+            show_default="the policy's own",
+            help="The loading policy's parameter: price of a device's memory in seconds saved "
+            "per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), range in "
             "minutes (hybrid-histogram).",
         ),
     ] = None,
@@ -144,7 +145,7 @@ def simulate(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="Between two plans of a loading policy, as live; fewer plans are simulated faster.",
+            help="Between two plans of a loading policy, as live; fewer plans take less time.",
         ),
     ] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,

@@ -110,6 +110,7 @@ def run_simulations(plan: Plan, output: Output) -> None:
 def _tasks(plan: Plan) -> list[RunTask]:
     """All combinations. Raises InvalidInput."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
+    folder = _folder(plan)
     rules = loading_rules(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
     try:
         each_variant = _variants(plan)
@@ -120,26 +121,37 @@ def _tasks(plan: Plan) -> list[RunTask]:
         raise InvalidInput([str(error)]) from None
     runs = list(product(each_variant, policies, rules))
     has_loading = any(rules)
+    parts = [name_parts(rule) if has_loading else () for _, _, rule in runs]
     names = run_names([
-        (_name(policy), *(name_parts(rule) if has_loading else ()), *map(str, each.setting.values()))
-        for each, policy, rule in runs
+        (_name(policy), *part, *map(str, each.setting.values()))
+        for (each, policy, _), part in zip(runs, parts, strict=True)
     ])  # fmt: skip
     return [
         RunTask(
             name=name,
             about={
-                "trace": plan.trace, "policy": _name(policy), **_about(rule),
-                "seed": plan.seed, **each.setting,
+                "trace": plan.trace,
+                "policy": _name(policy),
+                **_about(rule),
+                "seed": plan.seed,
+                **each.setting,
             },
             cluster=each.cluster,
             policy=policy,
             trace=plan.trace,
             seed=plan.seed,
-            output=None if plan.out is None else plan.out.expanduser() / f"{name}.parquet",
+            output=None if folder is None else folder / f"{name}.parquet",
             loading=rule,
         )
         for name, (each, policy, rule) in zip(names, runs, strict=True)
     ]
+
+
+def _folder(plan: Plan) -> Path | None:
+    try:
+        return None if plan.out is None else plan.out.expanduser()
+    except RuntimeError:
+        raise InvalidInput([f"--out: there is no user for {plan.out}"]) from None
 
 
 def _about(rule: LoadingRule | None) -> dict[str, Any]:
@@ -149,10 +161,11 @@ def _about(rule: LoadingRule | None) -> dict[str, Any]:
 
 
 def _variants(plan: Plan) -> list[_Variant]:
-    sweep = parse_sweep(plan.sweep) if plan.sweep else None
+    sweep = None if plan.sweep is None else parse_sweep(plan.sweep)
     found = []
     for value, document in variants(plan.cluster, sweep):
-        cluster_of(document, source=str(plan.cluster))  # which tells all that is wrong with it
+        tried = "" if sweep is None else f" with {sweep.key}={_as_json(value)}"
+        cluster_of(document, source=f"{plan.cluster}{tried}")  # which tells all that is wrong
         found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, document))
     return found
 
@@ -198,6 +211,10 @@ def _claim(tasks: Sequence[RunTask]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InvalidInput([
+                f"--out: cannot write {path.parent}: it must be a folder; a file is there"
+            ]) from None  # fmt: skip
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error
 

@@ -106,7 +106,9 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        pytest.param("--loading predictiv", "--loading must be among none, predictive, ", id="name"),
+        pytest.param(
+            "--loading predictiv", "--loading must be among none, predictive, ", id="name"
+        ),
         pytest.param("--loading predictive,", "clockwork, was ''", id="empty"),
         pytest.param(
             "--loading baseline --loading-value 3",
@@ -130,7 +132,9 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
             id="part of a minute",
         ),
         pytest.param(
-            "--loading keep-alive --tick 0", "--tick must be 0.01 seconds at least, was 0", id="tick"
+            "--loading keep-alive --tick 0",
+            "--tick must be 0.01 seconds at least, was 0",
+            id="tick",
         ),
         pytest.param("--loading keep-alive --tick inf", "at least, was inf", id="no tick"),
     ],
