@@ -40,8 +40,8 @@ def require_in_time(batch: pa.RecordBatch) -> None:
         raise WrongTrace(
             f"there is an arrival at {last_s:.15g} s, {last_s / 86_400:,.0f} days after the "
             f"trace's start; {LATEST_S / 86_400:.0f} days at most can be simulated: times are "
-            "seconds since the start, so take away the first one with |slice=FIRSTs:, and for milliseconds add "
-            "|speed=1000"
+            "seconds since the start, so take away the first one with |slice=FIRSTs:, and for "
+            "milliseconds add |speed=1000"
         )
 
 

@@ -137,8 +137,8 @@ def simulate(
             metavar="V",
             show_default="the policy's own",
             help="The loading policy's parameter: price of a device's memory in seconds saved "
-            "per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), range in "
-            "minutes (hybrid-histogram).",
+            "per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
+            "range in whole minutes (hybrid-histogram).",
         ),
     ] = None,
     tick: Annotated[

@@ -150,7 +150,12 @@ def test_a_stop_is_heard_while_nothing_arrives(is_planned: bool) -> None:
     scaler = PlannedAutoscaler(keep_alive(), plan, every_s=30.0) if is_planned else None
     asked: list[float] = []
     simulation = simulate(plan, trace([(0.0, "m"), (1e6, "m")]), autoscaler=scaler)
-    simulation.is_stopping = lambda: asked.append(simulation.kernel.now_s) or len(asked) > 10
+
+    def is_stopping() -> bool:
+        asked.append(simulation.kernel.now_s)
+        return len(asked) > 10
+
+    simulation.is_stopping = is_stopping
     assert [row["scheduled_s"] for row in records(simulation)] == [0.0]
     assert simulation.was_stopped
     assert simulation.kernel.now_s <= 600.0
