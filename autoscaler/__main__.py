@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from autoscaler.loading.catalogue import TUNED, policy_of
+from autoscaler.loading.catalogue import policy_of, value_problem
 from autoscaler.planning.pool import Limits
 from autoscaler.scaling.limits import pool_problems
 from autoscaler.service.acting import Actor
@@ -103,11 +103,10 @@ def _problems(settings: AutoscalerSettings) -> list[str]:
             "--min-pods and --max-pods must be left out with --kubernetes: minReplicas and "
             "maxReplicas of the pool's InferenceService are its bounds"
         ]
-    if settings.loading_value is not None and settings.loading not in TUNED:
-        return [
-            f"--loading-value must be left out with --loading {settings.loading}: it is for "
-            + ", ".join(TUNED)
-        ]
+    if settings.loading_value is not None:
+        problem = value_problem(settings.loading, settings.loading_value)
+        if problem:
+            return [f"--loading-value {problem}"]
     return pool_problems(Limits(settings.min_pods or 0, settings.max_pods))
 
 

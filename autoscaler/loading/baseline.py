@@ -34,7 +34,8 @@ class Baseline:
 
 def baseline(params: Baseline | None = None) -> LoadingPolicy[str]:
     """The rule with its parameters; its state is the machine whose turn was last."""
-    return LoadingPolicy("baseline", "", partial(_plan, params or Baseline()))
+    plan = partial(_plan, params or Baseline())
+    return LoadingPolicy("baseline", "", plan, reads_demand=False)
 
 
 def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ...], str]:

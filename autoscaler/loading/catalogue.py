@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.peers.hybrid_histogram import Histogram
@@ -40,6 +41,19 @@ TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
 """By the parameter that trades memory for cold starts: the price of a device's memory in seconds
 saved per GB and hour; minutes after the last request; GB of models on each device; the histogram's
 range in minutes."""
+_LONGEST_RANGE_MIN: Final = 20_160
+"""Two weeks, for which arrivals are kept (`CountsParams.tens`)."""
+
+
+def value_problem(name: str, value: float) -> str:
+    """What is wrong with a value of a policy's parameter; empty: nothing."""
+    if name not in TUNED:
+        return f"must be left out with --loading {name}: it is for {', '.join(TUNED)}"
+    if not 0 < value < inf:
+        return f"must be a positive number, was {value:g}"
+    if name == "hybrid-histogram" and not (value.is_integer() and value <= _LONGEST_RANGE_MIN):
+        return f"must be whole minutes, {_LONGEST_RANGE_MIN:,} at most, was {value:g}"
+    return ""
 
 
 def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:

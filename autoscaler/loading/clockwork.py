@@ -35,7 +35,8 @@ class Clockwork:
 
 def clockwork(params: Clockwork | None = None) -> LoadingPolicy[None]:
     """The rule with its parameters."""
-    return LoadingPolicy("clockwork", None, partial(_plan, params or Clockwork()))
+    plan = partial(_plan, params or Clockwork())
+    return LoadingPolicy("clockwork", None, plan, reads_demand=False)
 
 
 def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:

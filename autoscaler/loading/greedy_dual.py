@@ -53,7 +53,8 @@ class Clock:
 
 def greedy_dual(params: GreedyDual | None = None) -> LoadingPolicy[Clock]:
     """The rule with its parameters."""
-    return LoadingPolicy("greedy-dual", Clock(), partial(_plan, params or GreedyDual()))
+    plan = partial(_plan, params or GreedyDual())
+    return LoadingPolicy("greedy-dual", Clock(), plan, reads_demand=False)
 
 
 def _plan(params: GreedyDual, view: PoolView, state: Clock) -> tuple[tuple[Action, ...], Clock]:

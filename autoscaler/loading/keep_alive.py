@@ -31,7 +31,8 @@ class KeepAlive:
 
 def keep_alive(params: KeepAlive | None = None) -> LoadingPolicy[None]:
     """The rule with its parameters."""
-    return LoadingPolicy("keep-alive", None, partial(_plan, params or KeepAlive()))
+    plan = partial(_plan, params or KeepAlive())
+    return LoadingPolicy("keep-alive", None, plan, reads_demand=False)
 
 
 def _plan(params: KeepAlive, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:

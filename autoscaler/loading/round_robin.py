@@ -57,7 +57,8 @@ class Circle:
 
 def round_robin(params: RoundRobin | None = None) -> LoadingPolicy[Circle]:
     """The rule with its parameters."""
-    return LoadingPolicy("round-robin", Circle(), partial(_plan, params or RoundRobin()))
+    plan = partial(_plan, params or RoundRobin())
+    return LoadingPolicy("round-robin", Circle(), plan, reads_demand=False)
 
 
 def _plan(params: RoundRobin, view: PoolView, state: Circle) -> tuple[tuple[Action, ...], Circle]:

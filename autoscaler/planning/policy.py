@@ -25,3 +25,5 @@ class LoadingPolicy(Generic[S]):
     """What to do now, and what to remember. Pure."""
     reads_history: bool = False
     """Whether it looks at the counts of each demand, beside the forecast."""
+    reads_demand: bool = True
+    """Whether it looks at the demand at all; else nothing need be forecast for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from load.schema import TRACE_SCHEMA
 from load.simulator.errors import WrongTrace
@@ -13,21 +13,36 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+LATEST_S: Final = 366 * 86_400.0
+"""A year: what is later is the time of a calendar, or in milliseconds."""
 Row = tuple[float, str, str, int, int, float | None]
 """Time, tenant, model, input size, output size, deadline from the arrival."""
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Every arrival. Raises WrongTrace where the batch has other columns."""
+    """Every arrival. Raises WrongTrace: the batch has other columns, or it is a year too late."""
     if not batch.schema.equals(TRACE_SCHEMA):
         raise WrongTrace(
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
         )
+    require_in_time(batch)
     at_s, tenant, model, input_size, output_size, deadline_s = batch.columns
     return zip(
         _numbers(at_s), _names(tenant), _names(model), _numbers(input_size),
         _numbers(output_size), _numbers(deadline_s), strict=True,
     )  # fmt: skip
+
+
+def require_in_time(batch: pa.RecordBatch) -> None:
+    """Raises WrongTrace where an arrival comes more than a year after the trace's start."""
+    last_s = batch.column("at_s")[-1].as_py() if batch.num_rows else 0.0
+    if last_s > LATEST_S:
+        raise WrongTrace(
+            f"there is an arrival at {last_s:.15g} s, {last_s / 86_400:,.0f} days after the "
+            f"trace's start; {LATEST_S / 86_400:.0f} days at most can be simulated: times are "
+            "seconds since the start, so take away the first one with |slice=FIRSTs:, and for "
+            "milliseconds add |speed=1000"
+        )
 
 
 def _numbers(column: pa.Array) -> Iterable[Any]:

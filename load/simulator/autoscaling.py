@@ -7,10 +7,12 @@ one are left out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from autoscaler.forecasting.counts import Counts, CountsParams
+from autoscaler.loading.catalogue import policy_of
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.planning.expecting import Learnt, expect, learn
 from autoscaler.planning.pool import Waiting
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 _EVERY_S: Final = 10.0
+TICK_S: Final = 0.5
+"""The live autoscaler's time between two plans."""
+FORECAST_S: Final = 2.0
+"""The live autoscaler's time between two forecasts."""
+FIRST_FORECAST_S: Final = 60.0
+"""Before that nothing is forecast."""
 
 
 class Forecaster(Protocol):
@@ -47,11 +55,27 @@ class LiveForecasts:
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
         """Learn when it is due, and forecast."""
-        if now_s < 60:
+        if now_s < FIRST_FORECAST_S:
             return None
         history = counts.history_of(models, now_s)
         self._learnt = learn(history, models, self._learnt)
         return expect(history, self._learnt)
+
+
+class PacedForecasts:
+    """Live forecasts, as rarely as live."""
+
+    def __init__(self) -> None:
+        self._forecasts = LiveForecasts()
+        self._made_s = -FORECAST_S
+        self._demand: Demand | None = None
+
+    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
+        """The last one while it is young."""
+        if now_s >= self._made_s + FORECAST_S:
+            self._made_s = now_s
+            self._demand = self._forecasts(counts, models, now_s)
+        return self._demand
 
 
 class PlannedAutoscaler:
@@ -86,6 +110,14 @@ class PlannedAutoscaler:
         self._pending: list[tuple[str, float]] = []
         self._sizes = {plan.spec.key: plan.memory_bytes for plan in cluster.models}
         self._budgets = _budgets(cluster)
+
+    def actions_by_verb(self) -> dict[str, dict[str, int]]:
+        """How often it loaded and demoted, by reason; those of `actions`, sorted by name."""
+        found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for name, count in sorted(self.actions.items()):
+            verb, _, why = name.partition(" ")
+            found[verb][why] = count
+        return dict(found)
 
     def arrived(self, model: ModelName, now_s: float) -> None:
         """Count a request."""
@@ -136,6 +168,26 @@ class PlannedAutoscaler:
                 return
         if is_done:
             self.actions[f"{type(action).__name__.lower()} {why}"] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingRule:
+    """A loading policy that a run is to have, by name: policies do not travel to processes."""
+
+    name: str
+    """One of `LOADING_POLICIES`."""
+    value: float | None = None
+    """Its parameter, as `--loading-value` of the autoscaler; None: its own."""
+    tick_s: float = TICK_S
+    """Time between two plans."""
+
+    def autoscaler(self, cluster: ClusterPlan) -> PlannedAutoscaler:
+        """A new one, for one run."""
+        policy = policy_of(self.name, self.value)
+        return PlannedAutoscaler(
+            policy, cluster,
+            every_s=self.tick_s, forecaster=PacedForecasts(), is_forecasting=policy.reads_demand,
+        )  # fmt: skip
 
 
 def _budgets(cluster: ClusterPlan) -> Mapping[str, Mapping[Tier, int]]:

@@ -7,7 +7,7 @@ Unknown keys are mistakes, and so is what `cluster_budgets` finds not to fit. Se
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,7 +30,9 @@ Duration = Annotated[float, BeforeValidator(duration)]
 Start = Annotated[float, BeforeValidator(start)]
 Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
 PerToken = Annotated[Times, BeforeValidator(per_token)]
-Count = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+_MOST: Final = 100_000
+"""Of pods, and of models."""
+Count = Annotated[int, Field(ge=1, le=_MOST, strict=True)]
 
 
 class _Section(BaseModel):
@@ -139,6 +141,8 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         read = _Cluster.model_validate(document)
     except ValidationError as error:
         raise InvalidCluster([_line(source, each) for each in error.errors()]) from None
+    if crowds := _crowds(read):
+        raise InvalidCluster([f"{source}: {problem}" for problem in crowds])
     nodes = tuple(_node(each, number) for each in read.nodes for number in range(each.count))
     problems: list[str] = []
     models: list[ModelPlan] = []
@@ -168,6 +172,16 @@ def _line(source: str, error: Any) -> str:
         message = "is not a known key"
     seen = "" if error["type"] == "missing" else f", was {str(error['input'])[:80]!r}"
     return f"{source}: {field or 'the file'}: {message}{seen}"
+
+
+def _crowds(read: _Cluster) -> list[str]:
+    pods = sum(node.count * pod.count for node in read.nodes for pod in node.pods)
+    models = sum(group.count for group in read.models)
+    return [
+        f"{kind}: must be {_MOST:,} at most in all, was {count:,}"
+        for kind, count in (("pods", pods), ("models", models))
+        if count > _MOST
+    ]
 
 
 def _numbered(name: str, number: int, count: int) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +18,6 @@ from load.simulator.errors import CannotWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 
 @contextmanager
@@ -30,14 +32,35 @@ def parquet_writer(
     Raises:
         CannotWrite: the file cannot be written.
     """
-    unfinished = path.with_name(path.name + ".unfinished")
     try:
-        with pq.ParquetWriter(unfinished, RECORD_SCHEMA) as writer:
-            yield writer.write_batch
-            text = json.dumps({"kind": "simulated", **about()})
-            writer.add_key_value_metadata({METADATA_KEY: text.encode()})
-        unfinished.replace(path)
+        with _unfinished(path) as file:
+            with pq.ParquetWriter(file, RECORD_SCHEMA) as writer:
+                yield writer.write_batch
+                text = json.dumps({"kind": "simulated", **about()})
+                writer.add_key_value_metadata({METADATA_KEY: text.encode()})
+            file.flush()
+            Path(file.name).replace(path)
     except OSError as error:
         raise CannotWrite(f"--out: cannot write {path}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[BinaryIO]:
+    """The file that is to be at `path`: empty, and of this process alone while it is open."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = unfinished.stat().st_ino == os.fstat(file.fileno()).st_ino
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        taken = CannotWrite(f"--out: another run writes {path}; name another folder")
+        if not is_ours:
+            raise taken
+        try:
+            if path.exists():
+                raise taken
+            file.truncate(0)
+            yield file
+        finally:
+            unfinished.unlink(missing_ok=True)

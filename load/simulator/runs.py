@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from load.simulator.autoscaling import LoadingRule
     from registry.model import RoutingPolicy
 
 
@@ -45,6 +46,8 @@ class RunTask:
     seed: int
     output: Path | None
     """The file for its records."""
+    loading: LoadingRule | None = None
+    """None: requests alone load models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +127,19 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     if is_stopping():
         return None
     cluster = cluster_of(task.cluster, source=task.name)
-    run = simulate(cluster, open_trace(task.trace, seed=task.seed), task.policy, task.seed)
+    scaler = None if task.loading is None else task.loading.autoscaler(cluster)
+    trace = open_trace(task.trace, seed=task.seed)
+    run = simulate(cluster, trace, task.policy, task.seed, autoscaler=scaler)
     run.is_stopping = is_stopping
     problem: LoadError | None = None
 
     def document() -> dict[str, Any]:
         is_cut = run.was_stopped or problem is not None
-        return {"run": task.name, **task.about, "interrupted": is_cut, **run.summary.document()}
+        actions = {} if scaler is None else scaler.actions_by_verb()
+        return {
+            "run": task.name, **task.about,
+            "interrupted": is_cut, **run.summary.document(), "actions": actions,
+        }  # fmt: skip
 
     try:
         with _records(task.output, document) as write:
@@ -142,7 +151,8 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     except CannotWrite as error:
         problem = error
     found = document()
-    if task.output is not None and found["interrupted"] and not found["requests"]:
+    is_empty = found["interrupted"] and not found["requests"]
+    if task.output is not None and is_empty and not isinstance(problem, CannotWrite):
         task.output.unlink(missing_ok=True)
     return _ended(task, found, problem)
 

@@ -41,6 +41,8 @@ ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""
 _ROWS_BETWEEN_LOOKS: Final = 64
 """Arrivals until `is_stopping` is asked again: some milliseconds of work."""
+_BETWEEN_LOOKS_S: Final = 60.0
+"""As much virtual time: heartbeats are work, too."""
 
 
 class Actions(Protocol):
@@ -86,6 +88,10 @@ class Autoscaler(Protocol):
 
 def _never() -> bool:
     return False
+
+
+class _Stopped(Exception):
+    """The run ends where it is."""
 
 
 class Simulation:
@@ -135,9 +141,12 @@ class Simulation:
             if self._plans_first:
                 gateway.before_placing = partial(self._tick_if_due, self._autoscaler)
             kernel.after(self._autoscaler.every_s, self._tick, self._autoscaler)
+        kernel.after(_BETWEEN_LOOKS_S, self._look)
         broken: LoadError | None = None
         try:
             yield from self._batches()
+        except _Stopped:
+            pass
         except LoadError as error:  # of the trace: what came before is good
             broken = error
         self.summary.wasted_memory_byte_s = gateway.wasted_memory_byte_s + sum(
@@ -178,6 +187,11 @@ class Simulation:
     def _stops(self) -> bool:
         self.was_stopped = self.was_stopped or self.is_stopping()
         return self.was_stopped
+
+    def _look(self, _: object) -> None:
+        if self._stops():
+            raise _Stopped
+        self.kernel.after(_BETWEEN_LOOKS_S, self._look)
 
     def _take(self) -> pa.RecordBatch:
         records = self._records.take()
@@ -236,6 +250,8 @@ class Simulation:
         return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
+        if self._stops():
+            raise _Stopped
         if not (self._plans_first and self._gateway.is_waiting):  # else it is asked at changes
             self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.options import HomeOption, JsonOption
 from pilotlight.commands.target import Target
 from pilotlight.home import Home
@@ -121,6 +122,32 @@ def simulate(
         str | None,
         typer.Option(metavar="KEY=A,B…", help="Values of a key, such as nodes.0.count=4,8."),
     ] = None,
+    loading: Annotated[
+        str,
+        typer.Option(
+            metavar="L[,L…]",
+            help="Policies of the autoscaler, which load models ahead of requests and let idle "
+            f"ones sink: none, {LOADING_NAMES}. Pods stay as the cluster file says: plans that "
+            "set their number are left out. Nothing is forecast in a run's first 60 s.",
+        ),
+    ] = "none",
+    loading_value: Annotated[
+        float | None,
+        typer.Option(
+            metavar="V",
+            show_default="the policy's own",
+            help="The loading policy's parameter: price of a device's memory in seconds saved "
+            "per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
+            "range in whole minutes (hybrid-histogram).",
+        ),
+    ] = None,
+    tick: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Between two plans of a loading policy, as live; fewer plans take less time.",
+        ),
+    ] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="One seed, one result.")] = 0,
     processes: SideBySideOption = None,
     allow_unknown: Annotated[
@@ -144,6 +171,9 @@ def simulate(
         seed=seed,
         processes=processes or _cores(),
         allow_unknown=allow_unknown,
+        loading=loading,
+        loading_value=loading_value,
+        tick_s=tick,
         out=out,
         overwrite=overwrite,
     )

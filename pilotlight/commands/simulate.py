@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import InvalidTraceName, TraceError
@@ -21,6 +22,11 @@ try:
     from load.simulator.sweep import parse_sweep, run_names, variants
     from load.traces.named_files import files_of
     from load.traces.naming import open_trace
+    from pilotlight.commands.simulated_loading import (
+        NO_LOADING,
+        loading_rules,
+        name_parts,
+    )
     from pilotlight.commands.simulated_models import require_models
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from load.simulator.autoscaling import LoadingRule
     from load.simulator.runs import Ended, Problem
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
@@ -53,6 +60,12 @@ class Plan:
     allow_unknown: bool = False
     """Whether models that the cluster lacks may be asked for."""
     overwrite: bool = False
+    loading: str = "none"
+    """Names of loading policies with commas between; none: requests alone load models."""
+    loading_value: float | None = None
+    """The loading policy's parameter; None: its own."""
+    tick_s: float = 0.5
+    """Time between two plans of a loading policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,8 @@ def run_simulations(plan: Plan, output: Output) -> None:
 def _tasks(plan: Plan) -> list[RunTask]:
     """All combinations. Raises InvalidInput."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
+    folder = _folder(plan)
+    rules = loading_rules(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
     try:
         each_variant = _variants(plan)
         open_trace(plan.trace, seed=plan.seed)
@@ -104,27 +119,53 @@ def _tasks(plan: Plan) -> list[RunTask]:
         raise InvalidInput(error.problems) from None
     except TraceError as error:
         raise InvalidInput([str(error)]) from None
-    runs = [(each, policy) for each in each_variant for policy in policies]
-    names = run_names([(_name(policy), *map(str, each.setting.values())) for each, policy in runs])
+    runs = list(product(each_variant, policies, rules))
+    has_loading = any(rules)
+    parts = [name_parts(rule) if has_loading else () for _, _, rule in runs]
+    names = run_names([
+        (_name(policy), *part, *map(str, each.setting.values()))
+        for (each, policy, _), part in zip(runs, parts, strict=True)
+    ])  # fmt: skip
     return [
         RunTask(
             name=name,
-            about={"trace": plan.trace, "policy": _name(policy), "seed": plan.seed, **each.setting},
+            about={
+                "trace": plan.trace,
+                "policy": _name(policy),
+                **_about(rule),
+                "seed": plan.seed,
+                **each.setting,
+            },
             cluster=each.cluster,
             policy=policy,
             trace=plan.trace,
             seed=plan.seed,
-            output=None if plan.out is None else plan.out.expanduser() / f"{name}.parquet",
+            output=None if folder is None else folder / f"{name}.parquet",
+            loading=rule,
         )
-        for name, (each, policy) in zip(names, runs, strict=True)
+        for name, (each, policy, rule) in zip(names, runs, strict=True)
     ]
 
 
+def _folder(plan: Plan) -> Path | None:
+    try:
+        return None if plan.out is None else plan.out.expanduser()
+    except RuntimeError:
+        raise InvalidInput([f"--out: there is no user for {plan.out}"]) from None
+
+
+def _about(rule: LoadingRule | None) -> dict[str, Any]:
+    if rule is None:
+        return {"loading": NO_LOADING}
+    return {"loading": rule.name, "loading_value": rule.value, "tick_s": rule.tick_s}
+
+
 def _variants(plan: Plan) -> list[_Variant]:
-    sweep = parse_sweep(plan.sweep) if plan.sweep else None
+    sweep = None if plan.sweep is None else parse_sweep(plan.sweep)
     found = []
     for value, document in variants(plan.cluster, sweep):
-        cluster_of(document, source=str(plan.cluster))  # which tells all that is wrong with it
+        tried = "" if sweep is None else f" with {sweep.key}={_as_json(value)}"
+        cluster_of(document, source=f"{plan.cluster}{tried}")  # which tells all that is wrong
         found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, document))
     return found
 
@@ -170,6 +211,10 @@ def _claim(tasks: Sequence[RunTask]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InvalidInput([
+                f"--out: cannot write {path.parent}: it must be a folder; a file is there"
+            ]) from None  # fmt: skip
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error
 
@@ -205,21 +250,24 @@ def _failure(problems: Sequence[Problem], document: Mapping[str, Any]) -> Pilotl
 
 
 def _print_table(plan: Plan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+    has_loading = any(row["loading"] != NO_LOADING for row in rows)
+    loading = ["LOADING"] if has_loading else []
     value = [plan.sweep.partition("=")[0].upper()] if plan.sweep else []
     columns = ("REQUESTS", "ANSWERED", "COLD", "LOADS", "IDLE GB s", "MEAN", "P50", "P95", "P99")
     if rows:
         output.table(
-            ("POLICY", *value, *columns),
-            [_line(row) for row in rows],
+            ("POLICY", *loading, *value, *columns),
+            [_line(row, has_loading=has_loading) for row in rows],
             title="simulated",
         )
 
 
-def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
+    loading = [row["loading"]] if has_loading else []
     value = [str(row["value"])] if "value" in row else []
     latency = row["latency_s"]
     return (
-        row["policy"] + (" (interrupted)" if row["interrupted"] else ""), *value,
+        row["policy"] + (" (interrupted)" if row["interrupted"] else ""), *loading, *value,
         str(row["requests"]), str(row["ok"]), str(row["cold_starts"]),
         str(sum(row["loads"].values())), f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
         *(_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),

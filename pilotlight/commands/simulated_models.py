@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
+from load.simulator.arrivals import require_in_time
 from load.simulator.cluster_file import cluster_of
+from load.simulator.errors import WrongTrace
 from load.traces.cuts import declared_only
 from load.traces.naming import open_trace, row_of
 from pilotlight.errors import InvalidInput
@@ -32,6 +34,7 @@ def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: O
         arrivals = 0
         try:
             for batch in declared_only(open_trace(trace, seed=seed), declared):
+                require_in_time(batch)
                 arrivals += batch.num_rows
                 if stop.is_set:
                     return
@@ -41,7 +44,7 @@ def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: O
             if not arrivals:
                 raise InvalidInput([str(error)]) from None
             output.note(f"{error}; only the blocks of rows before it can be simulated")
-        except TraceError as error:
+        except (TraceError, WrongTrace) as error:
             raise InvalidInput([str(error)]) from None
 
 

@@ -17,6 +17,7 @@ import pytest
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
+from load.simulator.run_file import parquet_writer
 from pilotlight.commands.simulate import Plan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
@@ -162,7 +163,9 @@ def test_what_was_simulated_before_a_signal_is_kept(
     assert found["interrupted"]
     assert f"interrupted: {whole} of 4 runs are whole; {out} holds the requests up to then" in said
     rows = found["runs"]
-    assert [row["interrupted"] for row in rows] == [False] * whole + [True] * processes
+    cut = len(rows) - whole  # of a run that has just begun there may be nothing
+    assert [row["interrupted"] for row in rows] == [False] * whole + [True] * cut
+    assert 1 <= cut <= processes
     for row in rows:
         kept = read_run(Path(row["output"]), row["run"])
         assert kept.was_interrupted == row["interrupted"]
@@ -290,3 +293,53 @@ def test_a_model_without_a_row_of_its_own_is_refused_by_its_arrival(
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", f"{arrivals}|model=x")
     assert ran.status == 2
     assert "error: arrival 1 (at 0 s) is for default/x" in ran.err
+
+
+def test_two_runs_do_not_write_one_file(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    asked = ["simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path)]
+    with parquet_writer(tmp_path / "own.parquet", lambda: {"run": "first"}):
+        ran = cli(*asked)
+    assert ran.status == 1
+    assert f"--out: another run writes {tmp_path / 'own.parquet'}; name another folder" in ran.err
+    told = pq.read_metadata(tmp_path / "own.parquet").metadata[b"pilotlight.run"]
+    assert json.loads(told)["run"] == "first"
+    assert list(tmp_path.glob("*.unfinished")) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--allow-unknown"]])
+def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("at_s,model\n1700000000,t5-00\n1700000001,t5-00\n")
+    asked = ["simulate", "--cluster", str(CLUSTER), "--processes", "1", *flags]
+    ran = cli(*asked, "--trace", str(trace))
+    assert ran.status == 2
+    assert "an arrival at 1700000001 s, 19,676 days after the trace's start; 366 days" in ran.err
+    assert cli(*asked, "--trace", f"{trace}|slice=1700000000s:").status == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--sweep", ""], "--sweep must be KEY=A,B,C"),
+        (["--sweep", "nodes.0.count=1,"], "with nodes.0.count=None: nodes[0].count: "),
+        (["--out", "/dev/null"], "cannot write /dev/null: it must be a folder"),
+        (["--out", "~no-such-user/runs"], "--out: there is no user for ~no-such-user/runs"),
+        (
+            ["--sweep", "nodes.0.pods=[{count: 100000}]"],
+            "pods: must be 100,000 at most in all, was 800,000",
+        ),
+    ],
+)
+def test_flags_that_cannot_be_are_told(
+    cli: Cli, arrivals: str, flags: list[str], says: str
+) -> None:
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, *flags)
+    assert ran.status == 2
+    assert says in ran.err
+
+
+def test_a_folder_in_the_place_of_records_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+    (tmp_path / "own.parquet.unfinished").mkdir()
+    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path))
+    assert ran.status == 1
+    assert f"error: --out: cannot write {tmp_path / 'own.parquet'}: " in ran.err

@@ -12,7 +12,7 @@ import pyarrow as pa
 from load.experiments.schedulers.lineup import contestant
 from load.experiments.schedulers.machines import cluster, profiled_s
 from load.experiments.schedulers.workload import BIN_S
-from load.simulator.autoscaling import LiveForecasts, PlannedAutoscaler
+from load.simulator.autoscaling import PacedForecasts, PlannedAutoscaler
 from load.simulator.simulate import simulate
 
 if TYPE_CHECKING:
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from autoscaler.forecasting.counts import Counts
-    from autoscaler.planning.pool import Demand
     from load.experiments.schedulers.workload import Workload
 
-_FORECAST_S: Final = 2.0
-"""The live autoscaler's time between two forecasts."""
 _CURVE: Final = 400
 _AFTER_SPIKE: Final = 2
 """Minutes after a spike in which its backlog may last: not steady."""
@@ -81,7 +77,7 @@ def run_one(task: Task) -> Outcome:
     plan = cluster(task.machines, task.seed)
     scaler = PlannedAutoscaler(
         who.policy, plan,
-        every_s=who.every_s, forecaster=_PacedForecasts(), is_forecasting=who.is_forecasting,
+        every_s=who.every_s, forecaster=PacedForecasts(), is_forecasting=who.is_forecasting,
     )  # fmt: skip
     simulation = simulate(
         plan, work.trace(task.seed), seed=task.seed, autoscaler=scaler, queueing=who.queueing
@@ -133,19 +129,3 @@ def _within(
     for first, end in spikes:
         found |= (minute >= first) & (minute < end + longer)
     return found
-
-
-class _PacedForecasts:
-    """Live forecasts, as rarely as live."""
-
-    def __init__(self) -> None:
-        self._forecasts = LiveForecasts()
-        self._made_s = -_FORECAST_S
-        self._demand: Demand | None = None
-
-    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
-        """The last one while it is young."""
-        if now_s >= self._made_s + _FORECAST_S:
-            self._made_s = now_s
-            self._demand = self._forecasts(counts, models, now_s)
-        return self._demand

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from autoscaler.loading.catalogue import LOADING_POLICIES
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.loading.worth import Prices
@@ -141,3 +142,35 @@ def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
     assert max(cold) <= 4
     assert scaler.actions["load forecast"] >= 2
     assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.6 * simulation.kernel.now_s
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_stop_is_heard_while_nothing_arrives(is_planned: bool) -> None:
+    plan = cluster({})
+    scaler = PlannedAutoscaler(keep_alive(), plan, every_s=30.0) if is_planned else None
+    asked: list[float] = []
+    simulation = simulate(plan, trace([(0.0, "m"), (1e6, "m")]), autoscaler=scaler)
+
+    def is_stopping() -> bool:
+        asked.append(simulation.kernel.now_s)
+        return len(asked) > 10
+
+    simulation.is_stopping = is_stopping
+    assert [row["scheduled_s"] for row in records(simulation)] == [0.0]
+    assert simulation.was_stopped
+    assert simulation.kernel.now_s <= 600.0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, make in LOADING_POLICIES.items() if not make().reads_demand]
+)
+def test_who_reads_no_demand_plans_without_it(name: str) -> None:
+    plan = cluster({"pods": [{"memory": "250MB"}]}, {"name": "m", "count": 3})
+    rows: list[Row] = [(7.0 * at, f"m-{at * at % 3}") for at in range(60)]
+    found = []
+    for is_forecasting in (False, True):
+        scaler = PlannedAutoscaler(
+            LOADING_POLICIES[name](), plan, every_s=3.0, is_forecasting=is_forecasting
+        )
+        found.append((records(simulate(plan, trace(rows), autoscaler=scaler)), scaler.actions))
+    assert found[0] == found[1]

@@ -1,0 +1,146 @@
+"""`pilotlight simulate --loading`: loading policies at work in the runs, told in every result."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from load.report.run_file import read_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
+
+CLUSTER = """
+nodes:
+  - name: node
+    object_storage_rate: 50MB/s
+    pods: [{memory: 250MB, slots: 2}]
+models:
+  - {name: m, count: 3, size: 100MB, load: {remote: 5s, disk: 2s}}
+"""
+"""Room for two models at a time."""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    """Three models in turn, each with half a minute of requests every ten minutes."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    rows = [
+        f"{600 * period + 200 * number + 5 * at},m-{number}\n"
+        for period in range(9)
+        for number in range(3)
+        for at in range(6)
+    ]
+    (tmp_path / "periods.csv").write_text("at_s,model\n" + "".join(rows))
+    return [
+        "simulate", "--cluster", str(tmp_path / "cluster.yaml"),
+        "--trace", str(tmp_path / "periods.csv"), "--json", "--tick", "30", "--processes", "1",
+    ]  # fmt: skip
+
+
+def records(row: Any) -> list[Any]:
+    return list(pq.read_table(row["output"]).to_pylist())
+
+
+def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path) -> None:
+    ran = cli(*asked, "--loading", "none,predictive,keep-alive", "--out", str(tmp_path / "runs"))
+    none, ahead, kept = ran.document["runs"]
+    assert [each["loading"] for each in (none, ahead, kept)] == ["none", "predictive", "keep-alive"]
+    assert none["cold_starts"] == 9 * 3
+    assert ahead["cold_starts"] < none["cold_starts"] / 2
+    assert none["actions"] == {}
+    assert ahead["actions"]["load"]["forecast"] >= 15
+    assert sum(ahead["loads"].values()) > ahead["cold_starts"]
+    told = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").about
+    for key in ("loading", "loading_value", "tick_s", "actions"):
+        assert told[key] == ahead[key]
+    assert records(none) != records(ahead)
+
+
+def test_a_value_is_the_policys_parameter(cli: Cli, asked: list[str], tmp_path: Path) -> None:
+    found = {}
+    for minutes in ("1", "20"):
+        ran = cli(
+            *asked, "--loading", "none,keep-alive", "--loading-value", minutes,
+            "--out", str(tmp_path),
+        )  # fmt: skip
+        [_, found[minutes]] = ran.document["runs"]
+        (tmp_path / "own-none.parquet").unlink()
+    assert found["1"]["run"] == "own-keep-alive-1"
+    assert found["1"]["loading_value"] == 1.0
+    assert found["1"]["wasted_memory_byte_s"] < 0.6 * found["20"]["wasted_memory_byte_s"]
+    assert found["1"]["actions"]["demote"]["idle"] >= 24
+    assert found["20"]["actions"] == {}
+
+
+def test_every_loading_policy_is_the_same_in_any_process(
+    cli: Cli, asked: list[str], tmp_path: Path
+) -> None:
+    asked += ["--loading", "predictive,round-robin", "--policy", "auto,random"]
+    asked += ["--sweep", "nodes.0.pods.0.count=1,2", "--tick", "60", "--seed", "7"]
+    found = []
+    for processes in ("1", "2"):
+        out = tmp_path / processes
+        runs = cli(*asked, "--processes", processes, "--out", str(out)).document["runs"]
+        found.append(([records(run) for run in runs], [{**run, "output": ""} for run in runs]))
+    assert found[0] == found[1]
+    assert [run["run"] for run in found[0][1]][:4] == [
+        "auto-predictive-1", "auto-round-robin-1", "random-predictive-1", "random-round-robin-1",
+    ]  # fmt: skip
+    assert len(found[0][1]) == 8
+
+
+def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: list[str]) -> None:
+    asked.remove("--json")
+    table = cli(*asked, "--loading", "none,keep-alive").out.splitlines()
+    assert table[1].split()[:3] == ["POLICY", "LOADING", "REQUESTS"]
+    assert [line.split()[1] for line in table[2:]] == ["none", "keep-alive"]
+    assert "LOADING" not in cli(*asked).out
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param(
+            "--loading predictiv", "--loading must be among none, predictive, ", id="name"
+        ),
+        pytest.param("--loading predictive,", "clockwork, was ''", id="empty"),
+        pytest.param(
+            "--loading baseline --loading-value 3",
+            "--loading-value must be left out with --loading baseline: it is for predictive, ",
+            id="no parameter",
+        ),
+        pytest.param("--loading-value 3", "the parameter of one policy: name one of", id="none"),
+        pytest.param(
+            "--loading predictive,keep-alive --loading-value 3",
+            "and none beside it at most; was with predictive, keep-alive",
+            id="two meanings",
+        ),
+        pytest.param(
+            "--loading keep-alive --loading-value nan",
+            "--loading-value must be a positive number, was nan",
+            id="no number",
+        ),
+        pytest.param(
+            "--loading hybrid-histogram --loading-value 0.5",
+            "--loading-value must be whole minutes, 20,160 at most, was 0.5",
+            id="part of a minute",
+        ),
+        pytest.param(
+            "--loading keep-alive --tick 0",
+            "--tick must be 0.01 seconds at least, was 0",
+            id="tick",
+        ),
+        pytest.param("--loading keep-alive --tick inf", "at least, was inf", id="no tick"),
+    ],
+)
+def test_what_does_not_fit_is_refused(cli: Cli, asked: list[str], flags: str, says: str) -> None:
+    ran = cli(*asked, *flags.split())
+    assert ran.status == 2
+    [problem] = json.loads(ran.out)["problems"]
+    assert says in problem
