@@ -65,7 +65,7 @@ def main() -> int:
         output.failure(str(error))
         return 2
     except Interrupted as error:
-        output.note("interrupted; everything is stopped")
+        output.note("interrupted; what this command had started is stopped")
         return 128 + error.signal_number
     except PilotlightError as error:
         output.failure(str(error), kept=error.kept)

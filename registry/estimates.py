@@ -66,6 +66,14 @@ class StageTimes:
         return self.infer_s + self.before_s + self.after_s
 
 
+_BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+_FROM_AND_BELOW: Final = {
+    tier: tuple((f"load:{each}", each) for each in _BELOW_DEVICE[at:])
+    for at, tier in enumerate(_BELOW_DEVICE)
+}
+"""Measures of loads that start at a tier, or further from the device."""
+
+
 class Measurements:
     """The latest samples of one model generation, with their medians at hand."""
 
@@ -112,11 +120,10 @@ class Measurements:
 
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load that starts at `tier`; a slower tier's time bounds an unmeasured one."""
-        order = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-        for candidate in order[order.index(tier) :] if tier in order else ():
-            known = self.get(f"load:{candidate}")
+        for measure, candidate in _FROM_AND_BELOW.get(tier, ()):
+            known = self.get(measure)
             if known is not None:
-                return Estimate(known.seconds, is_measured=candidate == tier)
+                return known if candidate == tier else Estimate(known.seconds, is_measured=False)
         if link_bytes_per_s and tier == Tier.REMOTE:
             return Estimate(PRIORS.load_bytes / link_bytes_per_s, is_measured=False)
         return Estimate(PRIORS.load_s, is_measured=False)

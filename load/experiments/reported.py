@@ -37,5 +37,6 @@ def reported_figures(settings: Settings, file: str) -> Mapping[int, float]:
 def absent(file: str) -> str:
     """What is said where the file is absent."""
     return (
-        f"the thesis's figures are left out: {file} is not in the folder that PILOTLIGHT_DATA names"
+        f"the thesis's figures are left out: no {file} was found; PILOTLIGHT_DATA is to name its "
+        "folder"
     )
