@@ -24,7 +24,10 @@ pytestmark = pytest.mark.anyio
 MODULES: Final = (test_loads, test_models, test_pods, test_profiles, test_reservations)
 
 _FROM_PODS = "a simulated run sums idle memory from its pods, not by the registry"
+_NO_ADDRESS = "simulated pods are called by name"
 LEFT_OUT: Final = {
+    "test_an_address_is_a_pods_for_as_long_as_its_lease": _NO_ADDRESS,
+    "test_an_address_that_another_pod_took_over_is_that_pods": _NO_ADDRESS,
     "test_idle_memory_is_summed_over_pods_and_outlives_them": _FROM_PODS,
     "test_idle_memory_is_counted_once_by_a_pod_that_registers_again": _FROM_PODS,
     "test_a_new_process_of_a_pods_name_counts_its_idle_memory_from_zero": _FROM_PODS,
@@ -35,9 +38,13 @@ LEFT_OUT: Final = {
 }
 """Tests of these modules that have no meaning here, and why."""
 
-MODULES_LEFT_OUT: Final = {
+MODULES__NO_ADDRESS = "simulated pods are called by name"
+LEFT_OUT: Final = {
+    "test_an_address_is_a_pods_for_as_long_as_its_lease": _NO_ADDRESS,
+    "test_an_address_that_another_pod_took_over_is_that_pods": _NO_ADDRESS,
     "test_arrivals": "a simulated autoscaler counts arrivals itself",
     "test_autoscaling": "a run has one autoscaler, which needs no lead and acts at once",
+    "test_many_models": "its steps are there for others that ask a Redis meanwhile",
     "test_watch": "nothing is published: the state is the copy",
 }
 """Modules whose tests ask a registry something, and why none of them is run here."""
