@@ -38,10 +38,7 @@ LEFT_OUT: Final = {
 }
 """Tests of these modules that have no meaning here, and why."""
 
-MODULES__NO_ADDRESS = "simulated pods are called by name"
-LEFT_OUT: Final = {
-    "test_an_address_is_a_pods_for_as_long_as_its_lease": _NO_ADDRESS,
-    "test_an_address_that_another_pod_took_over_is_that_pods": _NO_ADDRESS,
+MODULES_LEFT_OUT: Final = {
     "test_arrivals": "a simulated autoscaler counts arrivals itself",
     "test_autoscaling": "a run has one autoscaler, which needs no lead and acts at once",
     "test_many_models": "its steps are there for others that ask a Redis meanwhile",
