@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from load.errors import LoadError
-from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import CannotWrite
 from load.simulator.run_file import parquet_writer
 from load.simulator.simulate import simulate
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.simulator.autoscaling import LoadingRule
+    from load.simulator.cluster import ClusterPlan
     from registry.model import RoutingPolicy
 
 
@@ -37,8 +37,7 @@ class RunTask:
     name: str
     about: Mapping[str, Any]
     """What is known of it beforehand, as JSON."""
-    cluster: Any
-    """What a cluster file without mistakes holds; plans do not travel to other processes."""
+    cluster: ClusterPlan
     policy: RoutingPolicy | None
     """None: each model's own."""
     trace: str
@@ -126,10 +125,9 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     """Simulate; None where it was stopped before anything was answered."""
     if is_stopping():
         return None
-    cluster = cluster_of(task.cluster, source=task.name)
-    scaler = None if task.loading is None else task.loading.autoscaler(cluster)
+    scaler = None if task.loading is None else task.loading.autoscaler(task.cluster)
     trace = open_trace(task.trace, seed=task.seed)
-    run = simulate(cluster, trace, task.policy, task.seed, autoscaler=scaler)
+    run = simulate(task.cluster, trace, task.policy, task.seed, autoscaler=scaler)
     run.is_stopping = is_stopping
     problem: LoadError | None = None
 

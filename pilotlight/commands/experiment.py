@@ -20,8 +20,7 @@ try:
     from load.experiments.kept_live import KeptLive
     from load.experiments.kept_runs import KeptRuns
     from load.experiments.rendering import as_document, as_markdown, as_text
-    from load.generator.errors import OutputInTheWay
-    from load.generator.output_file import require_replaceable
+    from pilotlight.commands.outputs import claim, require_free
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 
@@ -86,15 +85,9 @@ def run_experiment(wish: Wish, output: Output) -> None:
 def _claimed(wish: Wish) -> Path:
     """The folder, in which there is no result."""
     folder = wish.out.expanduser() / wish.name
-    for path in (folder / _TABLES, folder / _RUNS):
-        try:
-            require_replaceable(path, overwrite=wish.overwrite, flag="--out")
-            folder.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-        except OutputInTheWay as error:
-            raise InvalidInput([str(error)]) from None
-        except OSError as error:
-            raise InvalidInput([f"--out: cannot write {folder}: {error}"]) from error
+    files = [folder / _TABLES, folder / _RUNS]
+    require_free(files, overwrite=wish.overwrite)
+    claim(files)
     return folder
 
 

@@ -14,19 +14,15 @@ from pilotlight.signals import on_signal
 from registry.model import RoutingPolicy
 
 try:
-    from load.generator.errors import OutputInTheWay
-    from load.generator.output_file import require_replaceable
+    from load.simulator.autoscaling import TICK_S
     from load.simulator.cluster_file import cluster_of
     from load.simulator.errors import InvalidCluster
     from load.simulator.runs import RunTask, Stop, play_all
     from load.simulator.sweep import parse_sweep, run_names, variants
     from load.traces.named_files import files_of
     from load.traces.naming import open_trace
-    from pilotlight.commands.simulated_loading import (
-        NO_LOADING,
-        loading_rules,
-        name_parts,
-    )
+    from pilotlight.commands.outputs import claim, require_free
+    from pilotlight.commands.simulated_loading import NO_LOADING, loading_rules, name_parts
     from pilotlight.commands.simulated_models import require_models
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from load.simulator.autoscaling import LoadingRule
+    from load.simulator.cluster import ClusterPlan
     from load.simulator.runs import Ended, Problem
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
@@ -60,21 +57,21 @@ class Plan:
     allow_unknown: bool = False
     """Whether models that the cluster lacks may be asked for."""
     overwrite: bool = False
-    loading: str = "none"
+    loading: str = NO_LOADING
     """Names of loading policies with commas between; none: requests alone load models."""
     loading_value: float | None = None
     """The loading policy's parameter; None: its own."""
-    tick_s: float = 0.5
+    tick_s: float = TICK_S
     """Time between two plans of a loading policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A cluster file's content, and the value in it that `--sweep` tries."""
+    """A cluster, and the value in its file that `--sweep` tries."""
 
     setting: dict[str, Any]
     """`value`, where there is a sweep."""
-    cluster: Any
+    cluster: ClusterPlan
 
 
 def run_simulations(plan: Plan, output: Output) -> None:
@@ -93,10 +90,10 @@ def run_simulations(plan: Plan, output: Output) -> None:
 
     with on_signal(on_interrupt):
         tasks = _tasks(plan)
-        _require_free(plan, tasks)
+        require_free(_outputs(tasks), files_of(plan.trace), overwrite=plan.overwrite)
         if not plan.allow_unknown:
             require_models(str(plan.cluster), tasks, stop, output)
-        _claim(tasks)
+        claim(_outputs(tasks))
         with progress_bar("simulate") as progress:
             ended = play_all(
                 tasks,
@@ -165,8 +162,8 @@ def _variants(plan: Plan) -> list[_Variant]:
     found = []
     for value, document in variants(plan.cluster, sweep):
         tried = "" if sweep is None else f" with {sweep.key}={_as_json(value)}"
-        cluster_of(document, source=f"{plan.cluster}{tried}")  # which tells all that is wrong
-        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, document))
+        cluster = cluster_of(document, source=f"{plan.cluster}{tried}")
+        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, cluster))
     return found
 
 
@@ -191,32 +188,6 @@ def _name(policy: RoutingPolicy | None) -> str:
 
 def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
     return [task.output for task in tasks if task.output is not None]
-
-
-def _require_free(plan: Plan, tasks: Sequence[RunTask]) -> None:
-    """Raises InvalidInput where a file of records may not be written."""
-    for path in _outputs(tasks):
-        try:
-            inputs = files_of(plan.trace)
-            require_replaceable(path, inputs, overwrite=plan.overwrite, flag="--out")
-        except OutputInTheWay as error:
-            raise InvalidInput([str(error)]) from None
-        except OSError as error:
-            raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
-
-
-def _claim(tasks: Sequence[RunTask]) -> None:
-    """Make the folder, with none of the files in it. Raises InvalidInput."""
-    for path in _outputs(tasks):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise InvalidInput([
-                f"--out: cannot write {path.parent}: it must be a folder; a file is there"
-            ]) from None  # fmt: skip
-        except OSError as error:
-            raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error
 
 
 def _conclude(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
 from load.simulator.arrivals import require_in_time
-from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
 from load.traces.cuts import declared_only
 from load.traces.naming import open_trace, row_of
@@ -30,7 +29,7 @@ def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: O
         InvalidInput: it asks for models that a cluster lacks, or nothing in it can be read.
     """
     trace, seed = tasks[0].trace, tasks[0].seed
-    for declared in dict.fromkeys(_declared(task, cluster) for task in tasks):
+    for declared in dict.fromkeys(map(_declared, tasks)):
         arrivals = 0
         try:
             for batch in declared_only(open_trace(trace, seed=seed), declared):
@@ -48,9 +47,8 @@ def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: O
             raise InvalidInput([str(error)]) from None
 
 
-def _declared(task: RunTask, cluster: str) -> frozenset[str]:
-    models = cluster_of(task.cluster, source=cluster).models
-    return frozenset(str(plan.spec.name) for plan in models)
+def _declared(task: RunTask) -> frozenset[str]:
+    return frozenset(str(plan.spec.name) for plan in task.cluster.models)
 
 
 def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:

@@ -1,0 +1,38 @@
+"""The files that simulations and experiments are to write: what may be there before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from load.generator.errors import OutputInTheWay
+from load.generator.output_file import require_replaceable
+from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite: bool) -> None:
+    """Raises InvalidInput where one is there that may not be replaced, such as of `inputs`."""
+    for path in paths:
+        try:
+            require_replaceable(path, inputs, overwrite=overwrite, flag="--out")
+        except OutputInTheWay as error:
+            raise InvalidInput([str(error)]) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
+
+
+def claim(paths: Sequence[Path]) -> None:
+    """Make their folders, with none of them there. Raises InvalidInput."""
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InvalidInput([
+                f"--out: cannot write {path.parent}: it must be a folder; a file is there"
+            ]) from None  # fmt: skip
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error
