@@ -161,22 +161,22 @@ class Simulation:
         for batch in self._trace:
             for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
                 self._play(batch.slice(offset, ROWS_AT_ONCE))
-                if self.was_stopped:
-                    return
                 yield self._take()
-        while not self._stops() and self._play_on():
+        while self._play_on():
             if self._records.rows:
                 yield self._take()
 
     def _play(self, arrivals: pa.RecordBatch) -> None:
-        """Let time pass until all of them have come, or it is told to stop."""
+        """Let time pass until all of them have come."""
         coming = rows(arrivals)
         with self._paused():
-            while (some := tuple(islice(coming, _ROWS_BETWEEN_LOOKS))) and not self._stops():
+            while some := tuple(islice(coming, _ROWS_BETWEEN_LOOKS)):
+                self._heed()
                 self.kernel.run_through(some, self._gateway.arrive)
 
     def _play_on(self) -> bool:
         """Let some more time pass; False: all are answered."""
+        self._heed()
         with self._paused():
             return self.kernel.run_some(ROWS_AT_ONCE, until=lambda: self._gateway.open_total == 0)
 
@@ -184,13 +184,14 @@ class Simulation:
         """Requests leave no cycles; of autoscalers that is not known."""
         return collector_paused() if self._autoscaler is None else nullcontext()
 
-    def _stops(self) -> bool:
-        self.was_stopped = self.was_stopped or self.is_stopping()
-        return self.was_stopped
+    def _heed(self) -> None:
+        """End the run here if it is to stop."""
+        if self.is_stopping():
+            self.was_stopped = True
+            raise _Stopped
 
     def _look(self, _: object) -> None:
-        if self._stops():
-            raise _Stopped
+        self._heed()
         self.kernel.after(_BETWEEN_LOOKS_S, self._look)
 
     def _take(self) -> pa.RecordBatch:
@@ -250,8 +251,7 @@ class Simulation:
         return pod if pod is not None and pod.is_alive else None
 
     def _tick(self, autoscaler: Autoscaler) -> None:
-        if self._stops():
-            raise _Stopped
+        self._heed()
         if not (self._plans_first and self._gateway.is_waiting):  # else it is asked at changes
             self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
