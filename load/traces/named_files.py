@@ -9,7 +9,7 @@ from load.traces.compressed import files
 from load.traces.grammar import parse_name
 
 if TYPE_CHECKING:
-    from load.traces.grammar import Chain
+    from load.traces.grammar import Chain, Stage
 
 
 def files_of(name: str) -> list[str]:
@@ -22,6 +22,12 @@ def _files_of(chain: Chain) -> list[str]:
     if isinstance(chain.source, tuple):
         return tables + [path for part in chain.source for path in _files_of(part)]
     path = chain.source.given.get("value")
-    if path is None or {chain.source.name, path} & set(GENERATORS):
+    if path is None or generator_of(chain.source) is not None:
         return tables
     return tables + files(path)
+
+
+def generator_of(source: Stage) -> str | None:
+    """The generator that a source names, with parameters or bare; None: it names none."""
+    name = source.name or source.given.get("value", "")
+    return name if name in GENERATORS else None

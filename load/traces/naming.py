@@ -21,6 +21,7 @@ from load.traces.compressed import files
 from load.traces.formats import FORMATS, recognised, require
 from load.traces.grammar import Chain, Stage, parse_name
 from load.traces.merging import merged
+from load.traces.named_files import generator_of
 from load.traces.parameters import Parameters, checked
 from load.traces.seeds import Seed
 from load.traces.tables import look_at
@@ -113,12 +114,10 @@ def _transformed(trace: Trace, stage: Stage, seed: Seed, problems: list[str]) ->
 
 
 def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
-    if stage.name in GENERATORS:
-        generator = GENERATORS[stage.name]
-        drawn = _given(generator.parameters, stage, problems)
+    if (name := generator_of(stage)) is not None:
+        generator = GENERATORS[name]
+        drawn = _given(generator.parameters, stage if stage.name else Stage(name, {}), problems)
         return () if drawn is None else Replay(partial(generate, generator, drawn, seed))
-    if not stage.name and (name := stage.given.get("value", "")) in GENERATORS:
-        return _source(Stage(name, {}), seed, problems)
     if stage.name not in {"", "file", *FORMATS}:
         problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
         return ()
@@ -162,7 +161,7 @@ def _located(chains: Sequence[Chain]) -> Iterator[Located]:
             continue
         if isinstance(chain.source, tuple):
             yield from _located(chain.source)
-        elif chain.source.name not in GENERATORS and chain.source.given["value"] not in GENERATORS:
+        elif generator_of(chain.source) is None:
             tables, wanted = _tables(chain.source)
             given = checked(wanted.parameters, chain.source.given, stage=wanted.name)
             if wanted.rows is not None:
