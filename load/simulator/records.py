@@ -16,9 +16,8 @@ from load.simulator.rows import Rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from load.report.run import Floats
     from registry.model import ModelName
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Records:
@@ -32,8 +31,8 @@ class Records:
         """All rows since the last call."""
         rows, derived = self.rows, _derived(self.rows)
         arrays = [
-            _array(derived.get(field.name, getattr(rows, field.name, ())), field.type)
-            for field in RECORD_SCHEMA
+            _array(derived[name] if name in derived else getattr(rows, name), type_)
+            for name, type_ in zip(RECORD_SCHEMA.names, RECORD_SCHEMA.types, strict=True)
         ]
         rows.clear()
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)

@@ -80,7 +80,7 @@ class Residents(Generic[R]):
             self._idle.end(resident.memory_bytes)
         resident.users += users
         resident.uses += users
-        self._uses = resident.last_used = self._uses + 1
+        self._mark(resident)
         resident.clock = self._clock
 
     def end_use(self, resident: R) -> None:
@@ -88,7 +88,12 @@ class Residents(Generic[R]):
         resident.users -= 1
         if resident.users == 0:
             self._idle.begin(resident.memory_bytes)
-        self._uses = resident.last_used = self._uses + 1
+        self._mark(resident)
+
+    def _mark(self, resident: R) -> None:
+        """It is the one that was used last."""
+        self._uses += 1
+        resident.last_used = self._uses
 
     def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
         """Set room aside for a model; who must leave for it, None: it is not to be had."""
@@ -127,7 +132,7 @@ class Residents(Generic[R]):
     def add(self, resident: R) -> None:
         """Put a loaded model, which nobody uses yet, into the room set aside for it."""
         self._reserved.pop(resident.key, None)
-        self._uses = resident.last_used = self._uses + 1
+        self._mark(resident)
         resident.clock = self._clock
         self.by_key[resident.key] = resident
         self._idle.begin(resident.memory_bytes)
