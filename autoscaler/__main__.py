@@ -22,11 +22,11 @@ from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
 from autoscaler.service.settings import AutoscalerSettings
-from registry.autoscaling import Autoscaling
-from registry.client import Registry
-from registry.configuration import read_settings
 from registry.errors import RegistryUnavailable
-from registry.watch import ClusterWatch
+from registry.redis.autoscaling import Autoscaling
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.pool_actuator import PoolActuator

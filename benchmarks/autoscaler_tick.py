@@ -17,15 +17,15 @@ from autoscaler.planning.reading import Seen, read_pool
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
 from autoscaler.service.forecaster import Forecaster, Past
 from load.simulator.memory_registry import MemoryRegistry
-from registry.model import ModelName, ModelSpec, Tier
-from registry.pod import PodInfo
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autoscaler.forecasting.history import History
     from autoscaler.planning.pool import Demand
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
     Timed = Callable[[str, Callable[[], object]], None]
 

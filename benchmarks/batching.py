@@ -30,8 +30,8 @@ from benchmarks.proxy.processes import Running, answer_of, start
 from benchmarks.quantiles import spread
 from pilotlight.platform.processes import free_port
 from pilotlight.platform.redis_server import redis_command
-from registry.client import Registry
-from registry.model import ModelName, ModelPolicy, ModelSpec, Task
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
+from registry.redis.client import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,10 +18,10 @@ from benchmarks.quantiles import quantile, spread
 from gateway.decide import Arrival, decide
 from gateway.explanations import Explanations
 from gateway.policies.decision import SendTo
-from registry.cluster import ClusterState
-from registry.codec import encode_pod, encode_spec
-from registry.model import ModelName, ModelSpec, RoutingPolicy
-from registry.pod import PodInfo
+from registry.domain.cluster import ClusterState
+from registry.domain.codec import encode_pod, encode_spec
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.pod import PodInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from load.compiled.loading import is_compiled
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

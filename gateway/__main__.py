@@ -30,9 +30,9 @@ from gateway.retries import RetryBudget
 from gateway.server import Front
 from gateway.settings import GatewaySettings
 from gateway.upstream import PodPool
-from registry.client import Registry
-from registry.configuration import read_settings
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

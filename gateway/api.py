@@ -13,8 +13,8 @@ from gateway.errors import GatewayError, ModelNotFound
 from gateway.openai_models import openai_models
 from gateway.openapi import with_inference_paths
 from gateway.servable import can_be_served
+from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from gateway.explanations import Explanations
     from gateway.metrics import GatewayMetrics
     from gateway.reservations import Reservations
-    from registry.client import Registry
-    from registry.model import ModelRecord
-    from registry.watch import ClusterWatch
+    from registry.domain.model import ModelRecord
+    from registry.redis.client import Registry
+    from registry.redis.watch import ClusterWatch
 
 MOST_AGE_S = 10.0
 """A gateway that has not heard of the registry for longer says so in `/readyz`, but serves on."""

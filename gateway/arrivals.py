@@ -10,15 +10,15 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from registry.arrivals import Arrivals
 from registry.errors import RegistryUnavailable
+from registry.redis.arrivals import Arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from registry.client import Registry
-    from registry.model import ModelName
-    from registry.waiting import WaitingRequests
+    from registry.domain.model import ModelName
+    from registry.domain.queue_stats import WaitingRequests
+    from registry.redis.client import Registry
 
 TELL_S: Final = 1.0
 LOOK_S: Final = 0.2

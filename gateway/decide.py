@@ -12,14 +12,14 @@ from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.policies.finish_time import forecast_of
 from gateway.policies.views import RequestView
-from registry.model import RoutingPolicy
-from registry.reservation import LoadMode
+from registry.domain.model import RoutingPolicy
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.policies.views import ClusterView
-    from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec
+    from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 
 
 @dataclass(slots=True)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gateway.decide import Arrival
     from gateway.explanations import Explanations
     from gateway.reservations import Reservations
-    from registry.cluster import ClusterState
-    from registry.model import ModelName, ModelSpec, RoutingPolicy
-    from registry.reservation import Refusal
-    from registry.waiting import WaitingRequests
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.reservation import Refusal
 
 LOOK_AGAIN_S: Final = 0.25
 """Forecasts change with time alone, so a quiet waiting room is looked at this often."""

@@ -17,7 +17,7 @@ from gateway.pod_request import framed, request_head
 from gateway.queue_proxy import UNANSWERED, is_pods, why_unanswered
 from gateway.record import spent
 from gateway.upstream import PodConnectionLost, PodUnreachable
-from registry.queue_proxy import Unanswered
+from registry.knative_errors import Unanswered
 
 if TYPE_CHECKING:
     from gateway.arrivals import ArrivalCounter
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.reservations import Reservation, Reservations
     from gateway.retries import RetryBudget
     from gateway.upstream import PodConnection, PodPool
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 _MOST_TRIES: Final = 10
 _TAKEN_ELSEWHERE: Final = frozenset(("slots", "draining", "device-full"))

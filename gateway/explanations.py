@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gateway.decide import Arrival, Decided
     from gateway.policies.decision import Forecast
-    from registry.cluster import ClusterState, Residency
+    from registry.domain.cluster import ClusterState, Residency
 
 KEPT: Final = 4096
 _MOST_CANDIDATES: Final = 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import BadRequest
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 Headers = list[tuple[bytes, bytes]]
 

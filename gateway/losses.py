@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.policies.decision import Reject, SendTo
-from registry.reservation import LoadMode
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.decision import Decision, Loss
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 KEPT: Final = 4096
 """Models; the one that has been kept for longest goes first."""

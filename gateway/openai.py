@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gateway.errors import BadRequest, GatewayError, ModelNotFound
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

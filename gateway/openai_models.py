@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 
 from gateway.errors import ModelNotFound
 from gateway.openai import error_document
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from registry.watch import ClusterWatch
+    from registry.redis.watch import ClusterWatch
 
 
 def openai_models(watch: ClusterWatch) -> APIRouter:

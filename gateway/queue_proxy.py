@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import UpstreamLost
 from gateway.headers import read_answer
 from gateway.upstream import PodUnreachable
-from registry.queue_proxy import LONGEST_BYTES, STATUSES, Unanswered, read_queue_proxy
+from registry.knative_errors import LONGEST_BYTES, STATUSES, Unanswered, read_queue_proxy
 
 if TYPE_CHECKING:
     from gateway.headers import PodAnswer

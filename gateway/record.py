@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.request_counts import Outcome
-from registry.pod import Stage
+from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError

@@ -13,15 +13,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
-from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.policies.decision import SendTo
-    from registry.client import Registry
-    from registry.cluster import ClusterState, PodState
+    from registry.domain.cluster import ClusterState, PodState
+    from registry.redis.client import Registry
 
 TTL_S: Final = 15.0
 BRIEF_S: Final = 0.01

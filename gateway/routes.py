@@ -12,14 +12,14 @@ from urllib.parse import unquote
 
 from gateway import openai
 from gateway.errors import BadRequest, GatewayError, ModelNotFound
-from registry.canaries import Canaries
-from registry.model import ModelName
+from registry.domain.canaries import Canaries
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from registry.canaries import Canary
-    from registry.cluster import ClusterState
+    from registry.domain.canaries import Canary
+    from registry.domain.cluster import ClusterState
 
 _REMEMBERED = 4096
 _LONGEST_REMEMBERED = 512

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.cluster import ClusterState
-    from registry.model import ModelRecord
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelRecord
 
 
 def can_be_served(record: ModelRecord, state: ClusterState) -> bool:

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from gateway.headers import Headers, RequestHeaders
     from gateway.routes import Place, Target
     from gateway.settings import GatewaySettings
-    from registry.model import ModelRecord
-    from registry.watch import ClusterWatch
+    from registry.domain.model import ModelRecord
+    from registry.redis.watch import ClusterWatch
 
     Scope = dict[str, Any]
     Receive = Callable[[], Awaitable[dict[str, Any]]]

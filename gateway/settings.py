@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.tenant_keys import read_keys
 from gateway.tokens.issuers import read_issuers
-from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,13 +15,13 @@ from gateway.errors import Rejected
 from gateway.losses import Losses
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
 from gateway.queueing import Ticket, WaitingRoom, ticket
-from registry.waiting import WaitingRequests
+from registry.domain.queue_stats import WaitingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.cluster import ClusterState
-    from registry.model import ModelName, ModelSpec
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, ModelSpec
 
 
 @dataclass(eq=False, slots=True)

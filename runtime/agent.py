@@ -11,17 +11,17 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
-from registry.pod import PodInfo, PodPhase, PodReport, Samples
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.client import ClaimScope, Registry
-    from registry.model import LoadFailure, Tier
-    from registry.profile import Profile
+    from registry.domain.model import LoadFailure, Tier
+    from registry.domain.profile import Profile
+    from registry.redis.client import ClaimScope, Registry
     from runtime.measurements import Measurements
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.pod import PodInfo, address_of
-from registry.watch import ClusterWatch
+from registry.domain.pod import PodInfo, address_of
+from registry.redis.watch import ClusterWatch
 from runtime.agent import Agent, Inventory
 from runtime.declared import DeclaredModels
 from runtime.device.hangs import Hangs
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.loading.load_threads import LoadThreads

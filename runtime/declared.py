@@ -8,9 +8,9 @@ from registry.errors import RegistryUnavailable
 from runtime.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from registry.client import Registry
-    from registry.model import ModelName, ModelRecord, ModelSpec
-    from registry.watch import ClusterWatch
+    from registry.domain.model import ModelName, ModelRecord, ModelSpec
+    from registry.redis.client import Registry
+    from registry.redis.watch import ClusterWatch
 
 
 class DeclaredModels:

@@ -7,15 +7,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope
-from registry.model import ModelName, ModelSpec, name_of_key
+from registry.domain.model import ModelName, ModelSpec, name_of_key
+from registry.redis.client import ClaimScope
 from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from registry.watch import ClusterWatch
+    from registry.redis.watch import ClusterWatch
     from runtime.agent import Agent
     from runtime.loading.frontends import Frontends
     from runtime.loading.loads import Loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from registry.pod import Samples
+from registry.domain.pod import Samples
 
 MOST_PER_HEARTBEAT: Final = 8
 _KEPT: Final = 8 * MOST_PER_HEARTBEAT

@@ -10,14 +10,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.errors import RegistryError
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.redis.client import ClaimScope
 from runtime.errors import RuntimePackageError
 
 if TYPE_CHECKING:
-    from registry.client import Registry
-    from registry.watch import ClusterWatch
+    from registry.redis.client import Registry
+    from registry.redis.watch import ClusterWatch
     from runtime.loading.loads import Loads
     from runtime.loading.store import ModelStore
 

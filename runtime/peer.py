@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, assert_never
 import httpx
 import orjson
 
-from registry import queue_proxy
-from registry.queue_proxy import Unanswered
+from registry import knative_errors
+from registry.knative_errors import Unanswered
 from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnreachable
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
@@ -124,7 +124,7 @@ def _told(head: RequestHead) -> Iterator[None]:
 
 
 def _is_queue_proxys(answer: httpx.Response) -> bool:
-    return answer.status_code in queue_proxy.STATUSES and POD_HEADER not in answer.headers
+    return answer.status_code in knative_errors.STATUSES and POD_HEADER not in answer.headers
 
 
 def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
@@ -132,7 +132,7 @@ def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
     if not _is_queue_proxys(answer):
         return
     said = f"queue-proxy of predict pod {head.predict_address}: {answer.text.strip()}"
-    match queue_proxy.read_queue_proxy(answer.status_code, answer.content):
+    match knative_errors.read_queue_proxy(answer.status_code, answer.content):
         case Unanswered.NOT_REACHED:
             raise PeerUnreachable(said)
         case Unanswered.FULL:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import uvloop
 
-from registry.client import Registry
+from registry.redis.client import Registry
 from runtime.assembly import Ground, assemble
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker

@@ -11,14 +11,14 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from registry.client import ClaimScope
-from registry.model import ModelName, Tier
+from registry.domain.model import ModelName, Tier
+from registry.redis.client import ClaimScope
 from runtime.errors import Draining, ModelInUse, ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.declared import DeclaredModels
     from runtime.loading.frontends import Frontends
     from runtime.loading.loads import Loads

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from registry.model import ModelPolicy, ModelSpec
+    from registry.domain.model import ModelPolicy, ModelSpec
     from runtime.device.queue import Ran
     from runtime.device.worker import DeviceWorker
     from runtime.generation.engine import Engine

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
-from registry.pod import Stage
+from registry.domain.pod import Stage
 from runtime.device.device_errors import is_out_of_memory
 from runtime.errors import (
     DeadlinePassed,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.declared import DeclaredModels
     from runtime.ends import InferenceEnds
     from runtime.loading.frontends import Frontends

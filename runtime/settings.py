@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry import configuration
-from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from registry import settings_table
+from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 from runtime.device.batch import MOST_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.eviction import POLICIES
@@ -172,11 +172,11 @@ def environment_name(field_name: str) -> str:
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> PodSettings:
     """Settings from flags over environment over defaults; exits with status 2 on mistakes."""
-    return configuration.read_settings(
+    return settings_table.read_settings(
         PodSettings, arguments, environment, prog="python -m runtime", variable=environment_name
     )
 
 
 def settings_from_fields(values: Mapping[str, object]) -> PodSettings:
     """Settings from keyword fields; raises ValueError naming all mistakes together."""
-    return configuration.settings_from_fields(PodSettings, values, variable=environment_name)
+    return settings_table.settings_from_fields(PodSettings, values, variable=environment_name)

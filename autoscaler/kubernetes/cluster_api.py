@@ -23,7 +23,7 @@ from autoscaler.kubernetes.pods import PodObject, read_pod
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

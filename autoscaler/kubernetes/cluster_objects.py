@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from autoscaler.kubernetes.watching import Seen
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 
 class ClusterObjects:

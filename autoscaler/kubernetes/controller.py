@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.models import Models
     from autoscaler.kubernetes.pool_links import PoolLinks
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.pool_size import pods_to_drain
 from autoscaler.kubernetes.sent_away import SentAway
+from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
-from registry.pod import PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from autoscaler.kubernetes.pods import PodObject
-    from registry.cluster import PodState
-    from registry.watch import ClusterWatch
+    from registry.domain.cluster import PodState
+    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

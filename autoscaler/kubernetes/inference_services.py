@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from registry.annotations import PREFIX, parse_annotations
+from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
-from registry.inference_service import API_VERSION, KIND, read_object
-from registry.model import ModelName, ModelSpec
+from registry.inference_service.annotations import PREFIX, parse_annotations
+from registry.inference_service.reader import API_VERSION, KIND, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.inference_services import MODEL_MODE
-from registry.canaries import WHOLE_PERCENT
-from registry.model import Tier
+from registry.domain.canaries import WHOLE_PERCENT
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from autoscaler.kubernetes.inference_services import ServiceObject
-    from registry.cluster import Residency
-    from registry.model import LoadFailure, ModelSpec
+    from registry.domain.cluster import Residency
+    from registry.domain.model import LoadFailure, ModelSpec
 
 GATHER_S = 5.0
 FIRST_S = 1.0

@@ -22,7 +22,7 @@ from autoscaler.kubernetes.model_status import (
     make_status,
     seconds_until_write,
 )
-from registry.model import name_of_key
+from registry.domain.model import name_of_key
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster_api import ClusterApi
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.inference_services import ServiceObject
     from autoscaler.kubernetes.pool_links import PoolLink, PoolLinks
     from autoscaler.kubernetes.settings import ControllerSettings
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

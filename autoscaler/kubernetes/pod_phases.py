@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.revisions import replaced_pods
 from autoscaler.kubernetes.sent_away import SentAway
+from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
-from registry.pod import PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.pods import PodObject
     from autoscaler.kubernetes.pool_links import PoolLink, PoolLinks
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 logger = logging.getLogger(__name__)
 

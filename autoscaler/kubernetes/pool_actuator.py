@@ -25,15 +25,15 @@ from autoscaler.kubernetes.pool_size import (
 )
 from autoscaler.planning.pool import Limits
 from autoscaler.service.pod_owner import PoolSize
+from registry.domain.model import ModelName
 from registry.errors import RegistryError
-from registry.model import ModelName
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster_api import ClusterApi
     from autoscaler.kubernetes.pool_scaler import PoolScaler, SeenPool
     from autoscaler.service.metrics import AutoscalerMetrics
-    from registry.actions import WantedPods
-    from registry.watch import ClusterWatch
+    from registry.domain.action_log import WantedPods
+    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

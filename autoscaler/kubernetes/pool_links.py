@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.canaries import Canaries
-from registry.client import Registry
-from registry.watch import ClusterWatch
+from registry.domain.canaries import Canaries
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 
 @dataclass(frozen=True, slots=True)

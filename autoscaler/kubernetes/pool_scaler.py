@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.kubernetes.pods import PodObject
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 logger = logging.getLogger(__name__)
 

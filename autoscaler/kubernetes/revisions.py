@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

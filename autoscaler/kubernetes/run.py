@@ -30,7 +30,7 @@ from autoscaler.kubernetes.webhook_setup import (
     take_up,
 )
 from autoscaler.kubernetes.webhooks import admission_app
-from registry.configuration import read_settings
+from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
     import ssl

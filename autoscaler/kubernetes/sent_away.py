@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from registry.pod import PodPhase
+from registry.domain.pod import PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 STRAY_S: Final = 60.0
 """Whoever led before may have sent a pod away and not called it back; a process that ends by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 
 
 def _url_of_models(text: str) -> str:

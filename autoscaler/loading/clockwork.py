@@ -18,7 +18,7 @@ from autoscaler.loading.idle_pods import IdlePod, idle_pods
 from autoscaler.loading.work import Work
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import ModelView, PoolView

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from autoscaler.loading.copies import idle_copies
 from autoscaler.planning.actions import Action, Demote, Why
 from autoscaler.planning.policy import LoadingPolicy
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from autoscaler.loading.room import Room
 from autoscaler.loading.stakes import Stakes
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers

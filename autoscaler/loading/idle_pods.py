@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool import NEVER_S
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import ModelView, PodView, PoolView

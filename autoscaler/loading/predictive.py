@@ -23,7 +23,7 @@ from autoscaler.loading.wanted import CopyParams, expected_copies, wanted_copies
 from autoscaler.loading.worth import Prices, worth_of
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.loading.copies import idle_copies
 from autoscaler.planning.actions import Demote
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

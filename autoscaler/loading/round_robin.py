@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

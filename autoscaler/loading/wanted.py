@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Booleans, Floats

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

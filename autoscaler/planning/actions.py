@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.model import Tier
+    from registry.domain.model import Tier
 
 
 class Why(StrEnum):

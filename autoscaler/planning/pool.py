@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
-from registry.pod import PodPhase
+from registry.domain.model import Tier
+from registry.domain.pod import PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.forecasting.history import Floats, Forecast, History, Question
-    from registry.cluster import Residency
-    from registry.model import LoadFailure, ModelSpec
+    from registry.domain.cluster import Residency
+    from registry.domain.model import LoadFailure, ModelSpec
 
 NEVER_S = -inf
 """When something happened that never did."""

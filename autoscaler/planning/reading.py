@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.planning.pool import NEVER_S, Limits, ModelView, PodView, PoolView, Use, Waiting
-from registry.estimates import PRIORS
-from registry.model import Tier
+from registry.domain.estimates import PRIORS
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.planning.pool import Demand
-    from registry.cluster import ClusterState, PodState
-    from registry.model import ModelName, ModelRecord
+    from registry.domain.cluster import ClusterState, PodState
+    from registry.domain.model import ModelName, ModelRecord
 
 _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 

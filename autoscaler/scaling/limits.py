@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool import Limits, ModelView, PoolView

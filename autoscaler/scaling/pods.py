@@ -16,7 +16,7 @@ import numpy as np
 
 from autoscaler.planning.actions import Action, DrainPod, SetPods, Why
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection

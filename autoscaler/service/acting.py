@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.service.pods import PodRefused
 from autoscaler.service.refusals import Refusals
-from registry.actions import ActionRecord, Outcome
-from registry.autoscaling import Intended
+from registry.domain.action_log import ActionRecord, Outcome
+from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
-from registry.model import Tier, name_of_key
+from registry.redis.autoscaling import Intended
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.pods import PodClient
-    from registry.autoscaling import Autoscaling
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
+    from registry.redis.autoscaling import Autoscaling
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.service.forecaster import Past
-from registry.arrivals import Arrivals, Span
+from registry.redis.arrivals import Arrivals, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.forecasting.history import Integers
-    from registry.arrivals import Counted
-    from registry.client import Registry
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
+    from registry.redis.arrivals import Counted
+    from registry.redis.client import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from autoscaler.service.demand import DemandReader
 from autoscaler.service.forecaster import Forecaster, is_sound
 from autoscaler.service.pod_owner import PodsByRegistry
 from autoscaler.service.views import with_intents, without_refusers
-from registry.actions import POOL, ActionRecord, Outcome, WantedPods
-from registry.arrivals import Arrivals
+from registry.domain.action_log import POOL, ActionRecord, Outcome, WantedPods
+from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
-from registry.model import name_of_key
+from registry.redis.arrivals import Arrivals
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.pod_owner import PodOwner, PoolSize
     from autoscaler.service.settings import AutoscalerSettings
-    from registry.autoscaling import Autoscaling
-    from registry.watch import ClusterWatch
+    from registry.redis.autoscaling import Autoscaling
+    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from autoscaler.planning.pool import Limits
 
 if TYPE_CHECKING:
     from autoscaler.service.settings import AutoscalerSettings
-    from registry.actions import WantedPods
+    from registry.domain.action_log import WantedPods
 
 
 @dataclass(frozen=True, slots=True)

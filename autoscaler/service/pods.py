@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 _CONNECT_S = 2.0
 _TOLD_CHARACTERS = 300

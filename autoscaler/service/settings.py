@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.catalogue import LOADING_POLICIES
-from registry.configuration import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from registry.cluster import Residency
-from registry.model import Tier
+from registry.domain.cluster import Residency
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.pool import ModelView, PodView, PoolView
     from autoscaler.service.refusals import Refusals
-    from registry.actions import ActionRecord
+    from registry.domain.action_log import ActionRecord
 
 
 def with_intents(view: PoolView, under_way: Sequence[ActionRecord]) -> PoolView:

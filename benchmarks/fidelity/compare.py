@@ -29,7 +29,7 @@ from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import simulate
 from load.stages import STAGES
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

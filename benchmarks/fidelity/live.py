@@ -23,7 +23,7 @@ from pilotlight.demo.workloads import make_cold, until_idle
 from pilotlight.home import Home
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings, PodSettings
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

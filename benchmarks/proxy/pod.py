@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from registry.client import HEARTBEAT_S, ClaimScope, Registry
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName, ModelSpec, Tier
-from registry.pod import PodInfo, PodReport, Samples
+from registry.redis.client import HEARTBEAT_S, ClaimScope, Registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping

@@ -15,7 +15,7 @@ import boto3
 from benchmarks.tiers.contestants import Contestant, Start, from_pretrained
 from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.networks.skeletons import Skeleton, Skeletons
 from runtime.networks.weight_source import DiskWeights
 from runtime.storage.link import LinkRate

@@ -20,7 +20,7 @@ from gateway.policies.choices import (
 from gateway.policies.decision import Decision, Loss, Option, Reason, SendTo, Wait
 from gateway.policies.finish_time import proxy_to, run_at, wait_for
 from gateway.policies.remote_proxy import least_busy_below
-from registry.reservation import LoadMode
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from registry.canaries import WHOLE_PERCENT
+from registry.domain.canaries import WHOLE_PERCENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from registry.canaries import Canary
-    from registry.model import ModelName
+    from registry.domain.canaries import Canary
+    from registry.domain.model import ModelName
 
 
 def choose_version(stable: ModelName, canaries: Sequence[Canary], request_id: str) -> ModelName:

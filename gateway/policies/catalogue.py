@@ -11,7 +11,7 @@ from gateway.policies.decision import Decision
 from gateway.policies.oblivious import least_loaded_pod, random_pod, round_robin
 from gateway.policies.remote_proxy import remote_proxy
 from gateway.policies.views import ClusterView, RequestView
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 RoutingFunction = Callable[[RequestView, ClusterView, float], Decision]
 

@@ -6,7 +6,7 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

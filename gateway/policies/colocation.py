@@ -13,7 +13,7 @@ from gateway.policies.choices import (
     fewest_inferring,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.reservation import LoadMode
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.views import ClusterView, RequestView

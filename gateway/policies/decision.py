@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.reservation import LoadMode
+    from registry.domain.reservation import LoadMode
 
 
 class Reason(StrEnum):

@@ -14,15 +14,15 @@ from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from gateway.policies.decision import Forecast
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.policies.decision import SendTo
     from gateway.policies.views import ClusterView, PodView, RequestView
-    from registry.cluster import Residency
-    from registry.estimates import Estimate, Measurements, StageTimes
+    from registry.domain.cluster import Residency
+    from registry.domain.estimates import Estimate, Measurements, StageTimes
 
 _STEPPED_AHEAD: Final = 64
 

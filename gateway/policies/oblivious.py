@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.policies.choices import free_pods, least_loaded_free
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.reservation import LoadMode
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.policies.views import ClusterView, PodView, RequestView

@@ -15,7 +15,7 @@ from gateway.policies.choices import (
     least_loaded_free,
 )
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.reservation import LoadMode
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

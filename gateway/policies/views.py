@@ -1,6 +1,6 @@
 """What a routing policy may see: the request and the cluster, read-only.
 
-`registry.cluster.ClusterState` fits `ClusterView`; the simulator's own state does as well.
+`registry.domain.cluster.ClusterState` fits `ClusterView`; the simulator's own state does as well.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from registry.cluster import Residency
-    from registry.estimates import Measurements
-    from registry.pod import PodInfo
+    from registry.domain.cluster import Residency
+    from registry.domain.estimates import Measurements
+    from registry.domain.pod import PodInfo
 
 
 class PodView(Protocol):

@@ -14,7 +14,7 @@ import httpx
 
 from gateway.access_files import files_of
 from registry.errors import NotYaml
-from registry.yaml_text import read_yaml
+from registry.inference_service.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -21,7 +21,7 @@ VALUES: Final = frozenset({
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
 VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
-"""Protocols of `gateway.policies.views`, and the classes of `registry.cluster` that fit them."""
+"""Protocols of `gateway.policies.views`, and the classes of `registry.domain.cluster` that fit them."""
 
 _CONTAINERS: Final = {
     "Sequence[PodView]": "list", "Sequence[PodState]": "list",
@@ -108,9 +108,9 @@ def _use_real_views(tree: ast.Module) -> None:
     defined = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in VIEWS]
     for each in defined:
         names = f"{VIEWS[each.name]} as {each.name}"
-        tree.body[tree.body.index(each)] = ast.parse(f"from registry.cluster import {names}").body[
-            0
-        ]
+        tree.body[tree.body.index(each)] = ast.parse(
+            f"from registry.domain.cluster import {names}"
+        ).body[0]
 
 
 def _use_real_containers(tree: ast.Module) -> None:

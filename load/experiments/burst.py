@@ -23,7 +23,7 @@ from load.experiments.elastic.bursting import (
 )
 from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.side_by_side import run_side_by_side
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ from load.experiments.liu.simulated import (
 )
 from load.experiments.side_by_side import run_side_by_side
 from load.simulator.simulate import simulate
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

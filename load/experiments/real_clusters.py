@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.errors import ExperimentError
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

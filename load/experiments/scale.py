@@ -8,7 +8,7 @@ from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.scaling.clusters import Sized, SizeTask, play_size
 from load.experiments.scaling.registry_load import Loaded, LoadTask, load_registry
 from load.experiments.side_by_side import run_side_by_side
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from load.experiments.experiment import Cell

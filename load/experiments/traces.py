@@ -21,7 +21,7 @@ from load.experiments.side_by_side import run_side_by_side
 from load.simulator.simulate import simulate
 from load.traces.naming import open_trace
 from load.traces.summary import summarise
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

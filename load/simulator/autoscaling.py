@@ -17,7 +17,7 @@ from autoscaler.planning.actions import Demote, Load
 from autoscaler.planning.expecting import Learnt, expect, learn
 from autoscaler.planning.pool import Waiting
 from autoscaler.planning.reading import Seen, read_pool
-from registry.model import Tier, name_of_key
+from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool import Demand
     from load.simulator.cluster import ClusterPlan
     from load.simulator.simulate import Actions
-    from registry.cluster import ClusterState
-    from registry.model import ModelName
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
 
 S = TypeVar("S")
 _EVERY_S: Final = 10.0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from registry.model import ModelSpec, Tier
-    from registry.profile import ProfilePoint
+    from registry.domain.model import ModelSpec, Tier
+    from registry.domain.profile import ProfilePoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

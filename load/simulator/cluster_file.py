@@ -15,11 +15,11 @@ from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.cluster_budgets import ModelGroup, misfits
 from load.simulator.cluster_values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
-from registry.annotations import PREFIX, parse_annotations
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.profile import ProfilePoint
 from registry.errors import NotYaml
-from registry.model import ModelName, ModelSpec, Tier
-from registry.profile import ProfilePoint
-from registry.yaml_text import read_yaml
+from registry.inference_service.annotations import PREFIX, parse_annotations
+from registry.inference_service.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import re
 from math import inf
 from typing import Any
 
-from registry.durations import parse_duration_s
+from registry.inference_service.durations import parse_duration_s
 
 _FACTORS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,

@@ -11,7 +11,7 @@ from math import exp, inf
 from typing import TYPE_CHECKING
 
 from load.simulator.iterations import Iterations, Request, Turn
-from registry.profile import Profile
+from registry.domain.profile import Profile
 from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
 from runtime.device.lane import Lane

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from load.simulator.cluster import ModelPlan
     from load.simulator.loading import Held
     from load.simulator.pod import SimulatedPod
-    from registry.model import RoutingPolicy
+    from registry.domain.model import RoutingPolicy
 
 
 class Flight:

@@ -18,8 +18,8 @@ from gateway.waiting import Waiter, WaitingLine, rejected
 from load.simulator.flight import Flight
 from load.simulator.queueing import Queueing
 from load.simulator.rows import NEVER_S
-from registry.model import ModelName
-from registry.reservation import Refusal
+from registry.domain.model import ModelName
+from registry.domain.reservation import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from load.simulator.pod import SimulatedPod
     from load.simulator.rows import Rows
     from load.simulator.summary import Summary
-    from registry.model import RoutingPolicy, Tier
-    from registry.waiting import WaitingRequests
+    from registry.domain.model import RoutingPolicy, Tier
+    from registry.domain.queue_stats import WaitingRequests
 
 LOOK_AGAIN_S: Final = 0.25
 """As in `gateway.dispatcher`: a quiet waiting room is looked at this often."""

@@ -11,9 +11,9 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from load.simulator.links import SharedLink
-from registry.client import ClaimScope
+from registry.domain.model import Tier
 from registry.errors import ClaimLost, LeaseLost
-from registry.model import Tier
+from registry.redis.client import ClaimScope
 from runtime.loading.backoff import Fault, next_failure
 from runtime.loading.eviction import POLICIES
 from runtime.loading.reload_costs import ReloadCosts

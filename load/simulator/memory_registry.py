@@ -1,4 +1,4 @@
-"""The registry in memory: the operations of `registry/scripts`, with the same meaning.
+"""The registry in memory: the operations of `registry/redis/scripts`, with the same meaning.
 
 One owner, who gives the time; no expiry happens by itself. What policies look at is `state`, which
 every operation changes at once, as if each change were published and heard in no time. Times in
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from registry.client import CLAIM_TTL_S, ClaimScope
-from registry.cluster import ClusterState, PodState, Residency
+from registry.domain.cluster import ClusterState, PodState, Residency
+from registry.domain.estimates import Measurements
+from registry.domain.model import ModelRecord, Tier, name_of_key
+from registry.domain.pod import PodPhase
+from registry.domain.reservation import Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.estimates import Measurements
-from registry.model import ModelRecord, Tier, name_of_key
-from registry.pod import PodPhase
-from registry.reservation import Granted, LoadMode, Refusal
+from registry.redis.client import CLAIM_TTL_S, ClaimScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.model import LoadFailure, ModelName, ModelSpec
-    from registry.pod import PodInfo, Samples
-    from registry.profile import Profile
+    from registry.domain.model import LoadFailure, ModelName, ModelSpec
+    from registry.domain.pod import PodInfo, Samples
+    from registry.domain.profile import Profile
 
 _WARM: Final = Granted("warm", 0)
 
@@ -49,7 +49,7 @@ class _Claim:
 
 
 class MemoryRegistry:
-    """One pool's state. Methods raise LeaseLost and ClaimLost as `registry.client` does."""
+    """One pool's state. Methods raise LeaseLost and ClaimLost as `registry.redis.client` does."""
 
     def __init__(self) -> None:
         self.state = ClusterState()

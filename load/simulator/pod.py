@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from load.simulator.device import SimulatedDevice
 from load.simulator.loading import Loading
-from registry.client import LEASE_TTL_S
-from registry.model import Tier
-from registry.pod import PodInfo, PodPhase
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo, PodPhase
+from registry.redis.client import LEASE_TTL_S
 from runtime.measurements import Measurements
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from load.report.run import Floats
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 
 class Records:

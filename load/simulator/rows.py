@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gateway.policies.decision import Reason
-    from registry.model import ModelName, RoutingPolicy
+    from registry.domain.model import ModelName, RoutingPolicy
 
 NEVER_S: Final = -1.0
 """In place of the time at which a request was placed that no pod took."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from load.simulator.autoscaling import LoadingRule
     from load.simulator.cluster import ClusterPlan
-    from registry.model import RoutingPolicy
+    from registry.domain.model import RoutingPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from load.simulator.node import SimulatedNode
 from load.simulator.pod import SimulatedPod
 from load.simulator.records import Records
 from load.simulator.summary import Summary
-from registry.model import Tier
-from registry.pod import Samples
+from registry.domain.model import Tier
+from registry.domain.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from load.schema import Trace
     from load.simulator.cluster import ClusterPlan, ModelPlan, PodPlan
     from load.simulator.queueing import Queueing
-    from registry.cluster import ClusterState
-    from registry.model import ModelName, RoutingPolicy
-    from registry.waiting import WaitingRequests
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, RoutingPolicy
+    from registry.domain.queue_stats import WaitingRequests
 
 ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""

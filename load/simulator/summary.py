@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from load.report.run import Bools, Floats
-    from registry.model import Tier
+    from registry.domain.model import Tier
 
 
 class Summary:

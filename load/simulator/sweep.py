@@ -10,7 +10,7 @@ from urllib.parse import quote
 from load.simulator.cluster_file import read_document
 from load.simulator.errors import InvalidCluster
 from registry.errors import NotYaml
-from registry.yaml_text import read_yaml
+from registry.inference_service.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from load.errors import TraceError, UndeclaredModels, UnknownModel
 from load.traces.batches import full_names, replaced, times
 from load.traces.parameters import Count, NameList, Parameters
 from load.traces.summary import summarise
-from registry.durations import parse_duration_s
+from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from registry.durations import parse_duration_s
+from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

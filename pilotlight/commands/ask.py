@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 _TOLD = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")
 

@@ -15,17 +15,17 @@ from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.platform.settings import AutoscalerChoice
-from registry.autoscaling import Autoscaling
-from registry.model import name_of_key
-from registry.watch import ClusterWatch
+from registry.domain.model import name_of_key
+from registry.redis.autoscaling import Autoscaling
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.service.loop import Plan
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.actions import ActionRecord
-    from registry.client import Registry
+    from registry.domain.action_log import ActionRecord
+    from registry.redis.client import Registry
 
 LOADING_NAMES = ", ".join(LOADING_POLICIES)
 _SYNC_S = 10.0

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from pilotlight.errors import InvalidInput, NotFound
 from registry.errors import InvalidModel
-from registry.inference_service import read_documents
+from registry.inference_service.reader import read_documents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.client import Registry
-    from registry.model import ModelName, ModelSpec
+    from registry.domain.model import ModelName, ModelSpec
+    from registry.redis.client import Registry
 
 RESOURCE = "inferenceservice.serving.kserve.io"
 

@@ -14,8 +14,8 @@ from pilotlight.errors import (
     MissingExtra,
     RequestFailed,
 )
-from registry.durations import parse_duration_s
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
+from registry.inference_service.durations import parse_duration_s
 
 try:
     from load.errors import TraceError

@@ -12,8 +12,8 @@ from pilotlight.quantities import format_bytes
 if TYPE_CHECKING:
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.cluster import ClusterState, PodState
-    from registry.model import ModelName, ModelRecord
+    from registry.domain.cluster import ClusterState, PodState
+    from registry.domain.model import ModelName, ModelRecord
 
 _TIMEOUT_S = 3600.0
 _REASONS = {

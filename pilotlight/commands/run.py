@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pilotlight.output import Output
     from pilotlight.platform.settings import PlatformSettings
     from pilotlight.samples import Sample
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
 
 _STOP_S = 60.0
 

@@ -9,14 +9,14 @@ from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.pool_scaler import PoolScaler
 from autoscaler.kubernetes.pool_size import LeaveAlone
 from pilotlight.errors import RequestFailed
-from registry.autoscaling import Autoscaling
+from registry.redis.autoscaling import Autoscaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 
 async def scale(target: Target, output: Output, pool: str, *, pods: int, namespace: str) -> None:
@@ -45,4 +45,4 @@ async def _known_pods(target: Target, pool: str) -> Mapping[str, PodState]:
                 f"pool {pool}; change minReplicas and maxReplicas of its InferenceService, or stop "
                 "the autoscaler"
             )
-        return (await registry.cluster()).pods
+        return (await registry.domain.cluster()).pods

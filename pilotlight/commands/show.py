@@ -10,11 +10,11 @@ from autoscaler.planning.pod_use import IN_USE_S, pod_uses
 from autoscaler.planning.reading import Seen, read_pool
 from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
-from registry.actions import Outcome
-from registry.arrivals import Arrivals, Span
-from registry.autoscaling import Autoscaling
-from registry.cluster import ClusterState
-from registry.model import name_of_key
+from registry.domain.action_log import Outcome
+from registry.domain.cluster import ClusterState
+from registry.domain.model import name_of_key
+from registry.redis.arrivals import Arrivals, Span
+from registry.redis.autoscaling import Autoscaling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from autoscaler.planning.pod_use import PodUse
     from pilotlight.commands.target import Target
     from pilotlight.output import Output
-    from registry.actions import Plans
-    from registry.client import Registry
-    from registry.cluster import PodState
-    from registry.model import ModelName, ModelRecord
+    from registry.domain.action_log import Plans
+    from registry.domain.cluster import PodState
+    from registry.domain.model import ModelName, ModelRecord
+    from registry.redis.client import Registry
 
 
 async def show_models(
@@ -33,7 +33,9 @@ async def show_models(
 ) -> None:
     """Print the models: ready, policy, where each is warm, what is wrong with it."""
     async with target.registry() as registry:
-        state, plans = await asyncio.gather(registry.cluster(), Autoscaling(registry).plans())
+        state, plans = await asyncio.gather(
+            registry.domain.cluster(), Autoscaling(registry).plans()
+        )
     _require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
         model_document(state, record, plans)
@@ -173,7 +175,7 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
 
 async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
     """The pool, and what each pod does for its models, by arrivals of the last minute."""
-    versions, now_ms, snapshot = await registry.transactions.snapshot()
+    versions, now_ms, snapshot = await registry.redis.transactions.snapshot()
     state = ClusterState()
     state.replace(versions.changes, snapshot)
     now_s = now_ms / 1000

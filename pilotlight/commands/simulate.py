@@ -11,7 +11,7 @@ from load.errors import InvalidTraceName, TraceError
 from pilotlight.errors import Interrupted, InvalidInput, MissingExtra, RequestFailed
 from pilotlight.output import progress_bar
 from pilotlight.signals import on_signal
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 try:
     from load.simulator.autoscaling import TICK_S

@@ -10,16 +10,16 @@ import httpx
 
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.home import Home
-from registry.client import Registry
+from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName
-from registry.resp import resolve
+from registry.redis.client import Registry
+from registry.redis.redis_connection import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 _GATEWAY_TIMEOUT_S = 300.0
 
@@ -60,7 +60,7 @@ class Target:
     async def cluster(self) -> ClusterState:
         """All pods, models and tiers as they stand in the registry now."""
         async with self.registry() as registry:
-            return await registry.cluster()
+            return await registry.domain.cluster()
 
     @property
     def gateway_url(self) -> str:

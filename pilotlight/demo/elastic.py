@@ -19,7 +19,7 @@ from load.experiments.elastic.spiking import spiked
 from pilotlight.demo.calls import call, together
 from pilotlight.demo.workloads import until_idle
 from pilotlight.errors import RequestFailed
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from load.report.run_file import read_run
 from pilotlight.demo.workloads import declare
 from pilotlight.platform.settings import AutoscalerChoice
 from pilotlight.samples import BUCKET
-from registry.autoscaling import Autoscaling
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
+from registry.redis.autoscaling import Autoscaling
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from load.experiments.liu.runs import SimpleRun, WinRun
 from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
 from pilotlight.demo.calls import call, together
-from registry.model import ModelName, ModelPolicy, ModelSpec
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,10 +27,10 @@ from pilotlight.platform.pod_scaling import PodScaling
 from pilotlight.platform.processes import free_port, port_is_free, python_module
 from pilotlight.platform.redis_server import is_answering, redis_command
 from pilotlight.platform.service import Service, ServiceSpec
-from registry.client import Registry
+from registry.domain.pod import PodPhase
 from registry.errors import RegistryUnavailable
-from registry.pod import PodPhase
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

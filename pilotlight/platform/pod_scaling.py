@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pilotlight.platform.fleet import Fleet, PodSpawn
-    from registry.actions import WantedPods
-    from registry.watch import ClusterWatch
+    from registry.domain.action_log import WantedPods
+    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

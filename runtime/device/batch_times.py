@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from registry.profile import Profile, ProfilePoint, best_rows
+from registry.domain.profile import Profile, ProfilePoint, best_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from runtime.device.batch import BatchLimits
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.networks.configuration import read_config, task_of
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-    from registry.model import ModelPolicy
+    from registry.domain.model import ModelPolicy
 
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""

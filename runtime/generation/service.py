@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kserve.metrics import PREDICT_HIST_TIME
 
-from registry.pod import Stage
+from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, InvalidRequest, PromptTooLong
 from runtime.generation.engine import Finish, Sampling
 from runtime.generation.text_stream import TextStream
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.declared import DeclaredModels
     from runtime.ends import InferenceEnds
     from runtime.generation.engine import Engine

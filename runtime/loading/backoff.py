@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from registry.model import LoadFailure
+from registry.domain.model import LoadFailure
 
 FIRST_S = 1.0
 LONGEST_S = 60.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.errors import DeviceFull, Draining, ModelInvalid, RuntimePackageError
 from runtime.generation.engine import Sampling
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.device.memory import DeviceMemory, DeviceWeights
     from runtime.device.worker import DeviceWorker
     from runtime.loading.finding import Finder, Found

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.loading.wish import Wish
     from runtime.storage.listing import RemoteFile
     from runtime.tiers.disk_cache import DiskCache

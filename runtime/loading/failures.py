@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.model import LoadFailure
+from registry.domain.model import LoadFailure
 from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
 from runtime.loading.backoff import Fault, next_failure
 
 if TYPE_CHECKING:
-    from registry.model import ModelSpec
-    from registry.watch import ClusterWatch
+    from registry.domain.model import ModelSpec
+    from registry.redis.watch import ClusterWatch
 
 BROKEN_PAUSE_S = 300.0
 """A model that hung is loaded again after this: each hang costs a thread until the pod ends."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
 from runtime.loading.download import Download
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.generation.limits import GenerationLimits
     from runtime.loading.frontends import Frontends
     from runtime.loading.load_threads import LoadThreads

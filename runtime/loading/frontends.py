@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from registry.model import ModelSpec, Task
+    from registry.domain.model import ModelSpec, Task
     from runtime.tasks.task import Frontend
     from runtime.tiers.disk_cache import DiskCache
 

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope
-from registry.model import Tier
+from registry.domain.model import Tier
+from registry.redis.client import ClaimScope
 from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
 from runtime.loading.abandoned import AbandonedParams, goes_on
 from runtime.loading.failures import Failures
@@ -23,8 +23,8 @@ from runtime.loading.wish import Wish
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from registry.model import ModelSpec
-    from registry.watch import ClusterWatch
+    from registry.domain.model import ModelSpec
+    from registry.redis.watch import ClusterWatch
     from runtime.agent import Agent
     from runtime.loading.bringing import Bringer
     from runtime.loading.reload_costs import ReloadCosts

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope
+from registry.domain.model import ModelSpec, Tier
 from registry.errors import ClaimLost
-from registry.model import ModelSpec, Tier
+from registry.redis.client import ClaimScope
 from runtime.agent import Agent, Claim
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, RuntimePackageError
 from runtime.loading.wish import Wish

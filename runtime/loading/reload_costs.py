@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 PRIOR_BYTES_PER_S: Final = {Tier.HOST: 10e9, Tier.DISK: 2e9, Tier.REMOTE: 1e8}
 """Before any load of this pod: memory mapped, a warm disk, object storage."""

@@ -25,7 +25,7 @@ from runtime.metrics import EVICTIONS, TIER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.model import ModelName, ModelSpec
+    from registry.domain.model import ModelName, ModelSpec
     from runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)

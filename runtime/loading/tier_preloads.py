@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.single_flight import SingleFlight
 from runtime.loading.wish import Wish, unless_withdrawn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.loading.finding import Finder
     from runtime.storage.listing import RemoteFile
 

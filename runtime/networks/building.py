@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from registry.model import Task
+    from registry.domain.model import Task
     from runtime.networks.skeletons import Skeleton
     from runtime.networks.weights import StoredTensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:

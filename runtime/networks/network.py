@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.networks.configuration import read_config, task_of
 from runtime.networks.skeletons import Place, Skeleton

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
     from runtime.generation.engine import Finish
 
 DONE = b"data: [DONE]\n\n"

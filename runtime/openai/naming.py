@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.model import ModelName
+from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
 from runtime.protocols.request import read_head
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from registry.profile import ENOUGH, Profile, ProfilePoint
+from registry.domain.profile import ENOUGH, Profile, ProfilePoint
 from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.peak_memory import PeakMemory, available_bytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.device.worker import DeviceWorker
     from runtime.loading.loads import Loads
     from runtime.profiling.stored import Profiles

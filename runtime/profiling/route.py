@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
-from registry.model import ModelName
+from registry.domain.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan
 from runtime.protocols.routes import read_order, refused
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from registry.profile import Profile
+    from registry.domain.profile import Profile
     from runtime.declared import DeclaredModels
     from runtime.profiling.profiler import Profiler
 

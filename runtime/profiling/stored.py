@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.profile import Profile
-    from registry.watch import ClusterWatch
+    from registry.domain.profile import Profile
+    from registry.redis.watch import ClusterWatch
     from runtime.agent import Agent
     from runtime.device.batch_times import BatchTimes
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope, Send
 
-    from registry.pod import Stage
+    from registry.domain.pod import Stage
     from runtime.service import Answer
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import ModelName
+from registry.domain.model import ModelName
 from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:

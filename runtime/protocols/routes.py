@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.protocols.bodies import Protocol
 from runtime.protocols.infer_route import InferRoute

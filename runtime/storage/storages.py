@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from registry.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
+from registry.inference_service.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
 from runtime.errors import StorageFailed
 from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import LibraryStorage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.images.pipeline import is_pipeline
 from runtime.networks.configuration import read_config, task_of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from registry.model import Task
+    from registry.domain.model import Task
     from runtime.programs.program import Program
 
 logger = logging.getLogger(__name__)

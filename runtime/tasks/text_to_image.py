@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.images.drawing import Order, draw
 from runtime.images.joining import ImageBatching

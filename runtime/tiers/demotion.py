@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.tiers.disk_cache import DiskCache
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.loading.arrivals import Arrivals
     from runtime.storage.link import LinkRate, LinkUse
     from runtime.storage.listing import ModelStorage

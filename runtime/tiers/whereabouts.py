@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.agent import Agent, Held
 from runtime.metrics import TIER_BYTES
 

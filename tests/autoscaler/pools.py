@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.pool import ModelView, PodView, PoolView
-from registry.cluster import Residency
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.cluster import Residency
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

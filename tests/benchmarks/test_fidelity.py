@@ -15,7 +15,7 @@ from benchmarks.fidelity.live import (
     Outcome,
     ServiceTimes,
 )
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 TIMES = ServiceTimes(infer_s=0.04, load_s={"remote": 2.0}, overhead_s=0.002, model_bytes=90 * 10**6)
 PLAN = Plan(seed=1, requests=300)

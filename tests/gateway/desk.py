@@ -13,11 +13,11 @@ from gateway.decide import Arrival
 from gateway.dispatcher import Dispatcher, Placement
 from gateway.explanations import Explanations
 from gateway.reservations import Reservations
-from registry.client import Registry
-from registry.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.pod import PodInfo
-from registry.reservation import Granted, LoadMode, ReservationRequest
-from registry.watch import ClusterWatch
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.domain.reservation import Granted, LoadMode, ReservationRequest
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from registry.client import ClaimScope, Registry
+from registry.domain.model import ModelName, Tier
+from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
-from registry.model import ModelName, Tier
-from registry.pod import PodInfo, PodPhase, PodReport, Samples
+from registry.redis.client import ClaimScope, Registry
 from tests.registry.patience import patient
 
 if TYPE_CHECKING:

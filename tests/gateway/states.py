@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gateway.policies.views import RequestView
-from registry.cluster import ClusterState
-from registry.codec import encode_failure, encode_pod, encode_spec
-from registry.model import ModelName, ModelPolicy, ModelSpec
-from registry.pod import PodInfo, PodPhase
+from registry.domain.cluster import ClusterState
+from registry.domain.codec import encode_failure, encode_pod, encode_spec
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+from registry.domain.pod import PodInfo, PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from registry.model import LoadFailure
+    from registry.domain.model import LoadFailure
 
 NOW_S = 1_000.0
 KEY = "default/m@0"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from registry.arrivals import Arrivals, Span
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
+from registry.redis.arrivals import Arrivals, Span
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from registry.client import Registry
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
+    from registry.redis.client import Registry
     from tests.gateway.conftest import Floor
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway import reservations
-from registry.model import RoutingPolicy
-from registry.pod import PodReport, Samples
+from registry.domain.model import RoutingPolicy
+from registry.domain.pod import PodReport, Samples
 from tests import servers
 from tests.gateway.desk import Desk, WithDesk, a_desk, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.gateway.conftest import Floor
 
 BRIEF_S = 0.001
@@ -204,7 +204,7 @@ def test_without_redis_a_full_pod_is_no_collision(tmp_path: Path, pool: str) -> 
 
 
 def is_measured(floor: Floor, spec: ModelSpec) -> bool:
-    _, _, snapshot = floor.do(lambda registry: registry.transactions.snapshot())
+    _, _, snapshot = floor.do(lambda registry: registry.redis.transactions.snapshot())
     return any(key == spec.key for key, _ in snapshot[2])
 
 

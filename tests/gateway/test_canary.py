@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.policies.canary import choose_version
 from gateway.routes import Target, target_of_version
-from registry.canaries import Canary
-from registry.model import LoadFailure, ModelName
+from registry.domain.canaries import Canary
+from registry.domain.model import LoadFailure, ModelName
 
 if TYPE_CHECKING:
     import httpx
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.gateway.conftest import Floor
 
 STABLE, NEXT, OTHER = (ModelName("team", name) for name in ("m", "m-next", "m-other"))

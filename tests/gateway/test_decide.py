@@ -8,11 +8,11 @@ import pytest
 
 from gateway.decide import Arrival, Decided, decide
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
-from registry.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 
 if TYPE_CHECKING:
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key

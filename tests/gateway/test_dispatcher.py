@@ -10,7 +10,7 @@ import pytest
 from gateway.dispatcher import Placement
 from gateway.errors import Rejected
 from gateway.policies.decision import Reason
-from registry.model import RoutingPolicy, Tier
+from registry.domain.model import RoutingPolicy, Tier
 from tests.gateway.desk import Desk, WithDesk, a_desk, until
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.decide import Arrival, decide
 from gateway.explanations import Explanations
-from registry.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 
 NAME = ModelName("default", "m")

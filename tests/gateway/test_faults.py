@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.model import ModelSpec, RoutingPolicy
+from registry.domain.model import ModelSpec, RoutingPolicy
 from tests.gateway.conftest import Floor, Pods, read_answer, wait_counts
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 MIB = 1 << 20
@@ -366,7 +366,7 @@ def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
 
 def _epoch_of(floor: Floor, pod: str) -> int:
     async def look(registry: Registry) -> int:
-        _, _, snapshot = await registry.transactions.snapshot()
+        _, _, snapshot = await registry.redis.transactions.snapshot()
         return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
 
     return floor.do(look)

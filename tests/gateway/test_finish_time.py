@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.policies.decision import SendTo
 from gateway.policies.finish_time import forecast_of, proxy_to, run_at, wait_for
-from registry.estimates import PRIORS
-from registry.reservation import LoadMode
+from registry.domain.estimates import PRIORS
+from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, request
 
 A = "pod-a"

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.headers import read_answer, read_headers
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 
 def forwarded(*headers: tuple[bytes, bytes]) -> bytes:

@@ -20,8 +20,8 @@ from gateway.client_request import ClientRequest
 from gateway.http_server import MOST_HEAD_BYTES, GatewayProtocol
 from gateway.routes import Target
 from gateway.settings import GatewaySettings
-from registry.model import ModelName, Tier
-from registry.pod import PodInfo
+from registry.domain.model import ModelName, Tier
+from registry.domain.pod import PodInfo
 from tests import servers
 from tests.gateway.desk import a_desk, until
 

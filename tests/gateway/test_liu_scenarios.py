@@ -6,7 +6,7 @@ import pytest
 
 from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests.gateway.states import NOW_S, Liu, PodSketch, cluster, request
 
 IDLE = [PodSketch(f"pod-{n}") for n in "bcdefgh"]

@@ -8,8 +8,8 @@ from gateway.decide import Arrival
 from gateway.losses import Losses
 from gateway.policies.decision import Loss, Reason, SendTo, Wait
 from gateway.waiting import Waiter, WaitingLine
-from registry.model import ModelName
-from registry.reservation import LoadMode
+from registry.domain.model import ModelName
+from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 
 NAME = ModelName("default", "m")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests import servers
 from tests.gateway.conftest import exchange_bytes, wait_counts
 
 if TYPE_CHECKING:
     import httpx
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.gateway.conftest import Floor
 
 CALLS = ("completions", "chat/completions", "embeddings", "images/generations")

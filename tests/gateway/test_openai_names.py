@@ -12,7 +12,7 @@ from gateway.body import RequestBody
 from gateway.errors import BadRequest, ModelNotFound
 from gateway.openai import model_in, model_named, model_of_body
 from gateway.settings import GatewaySettings
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from redis import asyncio as redis_client
 
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests import servers
 from tests.gateway.conftest import Floor, exchange_bytes, wait_counts
 from tests.gateway.test_arrivals import counted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 

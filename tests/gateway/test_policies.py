@@ -6,9 +6,9 @@ import pytest
 
 from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Decision, Reason, SendTo, Wait
-from registry.model import RoutingPolicy
-from registry.pod import PodPhase
-from registry.reservation import LoadMode
+from registry.domain.model import RoutingPolicy
+from registry.domain.pod import PodPhase
+from registry.domain.reservation import LoadMode
 from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, request
 
 A, B, C = "pod-a", "pod-b", "pod-c"

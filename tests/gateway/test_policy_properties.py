@@ -15,14 +15,14 @@ from gateway.decide import Arrival, is_held_up
 from gateway.decide import decide as decide_whole
 from gateway.policies.catalogue import ROUTING_POLICIES
 from gateway.policies.decision import Reason, Reject, SendTo, Wait
-from registry.model import ModelName, ModelSpec, RoutingPolicy
-from registry.pod import PodPhase
-from registry.reservation import LoadMode
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.pod import PodPhase
+from registry.domain.reservation import LoadMode
 from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, declare, request
 
 if TYPE_CHECKING:
     from gateway.policies.decision import Decision
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 PLACES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]
 

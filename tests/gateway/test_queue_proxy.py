@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import RoutingPolicy
-from registry.queue_proxy import Unanswered, read_queue_proxy
+from registry.domain.model import RoutingPolicy
+from registry.knative_errors import Unanswered, read_queue_proxy
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Floor

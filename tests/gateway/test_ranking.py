@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policies.choices import free_pods, least_loaded, roomiest
-from registry.cluster import ClusterState, PodState
-from registry.pod import PodInfo, PodPhase
+from registry.domain.cluster import ClusterState, PodState
+from registry.domain.pod import PodInfo, PodPhase
 
 NAMES = [f"p{number}" for number in range(6)]
 draws = st.floats(0, 1, exclude_max=True)

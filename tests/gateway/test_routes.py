@@ -6,8 +6,8 @@ import pytest
 
 from gateway.errors import BadRequest, ModelNotFound
 from gateway.routes import Place, Targets, is_inference, model_of_host, place_of, target_of
-from registry.cluster import ClusterState
-from registry.model import ModelName
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
 KNOWN = {
     ModelName("default", "m"),

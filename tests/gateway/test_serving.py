@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.model import LoadFailure, ModelSpec, RoutingPolicy
+from registry.domain.model import LoadFailure, ModelSpec, RoutingPolicy
 from tests import servers
 from tests.gateway.conftest import Floor, exchange_bytes, metric, read_answer
 from tests.servers import wait_until

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.settings import GatewaySettings
-from registry.configuration import settings_from_fields
+from registry.settings_table import settings_from_fields
 from tests import servers
 from tests.gateway.conftest import Floor
 from tests.servers import wait_until
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
 
 RED, BLUE, OPERATOR = "red-key-red-key-red", "blue-key-blue-key-blue", "operator-key-operator"
 BODY = b'{"instances": [1]}'

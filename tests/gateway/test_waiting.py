@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests.gateway.conftest import Floor, wait_counts
 from tests.servers import wait_until
 

@@ -12,8 +12,8 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from registry.autoscaling import Autoscaling
-from registry.client import Registry
+from registry.redis.autoscaling import Autoscaling
+from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.conftest import metric
 from tests.pilotlight.conftest import run_cli
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from registry.actions import Leader, Plans
-    from registry.cluster import ClusterState
+    from registry.domain.action_log import Leader, Plans
+    from registry.domain.cluster import ClusterState
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def _read(platform: Running, question: Callable[[Registry], Awaitable[T]]) -> T:
 
 
 def _cluster(platform: Running) -> ClusterState:
-    return _read(platform, lambda registry: registry.cluster())
+    return _read(platform, lambda registry: registry.domain.cluster())
 
 
 def _plans(platform: Running) -> Plans:

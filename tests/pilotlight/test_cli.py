@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.home import Home, HomeLock, PlatformState
-from registry.actions import POOL, ActionRecord, WantedPods
-from registry.autoscaling import Autoscaling
-from registry.client import Registry
-from registry.pod import PodInfo
+from registry.domain.action_log import POOL, ActionRecord, WantedPods
+from registry.domain.pod import PodInfo
+from registry.redis.autoscaling import Autoscaling
+from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
 from tests.registry.actors import act
@@ -188,7 +188,7 @@ def test_a_dry_run_says_what_would_be_done_and_why_and_does_nothing(
     assert "pod-a" in table
 
     assert cli("autoscaler", "--json", *at).document == []
-    state = act(redis.url, "default", lambda registry: registry.cluster())
+    state = act(redis.url, "default", lambda registry: registry.domain.cluster())
     assert not state.residency
     refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
     assert refused.status == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.platform.pod_scaling import pods_to_retire, pods_to_start
-from registry.actions import WantedPods
+from registry.domain.action_log import WantedPods
 
 if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli

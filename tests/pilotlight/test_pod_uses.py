@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.arrivals import Arrivals
-from registry.client import Registry
-from registry.model import ModelName, ModelSpec, Tier
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.redis.arrivals import Arrivals
+from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.processes import autoscaler_process
 from tests.gateway.conftest import metric

@@ -8,17 +8,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from registry.client import ClaimScope, Registry
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodReport
+from registry.domain.reservation import LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName, ModelSpec, Tier
-from registry.pod import PodInfo, PodReport
-from registry.reservation import LoadMode, Refusal, ReservationRequest
+from registry.redis.client import ClaimScope, Registry
 from tests.registry.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from registry.reservation import Granted
+    from registry.domain.reservation import Granted
 
 SPEC = ModelSpec(ModelName("default", "translate"), "s3://models/one")
 KEY = SPEC.key
@@ -165,5 +165,5 @@ async def release(registry: Registry, id_: str, entry: str, predict: str = "") -
 
 async def counts(registry: Registry, pod: str) -> tuple[int, int]:
     """Slots taken and requests in their inference stage, as Redis says."""
-    state = (await registry.cluster()).pods[pod]
+    state = (await registry.domain.cluster()).pods[pod]
     return state.slots_used, state.ongoing

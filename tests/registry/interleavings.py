@@ -8,18 +8,18 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from registry.client import ClaimScope
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
+from registry.domain.pod import PodPhase, PodReport
+from registry.domain.reservation import Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.model import LoadFailure, ModelName, ModelSpec, Tier
-from registry.pod import PodPhase, PodReport
-from registry.reservation import Granted, LoadMode, Refusal
+from registry.redis.client import ClaimScope
 from tests.registry.actors import Pod, release, reserve
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 PODS = [f"pod-{letter}" for letter in "abcd"]
 SPECS = [

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from registry import resp, transactions, watch
+from registry.redis import redis_connection, transactions, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +16,8 @@ _LIMITS = (
     (transactions, "REPLY_TIMEOUT_S"),
     (transactions, "SNAPSHOT_TIMEOUT_S"),
     (watch, "REPLY_TIMEOUT_S"),
-    (resp, "CONNECT_TIMEOUT_S"),
-    (resp, "FIND_TIMEOUT_S"),
+    (redis_connection, "CONNECT_TIMEOUT_S"),
+    (redis_connection, "FIND_TIMEOUT_S"),
 )
 _USUAL_S = [getattr(module, name) for module, name in _LIMITS]
 _lock = threading.Lock()

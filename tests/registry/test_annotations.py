@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.annotations import KEYS, PREFIX, parse_annotations
-from registry.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
 GOOD: list[tuple[str, str, object]] = [
     ("policy", "colocation-queueing", RoutingPolicy.COLOCATION_QUEUEING),

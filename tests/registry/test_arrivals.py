@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.arrivals import Arrivals, Span
-from registry.model import ModelName
-from registry.waiting import WaitingRequests
+from registry.domain.model import ModelName
+from registry.domain.queue_stats import WaitingRequests
+from registry.redis.arrivals import Arrivals, Span
 from tests.registry.actors import SPEC
 
 if TYPE_CHECKING:
-    from registry.client import Registry
+    from registry.redis.client import Registry
     from tests.registry.conftest import Connect
 
 pytestmark = pytest.mark.anyio

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from registry.actions import POOL, ActionRecord, Outcome, WantedPods
-from registry.autoscaling import Autoscaling, Intended
-from registry.watch import ClusterWatch
+from registry.domain.action_log import POOL, ActionRecord, Outcome, WantedPods
+from registry.redis.autoscaling import Autoscaling, Intended
+from registry.redis.watch import ClusterWatch
 from tests.registry.actors import SPEC, eventually, until
 from tests.registry.test_watch import running
 
 if TYPE_CHECKING:
-    from registry.client import Registry
+    from registry.redis.client import Registry
     from tests.registry.conftest import Connect
     from tests.servers import RedisServer
 
@@ -78,7 +78,7 @@ async def test_a_lease_with_more_left_than_it_was_for_is_over(
     """As one is that was taken before Redis' clock went back."""
     await _lead(registry, "one")
     async with redis.asyncio.Redis.from_url(server.url) as client:
-        await client.hincrby(f"{registry.transactions.prefix}leader", "until", 3_600_000)
+        await client.hincrby(f"{registry.redis.transactions.prefix}leader", "until", 3_600_000)
     assert (await Autoscaling(registry).plans()).leader is None
     assert await _lead(registry, "two") > 0
 

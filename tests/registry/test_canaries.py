@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from registry.canaries import Canary, find_canaries
-from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
+from registry.domain.canaries import Canary, find_canaries
+from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 
 
 def record(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cluster import ClusterState
-from registry.codec import encode_pod, encode_profile, encode_spec
-from registry.model import Tier
-from registry.pod import PodInfo, PodPhase
-from registry.profile import Profile, ProfilePoint
+from registry.domain.cluster import ClusterState
+from registry.domain.codec import encode_pod, encode_profile, encode_spec
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.profile import Profile, ProfilePoint
 from tests.registry.actors import KEY, SPEC
 from tests.registry.views import view
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.codec import (
+from registry.domain.codec import (
     decode_pod,
     decode_profile,
     decode_record,
@@ -19,7 +19,7 @@ from registry.codec import (
     encode_profile,
     encode_spec,
 )
-from registry.model import (
+from registry.domain.model import (
     LoadFailure,
     ModelName,
     ModelPolicy,
@@ -30,8 +30,8 @@ from registry.model import (
     Task,
     Tier,
 )
-from registry.pod import PodInfo
-from registry.profile import Profile, ProfilePoint
+from registry.domain.pod import PodInfo
+from registry.domain.profile import Profile, ProfilePoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SECONDS = st.floats(0, 1e9)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.configuration import (
+from registry.settings_table import (
     option,
     positive_seconds,
     read_settings,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.durations import parse_duration_s
+from registry.inference_service.durations import parse_duration_s
 
 
 @pytest.mark.parametrize(

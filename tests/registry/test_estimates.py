@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from registry.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, Measurements
-from registry.model import Tier
+from registry.domain.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, Measurements
+from registry.domain.model import Tier
 
 
 def measured(**samples: list[float]) -> Measurements:

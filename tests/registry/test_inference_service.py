@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.domain.model import ModelName, ModelPolicy, RoutingPolicy, Task
 from registry.errors import InvalidModel
-from registry.inference_service import read_documents
-from registry.model import ModelName, ModelPolicy, RoutingPolicy, Task
+from registry.inference_service.reader import read_documents
 
 Change = Callable[[dict[str, Any]], object]
 

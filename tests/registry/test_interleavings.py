@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from registry.client import Registry
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from tests.registry.actors import Pod, eventually
 from tests.registry.interleavings import KEYS, PODS, SLOTS, STEPS, Seen, World
 from tests.registry.test_watch import agrees, running

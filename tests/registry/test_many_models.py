@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from registry.client import STEP_MODELS, Registry
+from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName, ModelSpec
-from registry.watch import ClusterWatch
+from registry.redis.client import STEP_MODELS, Registry
+from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import SPEC, until
 from tests.registry.test_watch import agrees, running
@@ -123,6 +123,6 @@ async def test_a_snapshot_takes_no_more_calls_of_many_models_than_of_one(
 
 async def calls_of_a_snapshot(registry: Registry, direct: redis.Redis) -> int:
     direct.config_resetstat()
-    await registry.cluster()
+    await registry.domain.cluster()
     told: Any = direct.info("commandstats")
     return sum(int(each["calls"]) for each in told.values())

@@ -5,11 +5,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, RoutingPolicy, Tier
+from registry.domain.model import (
+    ModelName,
+    ModelPolicy,
+    ModelRecord,
+    ModelSpec,
+    RoutingPolicy,
+    Tier,
+)
 from tests.registry.actors import SPEC, Pod
 
 if TYPE_CHECKING:
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +27,7 @@ LAST = dataclasses.replace(SPEC, storage_uri="s3://models/three")
 async def record(registry: Registry) -> ModelRecord:
     found = await registry.get_model(SPEC.name)
     assert found is not None
-    assert (await registry.cluster()).models[SPEC.name] == found
+    assert (await registry.domain.cluster()).models[SPEC.name] == found
     return found
 
 

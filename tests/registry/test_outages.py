@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import Registry
+from registry.domain.reservation import Granted
 from registry.errors import LeaseLost, RegistryUnavailable
-from registry.reservation import Granted
-from registry.transactions import REPLY_TIMEOUT_S
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.transactions import REPLY_TIMEOUT_S
+from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import KEY, SPEC, Pod, eventually, reserve, until
 from tests.registry.test_watch import agrees, running
@@ -111,7 +111,7 @@ async def test_a_redis_that_hangs_is_away(
         os.kill(frail_server.process.pid, signal.SIGSTOP)
         try:
             with monkeypatch.context() as hasty:
-                hasty.setattr("registry.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
+                hasty.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
                 asked = [seconds_until_unavailable(registry) for _ in range(5)]
                 assert max(await asyncio.gather(*asked)) < SOON_S
                 for _ in range(4):
@@ -134,7 +134,7 @@ async def test_connecting_to_nobody_fails_soon() -> None:
 async def test_connecting_to_somebody_who_says_nothing_fails_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("registry.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
+    monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()
         with pytest.raises(RegistryUnavailable):
@@ -160,7 +160,7 @@ async def test_what_is_no_json_fails_where_it_is_given(
 ) -> None:
     registry = await Registry.connect(frail_server.url)
     with pytest.raises(TypeError):
-        registry.transactions.submit("infer_end", object(), "a")
+        registry.redis.transactions.submit("infer_end", object(), "a")
     assert await registry.list_models() == []
     await registry.close()
 
@@ -174,7 +174,7 @@ async def test_a_callers_fault_leaves_the_others_their_results(
         raise ZeroDivisionError(result)
 
     registry.release("x", entry="a", predict="a", on_result=fail)
-    after = registry.transactions.submit("infer_end", "x", "a")
+    after = registry.redis.transactions.submit("infer_end", "x", "a")
     assert await after is True
     assert "a caller failed" in caplog.text
     assert await registry.list_models() == []

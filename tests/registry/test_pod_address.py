@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.pod import address_of
+from registry.domain.pod import address_of
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cluster import ClusterState, PodState, Residency
-from registry.model import Tier
-from registry.pod import PodInfo, PodPhase
+from registry.domain.cluster import ClusterState, PodState, Residency
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo, PodPhase
 
 KEYS, PODS = ("a@0", "b@0"), ("p0", "p1", "p2")
 HOW = (

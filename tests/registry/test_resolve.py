@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from registry.client import Registry
+from registry.domain.reservation import Granted
 from registry.errors import RegistryUnavailable
-from registry.reservation import Granted
-from registry.resp import Address, resolve
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.redis_connection import Address, resolve
+from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import KEY, Pod, eventually, reserve, until
 from tests.registry.test_outages import SOON_S

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import Registry
+from registry.domain.reservation import Granted
 from registry.errors import RegistryUnavailable
-from registry.reservation import Granted
-from registry.transactions import REPLY_TIMEOUT_S
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.transactions import REPLY_TIMEOUT_S
+from registry.redis.watch import ClusterWatch
 from tests.registry.actors import KEY, Pod, reserve, until
 from tests.registry.link import Link, link_to
 from tests.registry.test_watch import agrees, running
@@ -80,7 +80,7 @@ async def test_an_own_change_newer_than_the_snapshot_is_kept(scene: Scene) -> No
 async def test_a_change_pushed_while_the_version_is_asked_for_is_no_step_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.redis.watch._UNDER_WAY_S", 5.0)
     scene.link.holds_replies = True
     await until(lambda: scene.link.held_replies > 0, what="the version was asked for")
     await Pod.join(scene.other, "b")
@@ -109,8 +109,8 @@ async def test_an_own_change_is_kept_when_its_reply_is_lost(scene: Scene) -> Non
 async def test_an_own_change_is_kept_when_it_is_made_long_after_its_caller_gave_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.watch._UNDER_WAY_S", 5.0)
-    monkeypatch.setattr("registry.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
+    monkeypatch.setattr("registry.redis.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     scene.link.holds_requests = True
     reserved = asyncio.ensure_future(reserve(scene.watch.registry, "a"))
     with pytest.raises(RegistryUnavailable):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.cluster import ClusterState, Residency
-    from registry.model import ModelName, ModelRecord
-    from registry.profile import Profile
+    from registry.domain.cluster import ClusterState, Residency
+    from registry.domain.model import ModelName, ModelRecord
+    from registry.domain.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.client import Registry
-from registry.model import ModelName, ModelSpec, Tier
-from registry.pod import PodInfo
-from registry.watch import ClusterWatch
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from runtime.agent import Agent, Held, Inventory
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker

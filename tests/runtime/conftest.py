@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
+from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from tests import servers
 from tests.registry.actors import Result, act
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from pathlib import Path
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2")
 
@@ -134,7 +134,7 @@ class Cluster:
         """Per pod that has something of the model: the tier it is in."""
 
         async def look(registry: Registry) -> dict[str, str]:
-            state = await registry.cluster()
+            state = await registry.domain.cluster()
             return {
                 name: residency.tier.value for name, residency in state.holders(spec.key).items()
             }

@@ -6,7 +6,7 @@ import resource
 import sys
 from pathlib import Path
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed
 from runtime.storage.link import LinkRate
 from runtime.storage.storages import Storages

@@ -12,7 +12,7 @@ import boto3
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.device.staged_memory import StagedMemory
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.bringers import LocalPod, local_pod

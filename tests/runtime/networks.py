@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from registry.model import Task
+    from registry.domain.model import Task
 
 
 def load_network(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from registry.model import ModelName, ModelSpec, Task, Tier
+from registry.domain.model import ModelName, ModelSpec, Task, Tier
 from runtime.device.cuda import CudaEngine
 from runtime.device.memory import CpuMemory
 from runtime.device.staged_memory import StagedMemory

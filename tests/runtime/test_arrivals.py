@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid
 from runtime.loading.arrivals import Arrivals
 from runtime.loading.arriving_weights import ArrivingWeights

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
 from runtime.loading.wish import Wish
 from runtime.storage.partial_file import SPAN_BYTES
@@ -33,7 +33,7 @@ from tests.servers import copy_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.servers import S3Server
 
 PARTS_OF_TWO_SPANS = 7

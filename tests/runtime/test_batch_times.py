@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.profile import Profile, ProfilePoint, best_rows
+from registry.domain.profile import Profile, ProfilePoint, best_rows
 from runtime.device.batch_times import FIRST_MOST_ROWS, MOST_ROWS, BatchTimes, most_rows_of
 from runtime.profiling.profiler import has_stopped_growing, sizes
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from registry.model import ModelName, ModelPolicy, ModelSpec, Task
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.protocols.v2 import encode_request

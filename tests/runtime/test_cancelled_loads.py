@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import ClaimScope
-from registry.model import Tier
+from registry.domain.model import Tier
+from registry.redis.client import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
 from runtime.loading.abandoned import AbandonedParams, goes_on
 from runtime.loading.wish import Progress
@@ -27,7 +27,7 @@ from tests.runtime.large_models import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.runtime.bringers import LocalPod
 
 COPIES = 7

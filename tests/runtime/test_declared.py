@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 
-from registry.client import Registry
-from registry.pod import PodInfo
-from registry.watch import ClusterWatch
+from registry.domain.pod import PodInfo
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from runtime.declared import DeclaredModels
 from tests import servers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from runtime.device.lane import Lane, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken

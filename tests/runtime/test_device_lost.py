@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers.generation.continuous_batching import cache
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.lane import Lane, Payload
 from runtime.device.staged_memory import StagedMemory

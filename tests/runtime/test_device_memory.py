@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.model import ModelPolicy, Tier
+from registry.domain.model import ModelPolicy, Tier
 from runtime.device.memory import CpuMemory, open_device
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
@@ -24,7 +24,7 @@ from tests.servers import copy_model
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.device.memory import DeviceMemory
 
 KINDS = ("tiny-t5", "tiny-bert", "tiny-vit")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.link import LinkRate
 from runtime.storage.listing import RemoteFile, checked_listing, weights_of

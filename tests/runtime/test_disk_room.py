@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.link import LinkRate
 from runtime.storage.listing import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of

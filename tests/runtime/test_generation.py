@@ -13,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from tests import servers
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
 

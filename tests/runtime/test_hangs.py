@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from tests.runtime.http import metric, predict
 from tests.servers import copy_model, wait_until
 

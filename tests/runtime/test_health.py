@@ -20,12 +20,12 @@ from tests.runtime.http import get, metric, predict
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 
 def pods_of(cluster: Cluster) -> list[str]:
     async def look(registry: Registry) -> list[str]:
-        return sorted((await registry.cluster()).pods)
+        return sorted((await registry.domain.cluster()).pods)
 
     return cluster.do(look)
 

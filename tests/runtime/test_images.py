@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
 from runtime.protocols.tensors import bytes_tensor, numeric_tensor
 from runtime.tasks.frontends import load_frontend
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.runtime.conftest import Cluster
 
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")

@@ -11,7 +11,7 @@ import pytest
 from kserve import InferInput, InferRequest
 from kserve.errors import InvalidInput
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.loading.store import Eviction, ModelStore
 from runtime.served_model import ServedModel

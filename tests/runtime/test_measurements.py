@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.pod import Samples
+from registry.domain.pod import Samples
 from runtime.measurements import MOST_PER_HEARTBEAT, Measurements
 
 

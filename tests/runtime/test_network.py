@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification, T5ForConditionalGeneration
 
-from registry.model import Task
+from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.networks.configuration import read_config, task_of
 from runtime.networks.weight_source import DiskWeights

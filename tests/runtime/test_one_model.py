@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from registry.model import ModelName, ModelRecord
+from registry.domain.model import ModelName, ModelRecord
 from runtime.one_model import one_model_spec
 from tests import servers
 from tests.runtime.http import get, predict

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.client import ClaimScope
-from registry.model import Tier
+from registry.domain.model import Tier
+from registry.redis.client import ClaimScope
 from runtime.errors import HostTierRefused, LoadCancelled
 from tests.runtime.bringers import local_pod, spec_of
 from tests.runtime.large_models import until
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.runtime.bringers import LocalPod
 
 RATE = 15_000_000

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.profile import Profile, ProfilePoint
+from registry.domain.profile import Profile, ProfilePoint
 from runtime.device.peak_memory import PeakMemory, available_bytes
 from tests.pilotlight.conftest import run_cli
 from tests.runtime.http import post, predict
@@ -15,15 +15,15 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.client import Registry
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
     from tests import servers
     from tests.runtime.conftest import Cluster
 
 
 def stored(cluster: Cluster, spec: ModelSpec) -> Profile | None:
     async def look(registry: Registry) -> Profile | None:
-        return (await registry.cluster()).profile(spec.key)
+        return (await registry.domain.cluster()).profile(spec.key)
 
     return cluster.do(look)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from registry.model import ModelPolicy, Tier
+from registry.domain.model import ModelPolicy, Tier
 from runtime.networks.make_model import make_model
 from runtime.protocols.tensors import numeric_tensor
 from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
@@ -26,7 +26,7 @@ from tests.runtime.test_device_memory import mapped_files, resident_bytes, stage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.runtime.conftest import Cluster
 
 ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import infer_texts, metric, post, predict

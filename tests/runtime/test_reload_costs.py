@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.model import Tier
+from registry.domain.model import Tier
 from runtime.loading.reload_costs import ReloadCosts
 
 GB = 1_000_000_000

@@ -6,15 +6,15 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from registry.reservation import Granted, LoadMode, Refusal, ReservationRequest
+from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from tests import servers
 from tests.runtime.http import predict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.client import Registry
     from registry.errors import RegistryUnavailable
+    from registry.redis.client import Registry
     from tests.runtime.conftest import Cluster
 
 
@@ -39,7 +39,7 @@ def counts(cluster: Cluster) -> dict[str, tuple[int, int]]:
     """Slots and ongoing inferences of each pod."""
 
     async def look(registry: Registry) -> dict[str, tuple[int, int]]:
-        state = await registry.cluster()
+        state = await registry.domain.cluster()
         return {pod.name: (pod.slots_used, pod.ongoing) for pod in state.pods.values()}
 
     return cluster.do(look)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.library import LibraryStorage
 from runtime.storage.link import LinkRate

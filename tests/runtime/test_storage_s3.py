@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from pilotlight.platform.object_store import object_store_command
-from registry.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.link import LinkRate
 from runtime.storage.partial_file import SPAN_BYTES

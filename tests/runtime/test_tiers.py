@@ -14,8 +14,8 @@ from tests.runtime.test_loading_pod import TINY_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.client import Registry
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
     from tests.runtime.conftest import Cluster
 
 
@@ -31,7 +31,7 @@ def wait_tier(cluster: Cluster, spec: ModelSpec, tier: str | None, pod: str = "p
 
 def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
     async def look(registry: Registry) -> dict[str, int]:
-        state = await registry.cluster()
+        state = await registry.domain.cluster()
         return dict(state.pods[pod].used_bytes)
 
     return cluster.do(look)
@@ -89,7 +89,7 @@ def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, mode
     assert start_of(pod, "a") == "host"
 
     async def measured(registry: Registry) -> bool:
-        state = await registry.cluster()
+        state = await registry.domain.cluster()
         return state.measured(spec.key).get("load:host") is not None
 
     servers.wait_until(lambda: cluster.do(measured))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from registry.model import ModelPolicy
+from registry.domain.model import ModelPolicy
 from runtime.device.lane import Lane
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer

@@ -16,8 +16,8 @@ from load.experiments.elastic.scaler import PodScaler
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.traces.batches import Names, arrivals
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from load.schema import Trace

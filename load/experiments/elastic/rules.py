@@ -13,14 +13,14 @@ from autoscaler.planning.reading import read_pool
 from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
 from load.simulator.autoscaling import LiveForecasts
-from registry.model import name_of_key
+from registry.domain.model import name_of_key
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
     from autoscaler.planning.pool import Demand
     from load.experiments.elastic.scaler import Seen
     from load.simulator.simulate import Actions
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
 
 TICK_S: Final = 0.5
 FORECAST_S: Final = 2.0

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from load.simulator.simulate import Actions
-    from registry.cluster import ClusterState
-    from registry.model import ModelName
-    from registry.waiting import WaitingRequests
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
+    from registry.domain.queue_stats import WaitingRequests
 
 
 class Rule(Protocol):

@@ -11,8 +11,8 @@ import numpy as np
 from autoscaler.forecasting.counts import Counts
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.traces.batches import Names, arrivals
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

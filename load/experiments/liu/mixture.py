@@ -19,7 +19,7 @@ from load.experiments.liu.simulated import (
     trace_of,
 )
 from load.simulator.simulate import simulate
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 LOADS: Final = (0.05, 0.2, 0.4)
 """Pairs per second: the two requests of a pair hold a slot for 2 to 12 s together, of 8 slots."""

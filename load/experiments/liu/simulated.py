@@ -17,8 +17,8 @@ from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.stages import STAGES
 from load.traces.batches import Names, arrivals
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

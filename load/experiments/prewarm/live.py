@@ -17,7 +17,7 @@ from load.experiments.prewarm.setting import LOAD_S, MODEL_BYTES, TICK_S, cluste
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import simulate
 from load.traces.naming import open_trace
-from registry.profile import ProfilePoint
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from load.report.run import Bools, Run
     from load.schema import Trace
     from load.simulator.cluster import ClusterPlan
-    from registry.model import Tier
+    from registry.domain.model import Tier
 
 PACE: Final = 60.0
 """Seconds of the trace in one of the live run."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from autoscaler.forecasting.counts import Counts, CountsParams
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.traces.naming import open_trace
-from registry.model import ModelName, ModelSpec, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     from load.schema import Trace

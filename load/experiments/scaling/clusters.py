@@ -20,14 +20,14 @@ from load.report.summary import jain
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.traces.batches import Names, arrivals
-from registry.model import ModelName, ModelSpec, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.simulator.simulate import Simulation
-    from registry.model import RoutingPolicy
+    from registry.domain.model import RoutingPolicy
 
 TENANTS: Final = 10
 INFER_S: Final = 0.02

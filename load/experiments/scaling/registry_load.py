@@ -23,12 +23,12 @@ from gateway.policies.decision import Reason, SendTo
 from gateway.reservations import Reservation, Reservations
 from load.experiments.errors import ExperimentError
 from load.worker_processes import end_with_parent
-from registry.client import Registry
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.domain.reservation import LoadMode
 from registry.errors import RegistryUnavailable
-from registry.model import ModelName, ModelSpec, Tier
-from registry.pod import PodInfo
-from registry.reservation import LoadMode
-from registry.watch import ClusterWatch
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,8 @@ from typing import Final
 from load.experiments.schedulers.models import PROFILES
 from load.experiments.schedulers.workload import deadlines_s
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from registry.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.profile import ProfilePoint
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.domain.profile import ProfilePoint
 
 MODELS_PER_MACHINE: Final = 2
 """Blinowski et al. 2024, section 6.1; in bytes, so that every model takes one place."""

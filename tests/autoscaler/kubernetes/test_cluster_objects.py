@@ -6,7 +6,7 @@ from autoscaler.kubernetes.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.inference_services import read_service
 from autoscaler.kubernetes.pods import PodObject, read_pod
 from autoscaler.kubernetes.watching import Seen
-from registry.model import ModelName
+from registry.domain.model import ModelName
 from tests.autoscaler.kubernetes.objects import service
 
 NAME = ModelName("team", "translate")

@@ -11,10 +11,10 @@ import pytest
 
 from autoscaler.kubernetes.draining import Draining
 from autoscaler.kubernetes.pods import PodObject
-from registry.client import Registry
-from registry.pod import PodPhase
-from registry.reservation import Granted, Refusal
-from registry.watch import ClusterWatch
+from registry.domain.pod import PodPhase
+from registry.domain.reservation import Granted, Refusal
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from tests.registry.actors import SPEC, Pod, release, reserve, until
 
 if TYPE_CHECKING:

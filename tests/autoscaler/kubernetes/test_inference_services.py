@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.inference_services import FINALIZER, Role, owner_of, read_service
-from registry.codec import decode_spec, encode_spec
+from registry.domain.codec import decode_spec, encode_spec
+from registry.domain.model import ModelName, RoutingPolicy
 from registry.errors import InvalidModel
-from registry.inference_service import read_documents
-from registry.model import ModelName, RoutingPolicy
+from registry.inference_service.reader import read_documents
 from tests.autoscaler.kubernetes.objects import service
 
 POOL = {"pilotlight.io/pool": "default"}

@@ -16,8 +16,8 @@ from autoscaler.kubernetes.pod_phases import PodPhases
 from autoscaler.kubernetes.pods import PodObject
 from autoscaler.kubernetes.pool_links import PoolLinks
 from autoscaler.kubernetes.watching import Seen
-from registry.client import Registry
-from registry.pod import PodPhase
+from registry.domain.pod import PodPhase
+from registry.redis.client import Registry
 from tests.autoscaler.kubernetes.objects import service
 from tests.registry.actors import Pod, until
 

@@ -15,8 +15,8 @@ from autoscaler.kubernetes.pool_size import (
     read_pool,
     within_bounds,
 )
-from registry.cluster import PodState
-from registry.pod import PodInfo
+from registry.domain.cluster import PodState
+from registry.domain.pod import PodInfo
 
 POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
 

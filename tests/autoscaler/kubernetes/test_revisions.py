@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.kubernetes.pods import read_pod
 from autoscaler.kubernetes.revisions import replaced_pods
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.pods import PodObject

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.kubernetes.settings import ControllerSettings
-from registry.configuration import settings_from_fields
+from registry.settings_table import settings_from_fields
 
 
 def test_takes_a_url_with_the_models_name_in_it() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autoscaler.loading.greedy_dual import Clock, GreedyDual, greedy_dual
 from autoscaler.planning.actions import Action, Demote, Why
 from autoscaler.planning.pool import Use
-from registry.model import Tier
+from registry.domain.model import Tier
 from tests.autoscaler.pools import model, pod, pool
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.forecasting.peers.hybrid_histogram import Histogram
 from autoscaler.loading.hybrid_histogram import HybridHistogram, Spans, hybrid_histogram
 from autoscaler.planning.actions import Action, Demote, Load
-from registry.model import Preload, Tier
+from registry.domain.model import Preload, Tier
 from tests.autoscaler.demands import demand, history
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 

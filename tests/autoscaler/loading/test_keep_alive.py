@@ -9,7 +9,7 @@ import pytest
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.planning.actions import Demote, Why
 from autoscaler.planning.pool import Use, Waiting
-from registry.model import Tier
+from registry.domain.model import Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
 RULE = keep_alive(KeepAlive(keep_s=100.0))

@@ -14,7 +14,7 @@ from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.loading.worth import Prices
 from autoscaler.planning.actions import Demote, Load, Why
 from autoscaler.planning.pool import Use, Waiting
-from registry.model import LoadFailure, Preload, Tier
+from registry.domain.model import LoadFailure, Preload, Tier
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 

@@ -19,7 +19,7 @@ from autoscaler.loading.round_robin import (
 )
 from autoscaler.planning.actions import Demote, Load, Why
 from autoscaler.planning.pool import Use, Waiting
-from registry.model import LoadFailure, Tier
+from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from autoscaler.loading.catalogue import LOADING_POLICIES, TUNED, policy_of, val
 from autoscaler.planning.actions import Demote
 from autoscaler.planning.pace import at_pace
 from autoscaler.planning.pool import PoolView, Waiting
-from registry.model import LoadFailure, Tier
+from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
 PACE = 60.0

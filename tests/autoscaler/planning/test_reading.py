@@ -8,9 +8,9 @@ from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool import NEVER_S, Limits, PoolView, Waiting
 from autoscaler.planning.reading import Seen, read_pool
 from load.simulator.memory_registry import MemoryRegistry
-from registry.estimates import PRIORS
-from registry.model import LoadFailure, ModelSpec, Tier
-from registry.pod import PodInfo, PodPhase, Samples
+from registry.domain.estimates import PRIORS
+from registry.domain.model import LoadFailure, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodPhase, Samples
 from tests.autoscaler.pools import model, pod, pool, spec
 
 M, N = spec("m"), spec("n")

@@ -13,8 +13,8 @@ from autoscaler.planning.actions import DrainPod, SetPods, Why
 from autoscaler.planning.pool import Limits, ModelView, PodView, PoolView, Waiting
 from autoscaler.scaling.limits import contradictions, pool_problems
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from registry.cluster import Residency
-from registry.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
+from registry.domain.cluster import Residency
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action

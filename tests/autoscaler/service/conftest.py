@@ -18,12 +18,12 @@ from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
 from autoscaler.service.settings import AutoscalerSettings
-from registry.autoscaling import Autoscaling
-from registry.client import ClaimScope, Registry
+from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodReport
 from registry.errors import RegistryError
-from registry.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
-from registry.pod import PodInfo, PodReport
-from registry.watch import ClusterWatch
+from registry.redis.autoscaling import Autoscaling
+from registry.redis.client import ClaimScope, Registry
+from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -9,14 +9,14 @@ import pytest
 
 from autoscaler.service.demand import DemandReader
 from autoscaler.service.forecaster import Forecaster, is_sound
-from registry.arrivals import Arrivals
+from registry.redis.arrivals import Arrivals
 from tests.autoscaler.service.conftest import model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.pool import Demand
-    from registry.model import ModelName
+    from registry.domain.model import ModelName
     from tests.autoscaler.service.conftest import Stage
 
 pytestmark = pytest.mark.anyio

@@ -13,11 +13,11 @@ from autoscaler.loading.catalogue import LOADING_POLICIES
 from autoscaler.planning.actions import Action, Load, Why
 from autoscaler.planning.expecting import expect
 from autoscaler.planning.policy import LoadingPolicy
-from registry.actions import Outcome
-from registry.arrivals import Arrivals
-from registry.autoscaling import Autoscaling
-from registry.model import Preload, Tier
-from registry.waiting import WaitingRequests
+from registry.domain.action_log import Outcome
+from registry.domain.model import Preload, Tier
+from registry.domain.queue_stats import WaitingRequests
+from registry.redis.arrivals import Arrivals
+from registry.redis.autoscaling import Autoscaling
 from tests.autoscaler.service.conftest import a_stage, metric, model
 from tests.registry.actors import eventually, until
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.loading.catalogue import LOADING_POLICIES
-from registry.autoscaling import Autoscaling
 from registry.errors import RegistryUnavailable
+from registry.redis.autoscaling import Autoscaling
 from tests import servers
 from tests.autoscaler.service.conftest import a_stage, metric
 from tests.registry.actors import eventually, until
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from autoscaler.service.metrics import AutoscalerMetrics
-    from registry.actions import WantedPods
+    from registry.domain.action_log import WantedPods
     from tests.autoscaler.service.conftest import Pod, Stage
 
 pytestmark = pytest.mark.anyio

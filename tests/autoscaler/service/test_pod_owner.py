@@ -11,11 +11,11 @@ import pytest
 from autoscaler.loading.catalogue import LOADING_POLICIES
 from autoscaler.planning.pool import Limits
 from autoscaler.service.pod_owner import PoolSize
-from registry.actions import WantedPods
-from registry.arrivals import Arrivals
-from registry.autoscaling import Autoscaling
+from registry.domain.action_log import WantedPods
+from registry.domain.queue_stats import WaitingRequests
 from registry.errors import RegistryUnavailable
-from registry.waiting import WaitingRequests
+from registry.redis.arrivals import Arrivals
+from registry.redis.autoscaling import Autoscaling
 from tests.autoscaler.service.conftest import metric, model
 from tests.registry.actors import eventually, until
 

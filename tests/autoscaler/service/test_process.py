@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.arrivals import Arrivals
-from registry.autoscaling import Autoscaling
+from registry.redis.arrivals import Arrivals
+from registry.redis.autoscaling import Autoscaling
 from tests.autoscaler.processes import autoscaler_process
 from tests.autoscaler.service.conftest import model
 from tests.registry.actors import eventually, until
 
 if TYPE_CHECKING:
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
     from tests.autoscaler.service.conftest import Stage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

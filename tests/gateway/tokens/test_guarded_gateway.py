@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.settings import GatewaySettings
-from registry.configuration import settings_from_fields
+from registry.settings_table import settings_from_fields
 from tests import servers
 from tests.gateway.conftest import Floor
 from tests.gateway.tokens.issuing import Issuer, new_key, published, trust
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from registry.model import ModelSpec
+    from registry.domain.model import ModelSpec
 
 BODY = b'{"instances": [1]}'
 PREDICT = "/serving/red/wise/v1/models/wise:predict"

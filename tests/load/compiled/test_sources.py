@@ -13,7 +13,7 @@ import pytest
 
 from load.compiled.build import MODULES, ROOT
 from load.compiled.sources import VALUES, VIEWS, rewritten
-from registry.model import Tier
+from registry.domain.model import Tier
 
 SOURCE = """
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_factory_s_field_may_be_given(module: dict[str, Any]) -> None:
 LOOKED_UP = """
 from __future__ import annotations
 from heapq import heappush
-from registry.model import Tier
+from registry.domain.model import Tier
 
 NEAREST = Tier.DEVICE
 
@@ -121,7 +121,7 @@ def test_values_stay_dataclasses_that_compare_and_pickle(monkeypatch: pytest.Mon
     source = (ROOT / "registry" / "pod.py").read_text()
     module = ModuleType("pod")
     monkeypatch.setitem(sys.modules, "pod", module)
-    exec(rewritten({"registry/pod.py": source})["registry/pod.py"], vars(module))
+    exec(rewritten({"registry/domain/pod.py": source})["registry/domain/pod.py"], vars(module))
     assert module.PodInfo("p", "a:1", "n") == module.PodInfo("p", "a:1", "n")
     assert pickle.loads(pickle.dumps(module.PodInfo("p", "a:1", "n", slots=3))).slots == 3
     assert not is_dataclass(module.Samples)
@@ -132,7 +132,7 @@ def test_views_are_the_classes_of_the_copy_and_only_values_are_left_as_dataclass
     views = texts["gateway/policies/views.py"]
     for view, real in VIEWS.items():
         assert f"class {view}" not in views
-        assert f"from registry.cluster import {real} as {view}" in views
+        assert f"from registry.domain.cluster import {real} as {view}" in views
     left = set()
     for path, text in texts.items():
         compile(text, path, "exec")

@@ -10,7 +10,7 @@ import pytest
 from load.experiments import burst
 from load.experiments.elastic.bursting import LOAD_S, BurstTask, run_burst
 from load.experiments.experiment import Settings
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path

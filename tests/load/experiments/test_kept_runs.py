@@ -13,7 +13,7 @@ import pytest
 
 from load.experiments.errors import ExperimentError
 from load.experiments.kept_runs import KeptRuns
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 
 @dataclass(frozen=True, slots=True)

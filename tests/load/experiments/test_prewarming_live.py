@@ -18,7 +18,7 @@ from pilotlight.commands.experiment import Wish, run_experiment
 from pilotlight.demo.live import LiveDemo
 from pilotlight.home import Home
 from pilotlight.output import Output
-from registry.model import Tier
+from registry.domain.model import Tier
 from tests.load.report.runs import write_run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.scaling.clusters import SizeTask, play_size
 from load.experiments.scaling.registry_load import LoadTask, load_registry
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests.servers import redis_server
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from load.experiments import traces
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.real_clusters import column_quantile
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,14 @@ from load.generator.output_file import claimed_output
 from load.generator.run import play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
-from registry.pod import PodPhase, PodReport
+from registry.domain.pod import PodPhase, PodReport
 from tests.load.generator.odd_server import odd_server
 from tests.registry.actors import Pod
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
     from tests.gateway.conftest import Floor
     from tests.load.generator.conftest import WriteTrace
     from tests.pilotlight.conftest import Cli

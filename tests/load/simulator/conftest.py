@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from load.simulator.memory_registry import MemoryRegistry
-from registry.client import Registry
+from registry.redis.client import Registry
 from tests.load.simulator.memory_client import MemoryClient
 
 Connect = Callable[[], Awaitable[Registry]]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from registry.client import CLAIM_TTL_S, LEASE_TTL_S, ClaimScope, Registry
+from registry.redis.client import CLAIM_TTL_S, LEASE_TTL_S, ClaimScope, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from load.simulator.memory_registry import MemoryRegistry
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
+    from registry.domain.pod import PodInfo, PodPhase, PodReport
+    from registry.domain.profile import Profile
+    from registry.domain.reservation import Granted, Refusal, ReservationRequest
     from registry.errors import RegistryUnavailable
-    from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
-    from registry.pod import PodInfo, PodPhase, PodReport
-    from registry.profile import Profile
-    from registry.reservation import Granted, Refusal, ReservationRequest
 
 
 class MemoryClient(Registry):

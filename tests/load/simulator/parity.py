@@ -16,7 +16,7 @@ import httpx
 
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
-from registry.pod import Samples
+from registry.domain.pod import Samples
 from tests import servers
 from tests.gateway.conftest import Floor
 from tests.load.simulator.traces import Row, trace
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from registry.client import Registry
-    from registry.model import ModelSpec, RoutingPolicy
+    from registry.domain.model import ModelSpec, RoutingPolicy
+    from registry.redis.client import Registry
 
 PODS = ("n-0", "n-1", "n-2", "n-3")
 _pools = itertools.count(1)
@@ -125,7 +125,7 @@ class Live:
 
     def _are_known(self, times: Times) -> bool:
         async def look(registry: Registry) -> bool:
-            state = await registry.cluster()
+            state = await registry.domain.cluster()
             return all(
                 state.measured(spec.key).get(measure) is not None
                 for spec in self._specs.values()

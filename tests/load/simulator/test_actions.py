@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from load.simulator.simulate import Simulation, simulate
-from registry.model import ModelName, RoutingPolicy, Tier
+from registry.domain.model import ModelName, RoutingPolicy, Tier
 from tests.load.simulator.test_simulate import cluster, records
 from tests.load.simulator.traces import Row, trace
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.simulator.simulate import Actions
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 M = ModelName("default", "m")
 BYTES = 100 * 10**6

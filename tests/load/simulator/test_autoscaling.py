@@ -12,7 +12,7 @@ from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.loading.worth import Prices
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import Simulation, simulate
-from registry.model import ModelName, Tier
+from registry.domain.model import ModelName, Tier
 from tests.load.simulator.test_simulate import cluster, records
 from tests.load.simulator.traces import Row, trace
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from load.simulator.cluster_file import cluster_of
 from load.simulator.simulate import simulate
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace
 
 if TYPE_CHECKING:

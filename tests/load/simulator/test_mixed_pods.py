@@ -12,7 +12,7 @@ from load.simulator.cluster_file import cluster_of, read_cluster
 from load.simulator.simulate import simulate
 from load.simulator.sweep import parse_sweep, variants
 from load.traces.naming import open_trace
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 
 SAMPLE = Path(__file__).parents[3] / "manifests/simulator/mixed-pods.yaml"
 TRACE = "poisson:rate=20,models=10,zipf=0.9,duration=1m"

@@ -6,7 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from registry.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from tests.load.simulator.parity import Times, live, simulated
 
 if TYPE_CHECKING:

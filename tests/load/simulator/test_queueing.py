@@ -10,15 +10,15 @@ from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.queueing import Queueing
 from load.simulator.simulate import simulate
-from registry.model import ModelName, RoutingPolicy
-from registry.waiting import WaitingRequests
+from registry.domain.model import ModelName, RoutingPolicy
+from registry.domain.queue_stats import WaitingRequests
 from tests.load.simulator.test_simulate import cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.cluster import ClusterState
+    from registry.domain.cluster import ClusterState
 
 M = ModelName("default", "m")
 WARM = {"at": {"n": "device"}, "infer": {1: "1s"}, "preprocess": "0s", "postprocess": "0s"}

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from load.simulator.memory_registry import MemoryRegistry
-from registry.pod import PodPhase
+from registry.domain.pod import PodPhase
 from tests.load.simulator.memory_client import MemoryClient
 from tests.registry.actors import Pod
 from tests.registry.interleavings import KEYS, PODS, SLOTS, STEPS, Seen, World
 
 if TYPE_CHECKING:
-    from registry.client import Registry
+    from registry.redis.client import Registry
     from tests.registry.interleavings import Load
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from load.schema import RECORD_SCHEMA
 from load.simulator.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
 from load.simulator.simulate import Simulation, simulate
-from registry.model import ModelName, RoutingPolicy
+from registry.domain.model import ModelName, RoutingPolicy
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry.durations import parse_duration_s
-from registry.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from registry.model import ModelName
-from registry.waiting import WaitingRequests
+from registry.domain.model import ModelName
+from registry.domain.queue_stats import WaitingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.client import Registry
+    from registry.redis.client import Registry
 
 
 class Span(StrEnum):
@@ -44,7 +44,7 @@ class Arrivals:
     """Writes and reads the counts. All methods raise RegistryUnavailable."""
 
     def __init__(self, registry: Registry) -> None:
-        self._submit = registry.transactions.submit
+        self._submit = registry.redis.transactions.submit
 
     async def tell(
         self,

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from registry.cluster import ClusterState
+from registry.domain.cluster import ClusterState
 from registry.errors import RegistryUnavailable
-from registry.resp import RespConnection, resolve
-from registry.transactions import REPLY_TIMEOUT_S
+from registry.redis.redis_connection import RespConnection, resolve
+from registry.redis.transactions import REPLY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.client import Registry
-    from registry.model import ModelName, ModelRecord
-    from registry.transactions import Applied, Versions
+    from registry.domain.model import ModelName, ModelRecord
+    from registry.redis.client import Registry
+    from registry.redis.transactions import Applied, Versions
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class ClusterWatch:
         """Messages that came while a snapshot was under way: some may be newer than it."""
         self._replies: list[Applied] = []
         """Our own changes since the last snapshot was asked for, for the same reason."""
-        registry.transactions.on_applied = self._on_reply
-        registry.transactions.on_lost = self._needs_snapshot.set
+        registry.redis.transactions.on_applied = self._on_reply
+        registry.redis.transactions.on_lost = self._needs_snapshot.set
 
     # What readers ask
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from registry.model import (
+from registry.domain.model import (
     LoadFailure,
     ModelName,
     ModelPolicy,
@@ -18,8 +18,8 @@ from registry.model import (
     Task,
     Tier,
 )
-from registry.pod import PodInfo
-from registry.profile import Profile, ProfilePoint
+from registry.domain.pod import PodInfo
+from registry.domain.profile import Profile, ProfilePoint
 
 
 def encode_spec(spec: ModelSpec) -> str:

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from registry.resp import check_url
+from registry.redis.redis_connection import check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import Tier
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from registry.cluster import PodState, Residency
-    from registry.ranking import RankedPods
+    from registry.domain.cluster import PodState, Residency
+    from registry.domain.pod_index import RankedPods
 
 
 @dataclass(slots=True)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.link import Link, too_late
-from registry.whole_state import hash_reads, whole_state
+from registry.redis.reconnecting import Link, too_late
+from registry.redis.snapshot import hash_reads, whole_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from registry.resp import RespConnection
+    from registry.redis.redis_connection import RespConnection
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class _Pending:
 
 def read_script() -> bytes:
     """The server-side script: its parts in the order of their names."""
-    folder = resources.files("registry") / "scripts"
+    folder = resources.files("registry.redis") / "scripts"
     parts = sorted((part for part in folder.iterdir() if part.name.endswith(".lua")),
                    key=lambda part: part.name)  # fmt: skip
     return b"\n".join(part.read_bytes() for part in parts)

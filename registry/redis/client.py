@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.cluster import ClusterState
-from registry.codec import (
+from registry.domain.cluster import ClusterState
+from registry.domain.codec import (
     decode_record,
     encode_failure,
     encode_pod,
     encode_profile,
     encode_spec,
 )
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.domain.reservation import Granted, Refusal, ReservationRequest
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
-from registry.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.reservation import Granted, Refusal, ReservationRequest
-from registry.resp import check_url
-from registry.transactions import Transactions
+from registry.redis.redis_connection import check_url
+from registry.redis.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from registry.pod import PodInfo, PodPhase, PodReport
-    from registry.profile import Profile
+    from registry.domain.pod import PodInfo, PodPhase, PodReport
+    from registry.domain.profile import Profile
 
 LEASE_TTL_S = 3.0
 HEARTBEAT_S = 1.0
@@ -67,7 +67,7 @@ class Registry:
     async def connect(cls, url: str, pool: str = "default") -> Registry:
         """A registry client that has spoken to Redis once. Raises RegistryUnavailable."""
         registry = cls(url, pool)
-        await registry.transactions.submit("sync")
+        await registry.redis.transactions.submit("sync")
         return registry
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from registry.cluster import PodState
+    from registry.domain.cluster import PodState
 
 Rank = tuple[float, ...]
 _IDLE: Final[Rank] = (float("-inf"), 0)

@@ -99,7 +99,7 @@ class ModelPolicy:
     preload: Preload = Preload.PREDICTIVE
     preload_tier: Tier = Tier.DEVICE
     max_batch_size: int | None = None
-    """None: the pod finds it by what batches take, see `registry.profile`."""
+    """None: the pod finds it by what batches take, see `registry.domain.profile`."""
     max_batch_wait_s: float = 0.0
     max_infer_s: float | None = None
     """None: the pod's own limit."""

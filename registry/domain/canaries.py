@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.model import ModelName
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from registry.cluster import ClusterState
-    from registry.model import ModelRecord
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelRecord
 
 WHOLE_PERCENT = 100
 

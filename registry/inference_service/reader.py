@@ -11,11 +11,11 @@ import reprlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.annotations import parse_annotations
+from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel, NotYaml
-from registry.model import ModelName, ModelSpec
-from registry.storage_uri import STORAGE_SCHEMES, is_storage_uri
-from registry.yaml_text import read_yaml
+from registry.inference_service.annotations import parse_annotations
+from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
+from registry.inference_service.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,11 +9,19 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from registry.actions import POOL, Leader, Plans, UnderWay, decode_record, decode_wanted, encode
+from registry.domain.action_log import (
+    POOL,
+    Leader,
+    Plans,
+    UnderWay,
+    decode_record,
+    decode_wanted,
+    encode,
+)
 
 if TYPE_CHECKING:
-    from registry.actions import ActionRecord, WantedPods
-    from registry.client import Registry
+    from registry.domain.action_log import ActionRecord, WantedPods
+    from registry.redis.client import Registry
 
 
 class Intended(StrEnum):
@@ -30,7 +38,7 @@ class Autoscaling:
     """Reads and writes it. All methods raise RegistryUnavailable."""
 
     def __init__(self, registry: Registry) -> None:
-        self._submit = registry.transactions.submit
+        self._submit = registry.redis.transactions.submit
 
     async def lead(self, holder: str, *, ttl_s: float) -> int | None:
         """Take or keep the lead; the fencing token, or None where somebody else has it."""

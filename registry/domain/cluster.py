@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.actions import WantedPods, decode_wanted
-from registry.codec import decode_pod, decode_profile, decode_record
-from registry.estimates import UNMEASURED, Measurements
-from registry.model import ModelName, ModelRecord, Tier, name_of_key
-from registry.pod import PodInfo, PodPhase
-from registry.ranking import RankedPods
-from registry.residencies import Residencies
+from registry.domain.action_log import WantedPods, decode_wanted
+from registry.domain.codec import decode_pod, decode_profile, decode_record
+from registry.domain.estimates import UNMEASURED, Measurements
+from registry.domain.model import ModelName, ModelRecord, Tier, name_of_key
+from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod_index import RankedPods
+from registry.domain.residency_index import Residencies
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from registry.profile import Profile
+    from registry.domain.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class ClusterState:
     # Changes
 
     def replace(self, version: int, snapshot: Sequence[Any]) -> None:
-        """Start again from a full snapshot, as `registry.whole_state` puts it together."""
+        """Start again from a full snapshot, as `registry.redis.snapshot` puts it together."""
         models_version, profiles_version = self.models_version, self.profiles_version
         self.__init__()  # type: ignore[misc]  # one owner, no subclass: a fresh start is meant
         self.version = self._snapshot_version = version

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from registry.errors import RegistryUnavailable
-from registry.resp import RespConnection, resolve
+from registry.redis.redis_connection import RespConnection, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,0 +1,1 @@
+"""InferenceService YAML, its annotations, and the text formats in them."""
