@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from benchmarks.quantiles import quantile, spread
-from gateway.decide import Arrival, decide
-from gateway.explanations import Explanations
-from gateway.policies.decision import SendTo
+from gateway.routing.decision import SendTo
+from gateway.routing.route_request import Arrival, decide
+from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import encode_pod, encode_spec
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy

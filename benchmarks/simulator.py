@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.quantiles import spread
-from gateway import decide
+from gateway.routing import route_request
 from load.compiled.loading import is_compiled
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster_file import cluster_of
@@ -70,7 +70,7 @@ class Timed:
 
 def kind() -> str:
     """What is measured: `python -m load.compiled benchmarks simulator` has it compiled."""
-    return "compiled" if is_compiled(decide) else "plain Python"
+    return "compiled" if is_compiled(route_request) else "plain Python"
 
 
 def measure(*, seed: int, repeats: int, is_quick: bool = False, only: str = "") -> list[Timed]:

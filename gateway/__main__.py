@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from gateway.api import create_api
-from gateway.arrivals import ArrivalCounter
-from gateway.dispatcher import Dispatcher
-from gateway.doubts import Doubts
-from gateway.exchange import Tools
-from gateway.explanations import Explanations
-from gateway.http_server import protocol_for
-from gateway.metrics import GatewayMetrics
-from gateway.record import Recorder
-from gateway.reservations import Reservations
-from gateway.retries import RetryBudget
-from gateway.server import Front
+from gateway.app import Front
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.exchange import Tools
+from gateway.dispatch.passive_health import Doubts
+from gateway.dispatch.reservations import Reservations
+from gateway.dispatch.retries import RetryBudget
+from gateway.http.server import protocol_for
+from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
-from gateway.upstream import PodPool
+from gateway.telemetry.arrival_counter import ArrivalCounter
+from gateway.telemetry.explanations import Explanations
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.request_telemetry import Recorder
+from gateway.upstream.pod_connection import PodPool
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings

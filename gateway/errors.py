@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from gateway.policies.decision import Reason
+from gateway.routing.decision import Reason
 
 
 class GatewayError(Exception):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.tenant_keys import read_keys
-from gateway.tokens.issuers import read_issuers
+from gateway.authentication.issuers import read_issuers
+from gateway.authentication.tenant_keys import read_keys
 from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ VALUES: Final = frozenset({
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
 VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
-"""Protocols of `gateway.policies.views`, and the classes of `registry.domain.cluster` that fit them."""
+"""Protocols of `gateway.routing.views`, and the classes of `registry.domain.cluster` for them."""
 
 _CONTAINERS: Final = {
     "Sequence[PodView]": "list", "Sequence[PodState]": "list",

@@ -7,7 +7,7 @@ import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from gateway.upstream import PodConnection
+from gateway.upstream.pod_connection import PodConnection
 
 if TYPE_CHECKING:
     from load.generator.origin import Origin

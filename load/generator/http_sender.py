@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.upstream import PodConnectionLost
+from gateway.upstream.pod_connection import PodConnectionLost
 from load.generator.answers import MOST_KEPT, Outcome, error_of, stream_error
 from load.generator.bodies import Bodies
 from load.generator.connections import Connections
@@ -14,7 +14,7 @@ from load.generator.paths import inference_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.upstream import PodConnection
+    from gateway.upstream.pod_connection import PodConnection
     from load.generator.arrivals import Arrival
     from load.generator.bodies import Body
     from load.generator.content import Content

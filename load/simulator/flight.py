@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.decide import Arrival
-    from gateway.policies.decision import Reason
+    from gateway.routing.decision import Reason
+    from gateway.routing.route_request import Arrival
     from load.simulator.cluster import ModelPlan
     from load.simulator.loading import Held
     from load.simulator.pod import SimulatedPod

@@ -10,11 +10,11 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.decide import Arrival, Decided
+from gateway.dispatch.admission_queue import Waiter, WaitingLine, rejected
+from gateway.dispatch.retries import RetryBudget
 from gateway.errors import Rejected
-from gateway.policies.decision import Reject, SendTo, Wait
-from gateway.retries import RetryBudget
-from gateway.waiting import Waiter, WaitingLine, rejected
+from gateway.routing.decision import Reject, SendTo, Wait
+from gateway.routing.route_request import Arrival, Decided
 from load.simulator.flight import Flight
 from load.simulator.queueing import Queueing
 from load.simulator.rows import NEVER_S
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from registry.domain.queue_stats import WaitingRequests
 
 LOOK_AGAIN_S: Final = 0.25
-"""As in `gateway.dispatcher`: a quiet waiting room is looked at this often."""
+"""As in `gateway.dispatch.dispatcher`: a quiet waiting room is looked at this often."""
 _DIRECT_TRIES: Final = 4
 _MOST_TRIES: Final = 10
 _SUSPECT_S: Final = 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gateway.policies.decision import Reason
+    from gateway.routing.decision import Reason
     from registry.domain.model import ModelName, RoutingPolicy
 
 NEVER_S: Final = -1.0

@@ -1,1 +1,1 @@
-"""Value types that every component shares: models, pods, profiles, reservations, views of a pool."""
+"""Value types that every component shares: models, pods, profiles, reservations, views."""

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway.decide import Arrival
-from gateway.dispatcher import Dispatcher, Placement
-from gateway.explanations import Explanations
-from gateway.reservations import Reservations
+from gateway.dispatch.dispatcher import Dispatcher, Placement
+from gateway.dispatch.reservations import Reservations
+from gateway.routing.route_request import Arrival
+from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.reservation import Granted, LoadMode, ReservationRequest

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.body import RequestBody
-from gateway.client_request import ClientGone
 from gateway.errors import BodyTooLarge, BodyTooSlow
+from gateway.http.body import RequestBody
+from gateway.http.client_request import ClientGone
 from gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:

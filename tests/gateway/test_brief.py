@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway import reservations
+from gateway.dispatch import reservations
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policies.canary import choose_version
-from gateway.routes import Target, target_of_version
+from gateway.http.routes import Target, target_of_version
+from gateway.selection.canary import choose_version
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.decide import Arrival, Decided, decide
-from gateway.policies.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.route_request import Arrival, Decided, decide
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.dispatcher import Placement
+from gateway.dispatch.dispatcher import Placement
 from gateway.errors import Rejected
-from gateway.policies.decision import Reason
+from gateway.routing.decision import Reason
 from registry.domain.model import RoutingPolicy, Tier
 from tests.gateway.desk import Desk, WithDesk, a_desk, until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.decide import Arrival, decide
-from gateway.explanations import Explanations
+from gateway.routing.route_request import Arrival, decide
+from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policies.decision import SendTo
-from gateway.policies.finish_time import forecast_of, proxy_to, run_at, wait_for
+from gateway.routing.decision import SendTo
+from gateway.routing.latency_model import forecast_of, proxy_to, run_at, wait_for
 from registry.domain.estimates import PRIORS
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, request

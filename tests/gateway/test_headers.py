@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import BadRequest
-from gateway.headers import read_answer, read_headers
+from gateway.http.headers import read_answer, read_headers
 from registry.domain.model import RoutingPolicy
 
 

@@ -16,9 +16,9 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gateway.__main__ import running_front
-from gateway.client_request import ClientRequest
-from gateway.http_server import MOST_HEAD_BYTES, GatewayProtocol
-from gateway.routes import Target
+from gateway.http.client_request import ClientRequest
+from gateway.http.routes import Target
+from gateway.http.server import MOST_HEAD_BYTES, GatewayProtocol
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.decide import Arrival
-from gateway.losses import Losses
-from gateway.policies.decision import Loss, Reason, SendTo, Wait
-from gateway.waiting import Waiter, WaitingLine
+from gateway.dispatch.admission_queue import Waiter, WaitingLine
+from gateway.routing.decision import Loss, Reason, SendTo, Wait
+from gateway.routing.route_request import Arrival
+from gateway.routing.ski_rental import Losses
 from registry.domain.model import ModelName
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare

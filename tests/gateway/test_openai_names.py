@@ -8,9 +8,9 @@ import time
 import orjson
 import pytest
 
-from gateway.body import RequestBody
 from gateway.errors import BadRequest, ModelNotFound
-from gateway.openai import model_in, model_named, model_of_body
+from gateway.http.body import RequestBody
+from gateway.http.openai import model_in, model_named, model_of_body
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policies.catalogue import ROUTING_POLICIES
-from gateway.policies.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import LoadMode

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.decide import Arrival, is_held_up
-from gateway.decide import decide as decide_whole
-from gateway.policies.catalogue import ROUTING_POLICIES
-from gateway.policies.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.route_request import Arrival, is_held_up
+from gateway.routing.route_request import decide as decide_whole
+from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import KEY, NOW_S, PodSketch, cluster, declare, request
 
 if TYPE_CHECKING:
-    from gateway.policies.decision import Decision
+    from gateway.routing.decision import Decision
     from registry.domain.cluster import ClusterState
 
 PLACES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]

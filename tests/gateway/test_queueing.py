@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.queueing import Ticket, WaitingRoom, ticket
+from gateway.dispatch.fair_queue import Ticket, WaitingRoom, ticket
 
 
 def room(*places: Ticket) -> WaitingRoom:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policies.choices import free_pods, least_loaded, roomiest
+from gateway.routing.pod_selection import free_pods, least_loaded, roomiest
 from registry.domain.cluster import ClusterState, PodState
 from registry.domain.pod import PodInfo, PodPhase
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.metrics import GatewayMetrics
-from gateway.request_counts import Outcome
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.request_counts import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

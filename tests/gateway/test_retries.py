@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.retries import RetryBudget
+from gateway.dispatch.retries import RetryBudget
 
 
 def test_a_budget_is_spent_and_earned_again() -> None:

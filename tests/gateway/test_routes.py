@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import BadRequest, ModelNotFound
-from gateway.routes import Place, Targets, is_inference, model_of_host, place_of, target_of
+from gateway.http.routes import Place, Targets, is_inference, model_of_host, place_of, target_of
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.upstream import PodConnectionLost, PodPool, PodUnreachable
+from gateway.upstream.pod_connection import PodConnectionLost, PodPool, PodUnreachable
 from tests.servers import free_port
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.decide import Arrival
-from gateway.policies.decision import Reason
-from gateway.waiting import Waiter, WaitingLine
+from gateway.dispatch.admission_queue import Waiter, WaitingLine
+from gateway.routing.decision import Reason
+from gateway.routing.route_request import Arrival
 from tests.gateway.states import NOW_S, cluster, declare
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.decide import Arrival, decide
+from gateway.routing.route_request import Arrival, decide
 from load.report.summary import jain
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from gateway.policies.decision import Reason, SendTo
-from gateway.reservations import Reservation, Reservations
+from gateway.dispatch.reservations import Reservation, Reservations
+from gateway.routing.decision import Reason, SendTo
 from load.experiments.errors import ExperimentError
 from load.worker_processes import end_with_parent
 from registry.domain.model import ModelName, ModelSpec, Tier

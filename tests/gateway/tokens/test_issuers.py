@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.tokens.issuers import ALGORITHMS, TrustedIssuer, read_issuers
+from gateway.authentication.issuers import ALGORITHMS, TrustedIssuer, read_issuers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from gateway.authentication.key_set import (
+    AGAIN_S,
+    LIFE_S,
+    MOST_BYTES,
+    KeySet,
+    read_document,
+    read_keys,
+)
 from gateway.errors import InvalidToken, NotReady
-from gateway.tokens.key_set import AGAIN_S, LIFE_S, MOST_BYTES, KeySet, read_document, read_keys
 from tests.gateway.tokens.issuing import Issuer, key_set, new_key, public_jwk, published
 
 if TYPE_CHECKING:
@@ -164,7 +171,9 @@ def test_a_token_without_a_keys_name_needs_the_only_one() -> None:
 def test_documents_come_from_urls_and_files_and_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.tokens.key_set.TIMEOUT_S", 120.0)  # this machine may be busy
+    monkeypatch.setattr(
+        "gateway.authentication.key_set.TIMEOUT_S", 120.0
+    )  # this machine may be busy
     issuer = Issuer({"old": OLD})
     with published(issuer) as url:
         assert read_document(url) == issuer.document

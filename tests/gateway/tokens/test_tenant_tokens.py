@@ -15,8 +15,13 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.authentication.tenant_tokens import (
+    MOST_REMEMBERED,
+    TenantTokens,
+    Verified,
+    looks_like_token,
+)
 from gateway.errors import Forbidden, InvalidToken
-from gateway.tokens.tenant_tokens import MOST_REMEMBERED, TenantTokens, Verified, looks_like_token
 from tests.gateway.tokens.issuing import DAY_S, ISSUER, Issuer, new_key, trust
 
 if TYPE_CHECKING:

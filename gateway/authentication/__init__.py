@@ -1,0 +1,1 @@
+"""Who may call: API keys and tokens of identity providers, per tenant."""

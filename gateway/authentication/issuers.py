@@ -1,0 +1,141 @@
+"""Which identity providers are trusted to speak for which tenant.
+
+One YAML file per tenant in a folder, named like its namespace: a mounted ConfigMap. The file
+`_operator` says who may read metrics and explanations, which tell of all tenants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from gateway.authentication.tenant_files import files_of
+from registry.errors import NotYaml
+from registry.inference_service.yaml_text import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+ALGORITHMS: Final = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+"""Signatures that only a private key can make: neither `none` nor shared secrets."""
+USUAL: Final = ("RS256", "ES256")
+_KNOWN: Final = frozenset(("issuer", "audience", "jwks", "algorithms", "claims"))
+_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+_JWKS_RULE: Final = (
+    "jwks must be an https:// URL (http:// on loopback only) or a file's absolute path"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedIssuer:
+    """What a token must say to be good for a tenant."""
+
+    tenant: str
+    issuer: str
+    audiences: frozenset[str]
+    """One of these must be among the token's audiences."""
+    jwks: str
+    """URL or file of the issuer's public keys."""
+    algorithms: frozenset[str] = frozenset(USUAL)
+    claims: tuple[tuple[str, str], ...] = ()
+    """Further claims that a token must have: equal to the text, or a list that holds it."""
+
+    def accepts(self, claims: Mapping[str, Any]) -> bool:
+        """Whether verified claims are meant for the tenant."""
+        meant_for = claims.get("aud")
+        audiences = {meant_for} if isinstance(meant_for, str) else _texts(meant_for)
+        return bool(self.audiences & audiences) and all(
+            claims.get(name) == wanted or wanted in _texts(claims.get(name))
+            for name, wanted in self.claims
+        )
+
+
+def _texts(value: object) -> set[str]:
+    return {each for each in value if isinstance(each, str)} if isinstance(value, list) else set()
+
+
+def read_issuers(folder: Path) -> list[TrustedIssuer]:
+    """All that is trusted. Raises OSError, or ValueError with every mistake of every file."""
+    found: list[TrustedIssuer] = []
+    problems: list[str] = []
+    for file in files_of(folder):
+        try:
+            documents = read_yaml(file.read_text("utf-8"))
+        except (NotYaml, UnicodeDecodeError) as error:
+            problems.append(f"{file}: {error}")
+            continue
+        entries = documents[0] if len(documents) == 1 else None
+        if not isinstance(entries, list):
+            problems.append(f"{file}: must be one list of trusted issuers, was {documents!r:.100}")
+            continue
+        for number, entry in enumerate(entries, start=1):
+            mistakes = list(_mistakes(entry))
+            problems += [f"{file}: entry {number}: {mistake}" for mistake in mistakes]
+            if not mistakes:
+                found.append(_issuer(file.name, entry))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return found
+
+
+def _issuer(tenant: str, entry: Mapping[str, Any]) -> TrustedIssuer:
+    return TrustedIssuer(
+        tenant,
+        entry["issuer"],
+        frozenset(_listed(entry["audience"])),
+        entry["jwks"],
+        frozenset(entry.get("algorithms", USUAL)),
+        tuple(sorted(entry.get("claims", {}).items())),
+    )
+
+
+def _mistakes(entry: object) -> Iterator[str]:
+    if not isinstance(entry, dict):
+        yield f"must be an object with issuer, audience and jwks, was {entry!r:.100}"
+        return
+    for key in sorted(str(key) for key in entry.keys() - _KNOWN):
+        yield f"{key!r} is none of {', '.join(sorted(_KNOWN))}"
+    if not _is_text(entry.get("issuer")):
+        yield f"issuer must be a text, as in the token's iss, was {entry.get('issuer')!r:.100}"
+    audiences = _listed(entry.get("audience"))
+    if not audiences or not all(map(_is_text, audiences)):
+        yield f"audience must be a text or a list of them, was {entry.get('audience')!r:.100}"
+    if not _is_location(entry.get("jwks")):
+        yield f"{_JWKS_RULE}, was {entry.get('jwks')!r:.200}"
+    algorithms = entry.get("algorithms", list(USUAL))
+    if not isinstance(algorithms, list) or not algorithms or not _all_known(algorithms):
+        yield f"algorithms must be a list of {', '.join(ALGORITHMS)}, was {algorithms!r:.100}"
+    claims = entry.get("claims", {})
+    if not isinstance(claims, dict) or not all(map(_is_text, [*claims, *claims.values()])):
+        yield f"claims must map names of claims to texts, was {claims!r:.100}"
+
+
+def _all_known(algorithms: list[object]) -> bool:
+    return all(isinstance(each, str) and each in ALGORITHMS for each in algorithms)
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_location(value: object) -> bool:
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    if value.startswith("/"):
+        return PurePosixPath(value).name != ""
+    try:
+        url = httpx.URL(value)
+        host = url.host
+    except (httpx.InvalidURL, ValueError):
+        return False
+    return bool(host) and (url.scheme == "https" or (url.scheme == "http" and host in _LOOPBACK))

@@ -1,0 +1,1 @@
+"""Placing a request: queue, reservation, the exchange with the pod, retries."""

@@ -1,0 +1,1 @@
+"""HTTP at the front door: connections, headers, bodies, and which model a request names."""

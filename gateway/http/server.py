@@ -1,0 +1,235 @@
+"""uvicorn's HTTP/1.1 server, with inference requests taken out before they become ASGI.
+
+Everything else, FastAPI's part, goes uvicorn's ordinary way. The running request hears at once
+when its client is gone, so that its slot is free.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.http import openai
+from gateway.http.client_request import ClientRequest
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gateway.app import Front
+
+MOST_HEAD_BYTES: Final = 64 * 1024
+"""Longest request line and headers together, give or take one read of the socket."""
+_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MOST_HEAD_BYTES
+_INFERENCE_ENDS: Final = (
+    b"/infer", b":predict", *(f"/{call}".encode() for call in openai.CALLS),
+)  # fmt: skip
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(self, front: Front, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._front = front
+        self._host = b""
+        self._idle_since_s: float | None = None
+        """Since when nothing is served and no head is whole, on the loop's clock."""
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._request: ClientRequest | None = None
+        """The request that is being parsed, if it is one for inference."""
+        self._served: Any = None
+        """The cycle that runs or ran last; `cycle` is the last one parsed, and may be pipelined."""
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        """A request begins; uvicorn's scope is made only if it will be needed."""
+        self.url = self._host = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._request = None
+        self._is_in_head = True
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, its name in lower case."""
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"host":
+            self._host = value
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+
+    def on_headers_complete(self) -> None:
+        """Inference goes straight to the front, everything else uvicorn's way."""
+        self._is_in_head = False
+        self._idle_since_s = None
+        if self.parser.should_upgrade():
+            return  # the parser leaves the body unread: `data_received` begins again
+        target = None
+        if self.url.endswith(_INFERENCE_ENDS) or b"?" in self.url:
+            path = httptools.parse_url(self.url).path
+            if self.parser.get_method() == b"POST" and path:
+                target = self._front.target(path, self._host)
+        if target is None:
+            self._go_uvicorns_way()
+            return
+        headers, self.headers = self.headers, []  # trailers are none of them
+        before = self.cycle
+        self._request = ClientRequest(
+            target,
+            headers,
+            loop=self.loop,
+            tasks=self.tasks,
+            transport=self.transport,
+            flow=self.flow,
+            serve=self._front.infer,
+            on_response=self.on_response_complete,
+            http_version=self.parser.get_http_version(),
+            keep_alive=self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue,
+        )
+        self.cycle = self._request  # type: ignore[assignment]
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # pipelined
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _go_uvicorns_way(self) -> None:
+        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects_continue
+        self.headers += headers
+        super().on_headers_complete()
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the request's body."""
+        if self._request is None:
+            super().on_body(body)
+        elif not self._request.response_complete:
+            self._request.feed(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._request is None:
+            if not self.parser.should_upgrade():
+                super().on_message_complete()
+        elif not self._request.response_complete:
+            self._request.feed_end()
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client may stay silent, or be slow with its head, as long as between requests."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                if self._is_in_head:
+                    self._count_head(len(data))
+                return
+            except httptools.HttpParserError:
+                self._refuse()
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade(data[upgrade.args[0] :])
+
+    def _count_head(self, byte_count: int) -> None:
+        self._head_bytes += byte_count
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            lines = (
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
+                b"content-type: text/plain; charset=utf-8\r\n",
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_LONG),
+                _TOO_LONG,
+            )
+            self.transport.write(b"".join(lines))
+            self.transport.close()
+
+    def _refuse(self) -> None:
+        message = "Invalid HTTP request received."
+        self.logger.warning(message)
+        self.send_400_response(message)
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """What to read of a request that offers to upgrade: the same without (RFC 9110, 7.8).
+
+        The parser takes what follows such a head for another protocol, and then for another
+        request, where it is the request's body.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse()
+            return b""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return b"".join(lines) + b"\r\n" + rest
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._served = cycle
+        if isinstance(cycle, ClientRequest):
+            cycle.start()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Go on with what was pipelined, else wait for the next request.
+
+        One timer per connection that looks how long it has been idle: uvicorn's one per answer
+        costs more than it is worth.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if rest_s <= 0:
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle_timer = self.loop.call_later(rest_s, self._look_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let uvicorn clean up, then tell the request."""
+        super().connection_lost(exc)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
+        if isinstance(served, ClientRequest):
+            served.client_gone()
+
+
+def protocol_for(front: Front) -> Callable[..., GatewayProtocol]:
+    """What uvicorn is to call for each connection."""
+    return partial(GatewayProtocol, front)

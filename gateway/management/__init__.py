@@ -1,0 +1,1 @@
+"""Everything but inference: model lists, health, metrics, explanations, OpenAPI."""

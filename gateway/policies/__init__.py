@@ -1,1 +1,0 @@
-"""Routing policies: pure functions of a request and a view of the cluster."""

@@ -1,0 +1,1 @@
+"""Routing policies, one per file, and what they decide by. Pure."""

@@ -1,0 +1,153 @@
+"""When a request would be answered, by each way of serving it.
+
+Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
+postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
+on where the weights are), loads under way (their rest), several slots per pod, queue position,
+work that drains while a request is on its way, and requests that share an inference: those ahead
+each take their share of the device, a request's own inference takes as long as its batch. All times
+are medians of live measurements, or priors that mark the forecast as unmeasured.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING, Final
+
+from gateway.routing.decision import Forecast
+from registry.domain.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.routing.decision import SendTo
+    from gateway.routing.views import ClusterView, PodView, RequestView
+    from registry.domain.cluster import Residency
+    from registry.domain.estimates import Estimate, Measurements, StageTimes
+
+_STEPPED_AHEAD: Final = 64
+
+
+def load_rest(
+    residency: Residency | None, pod: PodView, measured: Measurements, now_s: float
+) -> Estimate | None:
+    """How long until the model is on the pod's device; None where it is there already.
+
+    A load that takes longer than expected is expected to take as long again.
+    """
+    if residency is not None and residency.is_warm:
+        return None
+    link = pod.info.link_bytes_per_s
+    if residency is None:
+        return measured.load_from(Tier.REMOTE, link)
+    whole = measured.load_from(residency.loading_from or residency.tier, link)
+    if residency.loading_from is None:
+        return whole
+    elapsed_s = max(0.0, now_s - residency.since_s)
+    rest_s = whole.seconds - elapsed_s
+    return type(whole)(rest_s if rest_s > 0 else elapsed_s, whole.is_measured)
+
+
+def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
+    """Entry and predict pod the same, with a slot free now: cold, warming or warm.
+
+    Liu's eq. 1 without its second term: the other requests' end is not this one's. Inference waits
+    for the device's backlog, which drains while the model loads.
+    """
+    measured = cluster.measured(request.key)
+    times = measured.stages
+    load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
+    load_s = load.seconds if load else 0.0
+    backlog_s = pod.inferring * times.share_s
+    return Forecast(
+        max(load_s, backlog_s) + times.hold_s,
+        times.is_measured and (load is None or load.is_measured),
+    )
+
+
+def wait_for(
+    pods: Sequence[PodView], request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
+
+    Liu's eq. 2, with n counted over all slots of all pods that hold the model or are loading it: a
+    slot of theirs is free after what is left of the load and of one request, and then every
+    T_I + T_P. A queue that has stood still for longer than one wait was forecast must be expected
+    to stand as long again, which lets `auto` leave it; where a slot's request is seen to be past
+    its inference, only one that has stood for the time of two requests.
+    """
+    measured = cluster.measured(request.key)
+    times = measured.stages
+    holders = cluster.holders(request.key)
+    free_at_s: list[float] = []
+    is_measured = times.is_measured
+    for pod in pods:
+        load = load_rest(holders.get(pod.name), pod, measured, now_s)
+        free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
+        is_measured = is_measured and (load is None or load.is_measured)
+    is_ending = any(pod.inferring < pod.slots for pod in pods)
+    wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
+    if request.stalled_s > (2 * times.hold_s if is_ending else 0.0):
+        wait_s = max(wait_s, request.stalled_s)
+    return Forecast(wait_s + times.hold_s, is_measured)
+
+
+def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
+    """Per slot of a busy pod: when it is free and the device has served all who infer there now.
+
+    A slot whose request is past its inference has only postprocessing left. Requests of other entry
+    pods take time of the device, but no slot: how much is told by measurements only, since a prior,
+    times all of them, would be dearer than any load.
+    """
+    inferring = min(pod.inferring, pod.slots)
+    device_s = load_s + (pod.inferring * times.share_s if times.is_measured else 0.0)
+    ending = [max(times.after_s, device_s)] * (pod.slots - inferring)
+    return ending + [max(load_s + times.hold_s, device_s)] * inferring
+
+
+def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
+    """When `ahead` others have each taken the slot that is free first, the next one's time.
+
+    Long queues are reckoned by rate: every slot takes one more per `hold_s`.
+    """
+    stepped = min(ahead, _STEPPED_AHEAD)
+    heapify(free_at_s)
+    for _ in range(stepped):
+        heapreplace(free_at_s, free_at_s[0] + hold_s)
+    return free_at_s[0] + (ahead - stepped) * hold_s / len(free_at_s)
+
+
+def proxy_to(
+    predict: PodView, entry: PodView, request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
+
+    The way there (the entry pod's first fetch of the tokenizer, the network) and the backlog (a
+    load's rest, other inferences) pass at the same time: the longer of them counts, not their sum.
+    """
+    measured = cluster.measured(request.key)
+    holders = cluster.holders(request.key)
+    times = measured.stages
+    network = measured.network
+    assets = None if entry.name in holders else measured.assets
+    way_s = network.seconds + (assets.seconds if assets else 0.0)
+    load = load_rest(holders.get(predict.name), predict, measured, now_s)
+    backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
+    return Forecast(
+        max(way_s, backlog_s) + times.hold_s,
+        times.is_measured
+        and network.is_measured
+        and (assets is None or assets.is_measured)
+        and (load is None or load.is_measured),
+    )
+
+
+def forecast_of(
+    decision: SendTo, request: RequestView, cluster: ClusterView, now_s: float
+) -> Forecast:
+    """The forecast of a decision, whichever policy made it."""
+    if decision.forecast is not None:
+        return decision.forecast
+    predict = cluster.pods[decision.predict]
+    if decision.entry == decision.predict:
+        return run_at(predict, request, cluster, now_s)
+    return proxy_to(predict, cluster.pods[decision.entry], request, cluster, now_s)

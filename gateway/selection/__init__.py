@@ -1,0 +1,1 @@
+"""Which version or variant of a model answers a request."""

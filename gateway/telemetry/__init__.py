@@ -1,0 +1,1 @@
+"""What is recorded of requests: metrics, response headers, explanations, arrivals."""

@@ -1,1 +1,0 @@
-"""Tokens of identity providers (JWT): who is trusted for whom, and what a token is good for."""

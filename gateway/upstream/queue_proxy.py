@@ -1,0 +1,67 @@
+"""Which answers are a queue-proxy's own, given instead of those of the pod behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from gateway.errors import UpstreamLost
+from gateway.http.headers import read_answer
+from gateway.upstream.pod_connection import PodUnreachable
+from registry.knative_errors import LONGEST_BYTES, STATUSES, Unanswered, read_queue_proxy
+
+if TYPE_CHECKING:
+    from gateway.http.headers import PodAnswer
+    from gateway.upstream.pod_connection import PodConnection, PodPool
+
+UNANSWERED: Final = {
+    Unanswered.NOT_REACHED: "the pod was lost inside the request",
+    Unanswered.BROKEN_OFF: "the pod broke off before it answered; it may have executed the request",
+    Unanswered.FULL: "the pool's containerConcurrency is reached at the pod",
+}
+"""What the client is told where the request cannot be tried elsewhere."""
+_LOOK_TIMEOUT_S: Final = 5.0
+
+
+def is_pods(connection: PodConnection, answer: PodAnswer) -> bool:
+    """Whether the pod itself has answered."""
+    return bool(connection.status not in STATUSES or answer.pod or answer.not_executed)
+
+
+async def why_unanswered(connection: PodConnection, pool: PodPool, address: str) -> Unanswered:
+    """Why somebody else has answered for the pod. Raises PodConnectionLost."""
+    why = await _read(connection)
+    if why is Unanswered.BROKEN_OFF and await _has_died(pool, address):
+        return Unanswered.NOT_REACHED  # what it was at is gone with it
+    return why
+
+
+async def _read(connection: PodConnection) -> Unanswered:
+    body = b"".join(connection.body_so_far())
+    while not connection.is_complete and len(body) < LONGEST_BYTES:
+        await connection.more_body()
+        body += b"".join(connection.body_so_far())
+    return read_queue_proxy(connection.status, body)
+
+
+async def _has_died(pool: PodPool, address: str) -> bool:
+    """Whether nobody serves any more behind the queue-proxy, or where it was.
+
+    A process that is being killed may still accept what it then breaks off.
+    """
+    try:
+        connection = await pool.connect(address)
+    except PodUnreachable:
+        return True
+    try:
+        async with asyncio.timeout(_LOOK_TIMEOUT_S):
+            connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+            await connection.head()
+            if is_pods(connection, read_answer(connection.headers)):
+                return False
+            why = await _read(connection)
+    except (TimeoutError, UpstreamLost):
+        return False
+    finally:
+        connection.close()
+    return why in (Unanswered.NOT_REACHED, Unanswered.BROKEN_OFF)
