@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from autoscaler.loading.catalogue import policy_of, value_problem
-from autoscaler.planning.pool import Limits
+from autoscaler.loading.loading_policies import policy_of, value_problem
+from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
-from autoscaler.service.acting import Actor
+from autoscaler.service.executor import Actor
 from autoscaler.service.logs import configure_logs
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
@@ -29,7 +29,7 @@ from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
-    from autoscaler.kubernetes.pool_actuator import PoolActuator
+    from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
@@ -70,9 +70,9 @@ async def _actuator(
     metrics: AutoscalerMetrics,
     at_end: AsyncExitStack,
 ) -> PoolActuator:
-    from autoscaler.kubernetes.cluster_api import ClusterApi, connect  # an extra
-    from autoscaler.kubernetes.pool_actuator import PoolActuator
-    from autoscaler.kubernetes.pool_scaler import PoolScaler
+    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect  # an extra
+    from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
+    from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
 
     client = await connect()
     at_end.push_async_callback(client.close)

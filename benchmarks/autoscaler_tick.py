@@ -12,8 +12,8 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.loading.predictive import predictive
-from autoscaler.planning.pool import Limits
-from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
 from autoscaler.service.forecaster import Forecaster, Past
 from load.simulator.memory_registry import MemoryRegistry
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autoscaler.forecasting.history import History
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.pool_view import Demand
     from registry.domain.cluster import ClusterState
 
     Timed = Callable[[str, Callable[[], object]], None]

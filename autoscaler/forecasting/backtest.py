@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.behaviour import Behaviour, Kind
+from autoscaler.forecasting.arrival_patterns import Behaviour, Kind
 from autoscaler.forecasting.errors import BadQuestion
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.history import NEVER, Floats, History, Integers, Question

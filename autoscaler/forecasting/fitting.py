@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from autoscaler.forecasting.behaviour import Behaviour, classify
+from autoscaler.forecasting.arrival_patterns import Behaviour, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
-from autoscaler.forecasting.gaps import PooledGaps, pool_gaps
-from autoscaler.forecasting.levels import LevelFit, fit_levels
+from autoscaler.forecasting.exponential_smoothing import LevelFit, fit_levels
+from autoscaler.forecasting.interarrival import PooledGaps, pool_gaps
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers

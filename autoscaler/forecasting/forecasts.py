@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.behaviour import Kind
-from autoscaler.forecasting.gaps import p_arrival_by_gaps
+from autoscaler.forecasting.arrival_patterns import Kind
+from autoscaler.forecasting.exponential_smoothing import level_means, level_sizes
 from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
-from autoscaler.forecasting.levels import level_means, level_sizes
+from autoscaler.forecasting.interarrival import p_arrival_by_gaps
 from autoscaler.forecasting.log_odds import pool
 from autoscaler.forecasting.seasonal import seasonal
 

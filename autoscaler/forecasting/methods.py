@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from autoscaler.forecasting.baselines.ewma import ewma
+from autoscaler.forecasting.baselines.fft import fft
+from autoscaler.forecasting.baselines.holt_winters import holt_winters
+from autoscaler.forecasting.baselines.hybrid_histogram import hybrid_histogram
+from autoscaler.forecasting.baselines.naive import naive
+from autoscaler.forecasting.baselines.seasonal_naive import seasonal_naive
 from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.forecasts import bursty, periodic, sparse, steady, typed
 from autoscaler.forecasting.history import Forecast, History, Question
-from autoscaler.forecasting.peers.ewma import ewma
-from autoscaler.forecasting.peers.fft import fft
-from autoscaler.forecasting.peers.holt_winters import holt_winters
-from autoscaler.forecasting.peers.hybrid_histogram import hybrid_histogram
-from autoscaler.forecasting.peers.naive import naive
-from autoscaler.forecasting.peers.seasonal_naive import seasonal_naive
 
 Method: TypeAlias = Callable[[History, Fit, Question], Forecast]
 

@@ -12,17 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
-from autoscaler.kubernetes.inference_services import Role
 from autoscaler.kubernetes.metrics import FAILURES, MODELS
-from autoscaler.kubernetes.pod_phases import PodPhases
+from autoscaler.kubernetes.models.inference_services import Role
+from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from registry.errors import RegistryError, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from autoscaler.kubernetes.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.models import Models
-    from autoscaler.kubernetes.pool_links import PoolLinks
+    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+    from autoscaler.kubernetes.models.reconciler import Models
+    from autoscaler.kubernetes.pools.pool_registries import PoolLinks
     from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)

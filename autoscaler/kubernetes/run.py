@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from autoscaler.kubernetes.cluster_api import ClusterApi, connect
-from autoscaler.kubernetes.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.controller import Controller
-from autoscaler.kubernetes.errors import KubernetesError
-from autoscaler.kubernetes.leadership import Leadership
-from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
-from autoscaler.kubernetes.models import Models
-from autoscaler.kubernetes.operation_routes import operation_app
-from autoscaler.kubernetes.pool_links import PoolLinks
-from autoscaler.kubernetes.settings import ControllerSettings
-from autoscaler.kubernetes.watching import ClusterFollower
-from autoscaler.kubernetes.webhook_setup import (
+from autoscaler.kubernetes.admission.webhook_setup import (
     CHECK_S,
     WebhookSetup,
     context_of,
     read_folder,
     take_up,
 )
-from autoscaler.kubernetes.webhooks import admission_app
+from autoscaler.kubernetes.admission.webhooks import admission_app
+from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.informer import ClusterFollower
+from autoscaler.kubernetes.cluster.leadership import Leadership
+from autoscaler.kubernetes.controller import Controller
+from autoscaler.kubernetes.errors import KubernetesError
+from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
+from autoscaler.kubernetes.models.reconciler import Models
+from autoscaler.kubernetes.operation_routes import operation_app
+from autoscaler.kubernetes.pools.pool_registries import PoolLinks
+from autoscaler.kubernetes.settings import ControllerSettings
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from kubernetes.aio.client import ApiClient
 
-    from autoscaler.kubernetes.certificates import Certificates
-    from autoscaler.kubernetes.watching import Seen
+    from autoscaler.kubernetes.admission.certificates import Certificates
+    from autoscaler.kubernetes.cluster.informer import Seen
 
 logger = logging.getLogger(__name__)
 

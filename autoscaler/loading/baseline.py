@@ -20,7 +20,7 @@ from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import ModelView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

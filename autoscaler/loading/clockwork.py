@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
-from autoscaler.loading.work import Work
+from autoscaler.loading.work_allocation import Work
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import ModelView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.copies import idle_copies
+from autoscaler.loading.idle_copies import idle_copies
 from autoscaler.planning.actions import Action, Demote, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
@@ -21,7 +21,7 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.planning.pool import ModelView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

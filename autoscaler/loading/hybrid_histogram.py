@@ -1,8 +1,8 @@
 """Hybrid histogram: each model's idle times say from when to when it is warm.
 
-Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.2; what the histogram says is
-`autoscaler.forecasting.peers.hybrid_histogram`. A model leaves after its request, is loaded again
-when the shortest usual idle time is over, and leaves when the longest one is.
+Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.2; the histogram itself is
+`autoscaler.forecasting.baselines.hybrid_histogram`. A model leaves after its request, is loaded
+again when the shortest usual idle time is over, and leaves when the longest one is.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.peers.hybrid_histogram import Histogram, warm_span
-from autoscaler.loading.copies import idle_copies
-from autoscaler.loading.room import Room
-from autoscaler.loading.stakes import Stakes
+from autoscaler.forecasting.baselines.hybrid_histogram import Histogram, warm_span
+from autoscaler.loading.idle_copies import idle_copies
+from autoscaler.loading.load_placer import Room
+from autoscaler.loading.marginal_value import Stakes
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.planning.pool_view import PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from autoscaler.planning.pool import NEVER_S
+from autoscaler.planning.pool_view import NEVER_S
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import ModelView, PodView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

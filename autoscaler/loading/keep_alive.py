@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.copies import idle_copies
+from autoscaler.loading.idle_copies import idle_copies
 from autoscaler.planning.actions import Action, Demote, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.planning.pool_view import PoolView
 
 
 @dataclass(frozen=True, slots=True)

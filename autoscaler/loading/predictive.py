@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.loading.copies import idle_copies
-from autoscaler.loading.room import Room
-from autoscaler.loading.stakes import HORIZON_S, Stakes
-from autoscaler.loading.wanted import CopyParams, expected_copies, wanted_copies
-from autoscaler.loading.worth import Prices, worth_of
+from autoscaler.loading.copy_targets import CopyParams, expected_copies, wanted_copies
+from autoscaler.loading.holding_value import Prices, worth_of
+from autoscaler.loading.idle_copies import idle_copies
+from autoscaler.loading.load_placer import Room
+from autoscaler.loading.marginal_value import HORIZON_S, Stakes
 from autoscaler.planning.actions import Action, Demote, Load, Why
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier
@@ -28,8 +28,8 @@ from registry.domain.model import Preload, Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.loading.worth import Worth
-    from autoscaler.planning.pool import ModelView, PoolView
+    from autoscaler.loading.holding_value import Worth
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.planning.pool import ModelView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
 RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = 1, 2, 3, 4
 """The refinements."""

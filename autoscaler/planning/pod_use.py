@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from autoscaler.planning.pool import NEVER_S
+from autoscaler.planning.pool_view import NEVER_S
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import PodView, PoolView
+    from autoscaler.planning.pool_view import PodView, PoolView
 
 IN_USE_S = 60.0
 """A model is in use for so long after an arrival."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autoscaler.planning.actions import Action
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.planning.pool_view import PoolView
 
 S = TypeVar("S")
 

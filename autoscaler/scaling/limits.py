@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool import Limits, ModelView, PoolView
+    from autoscaler.planning.pool_view import Limits, ModelView, PoolView
 
 
 def pool_problems(limits: Limits) -> list[str]:

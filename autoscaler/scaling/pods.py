@@ -21,7 +21,7 @@ from registry.domain.model import Preload, Tier
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from autoscaler.planning.pool import PodView, PoolView
+    from autoscaler.planning.pool_view import PodView, PoolView
 
 _RANK: Final = {
     PodUse.COLD: 0,

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.rhythm import p_by_rhythm
-from autoscaler.planning.expecting import LEARN_EVERY_S, expect, learn
-from autoscaler.planning.pool import NEVER_S
-from autoscaler.planning.renewing import Freshness, due_rows, with_rows
+from autoscaler.forecasting.burst_intervals import p_by_rhythm
+from autoscaler.planning.demand_forecast import LEARN_EVERY_S, expect, learn
+from autoscaler.planning.forecast_refresh import Freshness, due_rows, with_rows
+from autoscaler.planning.pool_view import NEVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.expecting import Learnt
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.pool_view import Demand
 
 YOUNG_S: Final = 10.0
 """A history of minutes is learnt from so often, a longer one whenever it has grown by a tenth."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.planning.actions import DrainPod, SetPods
-from autoscaler.planning.pace import at_pace
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool import Limits, Waiting
-from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_view import Limits, Waiting
+from autoscaler.planning.time_scale import at_pace
 from autoscaler.scaling.limits import contradictions
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from autoscaler.service.actuator import PodsByRegistry
 from autoscaler.service.demand import DemandReader
 from autoscaler.service.forecaster import Forecaster, is_sound
-from autoscaler.service.pod_owner import PodsByRegistry
 from autoscaler.service.views import with_intents, without_refusers
 from registry.domain.action_log import POOL, ActionRecord, Outcome, WantedPods
 from registry.domain.model import name_of_key
@@ -31,11 +31,11 @@ from registry.redis.arrivals import Arrivals
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool import Demand, PoolView
-    from autoscaler.service.acting import Actor
+    from autoscaler.planning.pool_view import Demand, PoolView
+    from autoscaler.service.actuator import PodOwner, PoolSize
+    from autoscaler.service.executor import Actor
     from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.service.pod_owner import PodOwner, PoolSize
     from autoscaler.service.settings import AutoscalerSettings
     from registry.redis.autoscaling import Autoscaling
     from registry.redis.watch import ClusterWatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool import ModelView, PodView, PoolView
-    from autoscaler.service.refusals import Refusals
+    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
+    from autoscaler.service.backoff import Refusals
     from registry.domain.action_log import ActionRecord
 
 

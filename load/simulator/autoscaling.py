@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.loading.catalogue import policy_of
+from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.actions import Demote, Load
-from autoscaler.planning.expecting import Learnt, expect, learn
-from autoscaler.planning.pool import Waiting
-from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.planning.demand_forecast import Learnt, expect, learn
+from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_view import Waiting
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.pool_view import Demand
     from load.simulator.cluster import ClusterPlan
     from load.simulator.simulate import Actions
     from registry.domain.cluster import ClusterState

@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from autoscaler.planning.pool import Use
+from autoscaler.planning.pool_view import Use
 from load.errors import LoadError
 from load.simulator.arrivals import rows
 from load.simulator.collector import collector_paused

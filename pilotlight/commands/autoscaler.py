@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.actions import Demote, DrainPod, Load, SetPods
-from autoscaler.planning.pool import Limits
+from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics

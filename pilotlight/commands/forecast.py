@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autoscaler.forecasting.arrival_patterns import Kind
 from autoscaler.forecasting.backtest import Backtest, BacktestParams, backtest
-from autoscaler.forecasting.behaviour import Kind
 from autoscaler.forecasting.errors import ForecastingError
 from autoscaler.forecasting.history import MINUTES_OF_DAY, Question
 from autoscaler.forecasting.methods import METHODS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.cluster_api import connect
+from autoscaler.kubernetes.cluster.cluster_api import connect
 from autoscaler.kubernetes.errors import KubernetesError
-from autoscaler.kubernetes.pool_scaler import PoolScaler
-from autoscaler.kubernetes.pool_size import LeaveAlone
+from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
+from autoscaler.kubernetes.pools.pool_size import LeaveAlone
 from pilotlight.errors import RequestFailed
 from registry.redis.autoscaling import Autoscaling
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.pod_use import IN_USE_S, pod_uses
-from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Seen, read_pool
 from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
 from registry.domain.action_log import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.loading.catalogue import LOADING_POLICIES, TUNED, value_problem
+from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, value_problem
 from load.simulator.autoscaling import LoadingRule
 from pilotlight.errors import InvalidInput
 

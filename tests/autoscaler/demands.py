@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoscaler.forecasting.history import NEVER, Forecast, History, Question
-from autoscaler.planning.pool import Demand
+from autoscaler.planning.pool_view import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.planning.pool import ModelView, PodView, PoolView
+from autoscaler.planning.pool_view import ModelView, PodView, PoolView
 from registry.domain.cluster import Residency
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.planning.pool import Limits
+from autoscaler.planning.pool_view import Limits
 from load.experiments.elastic.rules import Ours
 from load.experiments.elastic.scaler import PodScaler
 from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.actions import Demote, Load, SetPods
-from autoscaler.planning.pool import Limits, Waiting
-from autoscaler.planning.reading import Seen as PoolSeen
-from autoscaler.planning.reading import read_pool
+from autoscaler.planning.pool_snapshot import Seen as PoolSeen
+from autoscaler.planning.pool_snapshot import read_pool
+from autoscaler.planning.pool_view import Limits, Waiting
 from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
 from load.simulator.autoscaling import LiveForecasts
@@ -17,7 +17,7 @@ from registry.domain.model import name_of_key
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.pool_view import Demand
     from load.experiments.elastic.scaler import Seen
     from load.simulator.simulate import Actions
     from registry.domain.model import ModelName

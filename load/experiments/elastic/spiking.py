@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.planning.pool import Limits
+from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.kpa import KpaParams
 from load.experiments.elastic.rules import Knative, Ours, ScrapedKnative
 from load.experiments.elastic.scaler import PodScaler

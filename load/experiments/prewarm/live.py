@@ -1,8 +1,8 @@
 """A slice of the trace, compressed, for a real pod; and the simulation of the same.
 
 Time is compressed: a minute of the trace is a second, for arrivals, policies and forecasts alike
-(`autoscaler.planning.pace`). Loads, inferences and heartbeats take the time they take, so to the
-policies they look sixty times as long, and the simulation has them so.
+(`autoscaler.planning.time_scale`). Loads, inferences and heartbeats take the time they take, so to
+the policies they look sixty times as long, and the simulation has them so.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from autoscaler.loading import catalogue
+from autoscaler.loading import loading_policies
 from load.experiments.prewarm import tape
 from load.experiments.prewarm.setting import MODEL_BYTES, TICK_S, Span, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
@@ -106,4 +106,6 @@ def run_one(task: Task) -> Outcome:
 
 def policy_of(name: str, value: float) -> LoadingPolicy[Any]:
     """A policy by one value of its parameter."""
-    return catalogue.policy_of(name, value * GB_PER_MODEL if name == "greedy-dual" else value)
+    return loading_policies.policy_of(
+        name, value * GB_PER_MODEL if name == "greedy-dual" else value
+    )

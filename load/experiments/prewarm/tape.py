@@ -12,8 +12,8 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.history import Forecast, Question
-from autoscaler.planning.expecting import Learnt, expect, learn
-from autoscaler.planning.pool import Demand
+from autoscaler.planning.demand_forecast import Learnt, expect, learn
+from autoscaler.planning.pool_view import Demand
 from load.experiments.prewarm.setting import TICK_S
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.behaviour import Behaviour, Kind, classify
+from autoscaler.forecasting.arrival_patterns import Behaviour, Kind, classify
 from tests.autoscaler.forecasting import streams
 
 if TYPE_CHECKING:

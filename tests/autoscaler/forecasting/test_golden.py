@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.behaviour import Kind
+from autoscaler.forecasting.arrival_patterns import Kind
 from autoscaler.forecasting.history import Question
-from autoscaler.planning.expecting import expect, learn
+from autoscaler.planning.demand_forecast import expect, learn
 from tests.autoscaler.forecasting import streams
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.forecasting.rhythm import p_by_rhythm
+from autoscaler.forecasting.burst_intervals import p_by_rhythm
 
 LENGTH = 301
 

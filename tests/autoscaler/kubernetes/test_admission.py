@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.admission import answer_review, set_defaults, validate
+from autoscaler.kubernetes.admission.review import answer_review, set_defaults, validate
 from tests.autoscaler.kubernetes.objects import service
 
 MODE = "serving.kserve.io/deploymentMode"

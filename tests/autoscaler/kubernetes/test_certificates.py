@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.certificates import (
+from autoscaler.kubernetes.admission.certificates import (
     RENEW_BEFORE,
     VALID,
     beside,
     is_worn,
     make_certificates,
 )
-from autoscaler.kubernetes.webhook_setup import context_of, read_folder, take_up
+from autoscaler.kubernetes.admission.webhook_setup import context_of, read_folder, take_up
 
 if TYPE_CHECKING:
     from pathlib import Path

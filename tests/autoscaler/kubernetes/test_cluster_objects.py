@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.kubernetes.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.inference_services import read_service
-from autoscaler.kubernetes.pods import PodObject, read_pod
-from autoscaler.kubernetes.watching import Seen
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.informer import Seen
+from autoscaler.kubernetes.models.inference_services import read_service
+from autoscaler.kubernetes.pools.pods import PodObject, read_pod
 from registry.domain.model import ModelName
 from tests.autoscaler.kubernetes.objects import service
 

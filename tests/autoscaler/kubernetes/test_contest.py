@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from autoscaler.kubernetes.contest import Contest
-from autoscaler.kubernetes.pool_size import Owner
+from autoscaler.kubernetes.pools.pool_size import Owner
+from autoscaler.kubernetes.pools.scale_conflict import Contest
 
 
 def _pause_s(contest: Contest, pods: int, from_s: int) -> int:

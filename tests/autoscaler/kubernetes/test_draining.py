@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.draining import Draining
-from autoscaler.kubernetes.pods import PodObject
+from autoscaler.kubernetes.pools.draining import Draining
+from autoscaler.kubernetes.pools.pods import PodObject
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
 from registry.redis.client import Registry

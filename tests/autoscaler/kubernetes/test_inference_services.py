@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.inference_services import FINALIZER, Role, owner_of, read_service
+from autoscaler.kubernetes.models.inference_services import FINALIZER, Role, owner_of, read_service
 from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelName, RoutingPolicy
 from registry.errors import InvalidModel

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.inference_services import ServiceObject, read_service
-from autoscaler.kubernetes.model_status import (
+from autoscaler.kubernetes.models.inference_services import ServiceObject, read_service
+from autoscaler.kubernetes.models.model_status import (
     FIRST_S,
     GATHER_S,
     CanaryVersion,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes import sent_away
-from autoscaler.kubernetes.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.inference_services import read_service
-from autoscaler.kubernetes.pod_phases import PodPhases
-from autoscaler.kubernetes.pods import PodObject
-from autoscaler.kubernetes.pool_links import PoolLinks
-from autoscaler.kubernetes.watching import Seen
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.informer import Seen
+from autoscaler.kubernetes.models.inference_services import read_service
+from autoscaler.kubernetes.pools import drain_tracker
+from autoscaler.kubernetes.pools.pod_phases import PodPhases
+from autoscaler.kubernetes.pools.pods import PodObject
+from autoscaler.kubernetes.pools.pool_registries import PoolLinks
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
 from tests.autoscaler.kubernetes.objects import service
@@ -126,6 +126,6 @@ async def test_a_process_that_took_the_place_of_one_sent_away_may_drain(stage: S
 
 async def test_a_stray_is_called_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     await stage.drain_by_itself()
-    monkeypatch.setattr(sent_away, "STRAY_S", -1.0)
+    monkeypatch.setattr(drain_tracker, "STRAY_S", -1.0)
     await stage.phases.follow()
     await stage.turns("old", PodPhase.READY)

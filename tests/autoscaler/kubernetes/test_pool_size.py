@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaler.kubernetes.pool_size import (
+from autoscaler.kubernetes.pools.pool_size import (
     LeaveAlone,
     PoolObject,
     Rival,

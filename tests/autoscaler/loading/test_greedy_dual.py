@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from autoscaler.loading.greedy_dual import Clock, GreedyDual, greedy_dual
 from autoscaler.planning.actions import Action, Demote, Why
-from autoscaler.planning.pool import Use
+from autoscaler.planning.pool_view import Use
 from registry.domain.model import Tier
 from tests.autoscaler.pools import model, pod, pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool import ModelView
+    from autoscaler.planning.pool_view import ModelView
 
 TWO = greedy_dual(GreedyDual(idle_bytes=2_000))
 AT_P = {"p": Tier.DEVICE}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.forecasting.peers.hybrid_histogram import Histogram
+from autoscaler.forecasting.baselines.hybrid_histogram import Histogram
 from autoscaler.loading.hybrid_histogram import HybridHistogram, Spans, hybrid_histogram
 from autoscaler.planning.actions import Action, Demote, Load
 from registry.domain.model import Preload, Tier
@@ -15,7 +15,7 @@ from tests.autoscaler.pools import NOW_S, model, pod, pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.planning.pool_view import PoolView
 
 RULE = hybrid_histogram(HybridHistogram(Histogram(range_min=60)))
 TIMER = range(0, 600, 30)

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.planning.actions import Demote, Why
-from autoscaler.planning.pool import Use, Waiting
+from autoscaler.planning.pool_view import Use, Waiting
 from registry.domain.model import Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 

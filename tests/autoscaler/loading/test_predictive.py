@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.loading.worth import Prices
 from autoscaler.planning.actions import Demote, Load, Why
-from autoscaler.planning.pool import Use, Waiting
+from autoscaler.planning.pool_view import Use, Waiting
 from registry.domain.model import LoadFailure, Preload, Tier
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import NOW_S, model, pod, pool
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.actions import Action
-    from autoscaler.planning.pool import ModelView, PodView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
 
 PRICE = 9e6
 """A model of 1,000 bytes saves 9 s (disk to remote left out): worth it from P = 1/60 a minute."""

@@ -18,7 +18,7 @@ from autoscaler.loading.round_robin import (
     round_robin,
 )
 from autoscaler.planning.actions import Demote, Load, Why
-from autoscaler.planning.pool import Use, Waiting
+from autoscaler.planning.pool_view import Use, Waiting
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.actions import Action
-    from autoscaler.planning.pool import PoolView
+    from autoscaler.planning.pool_view import PoolView
 
 BASELINE = baseline(Baseline(idle_s=10.0))
 CLOCKWORK = clockwork(Clockwork(horizon_s=2.0))

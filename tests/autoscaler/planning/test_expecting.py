@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.forecasting.soon import learn_recency, p_recent
-from autoscaler.planning.expecting import QUESTION, expect, learn
+from autoscaler.forecasting.recency import learn_recency, p_recent
+from autoscaler.planning.demand_forecast import QUESTION, expect, learn
 from tests.autoscaler.demands import history
 
 NOW_MIN = 2_880

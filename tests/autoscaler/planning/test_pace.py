@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.loading.catalogue import LOADING_POLICIES, TUNED, policy_of, value_problem
+from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
 from autoscaler.planning.actions import Demote
-from autoscaler.planning.pace import at_pace
-from autoscaler.planning.pool import PoolView, Waiting
+from autoscaler.planning.pool_view import PoolView, Waiting
+from autoscaler.planning.time_scale import at_pace
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 

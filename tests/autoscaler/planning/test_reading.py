@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool import NEVER_S, Limits, PoolView, Waiting
-from autoscaler.planning.reading import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView, Waiting
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier

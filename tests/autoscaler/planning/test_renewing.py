@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.pool import NEVER_S
-from autoscaler.planning.renewing import LONGEST_S, Freshness, due_rows, with_rows
+from autoscaler.planning.forecast_refresh import LONGEST_S, Freshness, due_rows, with_rows
+from autoscaler.planning.pool_view import NEVER_S
 from tests.autoscaler.demands import demand
 
 NOW_S = 1e9

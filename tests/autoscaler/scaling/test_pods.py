@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.planning.actions import DrainPod, SetPods, Why
-from autoscaler.planning.pool import Limits, ModelView, PodView, PoolView, Waiting
+from autoscaler.planning.pool_view import Limits, ModelView, PodView, PoolView, Waiting
 from autoscaler.scaling.limits import contradictions, pool_problems
 from autoscaler.scaling.pods import PodParams, PodState, scale_pods
 from registry.domain.cluster import Residency

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.planning.expecting import expect
-from autoscaler.service.acting import Actor
+from autoscaler.planning.demand_forecast import expect
+from autoscaler.service.executor import Actor
 from autoscaler.service.forecaster import Forecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from autoscaler.forecasting.history import History
-    from autoscaler.planning.expecting import Learnt
+    from autoscaler.planning.demand_forecast import Learnt
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool import Demand
-    from autoscaler.service.pod_owner import PodOwner
+    from autoscaler.planning.pool_view import Demand
+    from autoscaler.service.actuator import PodOwner
     from tests import servers
 
     Expect = Callable[[History, Learnt], Demand]

@@ -15,7 +15,7 @@ from tests.autoscaler.service.conftest import model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.pool_view import Demand
     from registry.domain.model import ModelName
     from tests.autoscaler.service.conftest import Stage
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.planning.expecting import expect
+from autoscaler.planning.demand_forecast import expect
 from autoscaler.service.forecaster import Forecaster, Past
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers
-    from autoscaler.planning.expecting import Learnt
-    from autoscaler.planning.pool import Demand
+    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.pool_view import Demand
 
 NAMES = tuple(f"default/m{row}" for row in range(12))
 START_S = 3 * 86_400.0

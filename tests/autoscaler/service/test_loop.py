@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.actions import Action, Load, Why
-from autoscaler.planning.expecting import expect
+from autoscaler.planning.demand_forecast import expect
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.action_log import Outcome
 from registry.domain.model import Preload, Tier
@@ -23,8 +23,8 @@ from tests.registry.actors import eventually, until
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History
-    from autoscaler.planning.expecting import Learnt
-    from autoscaler.planning.pool import Demand, PoolView
+    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.pool_view import Demand, PoolView
     from tests import servers
     from tests.autoscaler.service.conftest import Stage
 

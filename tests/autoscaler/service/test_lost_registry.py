@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaling import Autoscaling
 from tests import servers

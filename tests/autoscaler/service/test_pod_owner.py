@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
-from autoscaler.planning.pool import Limits
-from autoscaler.service.pod_owner import PoolSize
+from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.planning.pool_view import Limits
+from autoscaler.service.actuator import PoolSize
 from registry.domain.action_log import WantedPods
 from registry.domain.queue_stats import WaitingRequests
 from registry.errors import RegistryUnavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.service.refusals import LONGEST_S, Refusals
+from autoscaler.service.backoff import LONGEST_S, Refusals
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.planning.expecting import expect, learn
+from autoscaler.planning.demand_forecast import expect, learn
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.prewarm import tape

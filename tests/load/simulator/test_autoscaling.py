@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.loading.catalogue import LOADING_POLICIES
+from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.loading.worth import Prices
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import Simulation, simulate
 from registry.domain.model import ModelName, Tier

@@ -1,0 +1,1 @@
+"""Forecasting methods of the literature, to compare ours with."""

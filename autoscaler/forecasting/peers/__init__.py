@@ -1,1 +1,0 @@
-"""Known ways of forecasting, behind the same interface, for the back-test to compare with."""

@@ -1,0 +1,1 @@
+"""InferenceServices of models: declared in the registry, status written back."""

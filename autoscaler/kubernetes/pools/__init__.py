@@ -1,0 +1,1 @@
+"""Pools of pods: their number, draining, and which pods go first."""

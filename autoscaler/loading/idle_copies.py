@@ -1,0 +1,42 @@
+"""Copies of a model on devices, and which of them may leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autoscaler.planning.pool_view import Use
+
+if TYPE_CHECKING:
+    from autoscaler.planning.pool_view import ModelView, PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCopy:
+    """A copy that may leave the device, and since when nobody used it."""
+
+    pod: str
+    idle_s: float
+
+
+def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
+    """Copies that may go, longest idle first: not pinned, not in use, not among `min-copies`.
+
+    A copy is idle since its own last use, or the model's last arrival where that is not known, and
+    not for longer than it is there.
+    """
+    policy = model.spec.policy
+    if policy.pin or model.waiting.requests:
+        return []
+    warm = [pod for pod, each in model.holders.items() if each.is_warm and pod in view.pods]
+    spare = len(warm) - policy.min_copies
+    if spare <= 0:
+        return []
+    idle = []
+    for pod in warm:
+        use = model.uses.get(pod) or Use(last_s=model.last_arrival_s)
+        if not use.ongoing:
+            since_s = max(model.holders[pod].since_s, use.last_s)
+            idle.append(IdleCopy(pod, max(0.0, view.time_s - since_s)))
+    idle.sort(key=lambda each: (-each.idle_s, each.pod))
+    return idle[:spare]

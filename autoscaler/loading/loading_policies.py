@@ -1,0 +1,61 @@
+"""The loading policies by the name they have in settings, metrics and plots."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from autoscaler.forecasting.baselines.hybrid_histogram import Histogram
+from autoscaler.loading.baseline import baseline
+from autoscaler.loading.clockwork import clockwork
+from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
+from autoscaler.loading.holding_value import Prices
+from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
+from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading.round_robin import round_robin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from autoscaler.planning.policy import LoadingPolicy
+
+LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
+    "predictive": predictive,
+    "keep-alive": keep_alive,
+    "greedy-dual": greedy_dual,
+    "hybrid-histogram": hybrid_histogram,
+    "baseline": baseline,
+    "round-robin": round_robin,
+    "clockwork": clockwork,
+}
+"""Each with its default parameters."""
+TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
+    "predictive": lambda price: predictive(Predictive(prices=Prices(device=price))),
+    "keep-alive": lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
+    "greedy-dual": lambda gigabytes: greedy_dual(GreedyDual(idle_bytes=1e9 * gigabytes)),
+    "hybrid-histogram": lambda minutes: hybrid_histogram(
+        HybridHistogram(Histogram(range_min=int(minutes)))
+    ),
+}
+"""By the parameter that trades memory for cold starts: the price of a device's memory in seconds
+saved per GB and hour; minutes after the last request; GB of models on each device; the histogram's
+range in minutes."""
+_LONGEST_RANGE_MIN: Final = 20_160
+"""Two weeks, for which arrivals are kept (`CountsParams.tens`)."""
+
+
+def value_problem(name: str, value: float) -> str:
+    """What is wrong with a value of a policy's parameter; empty: nothing."""
+    if name not in TUNED:
+        return f"must be left out with --loading {name}: it is for {', '.join(TUNED)}"
+    if not 0 < value < inf:
+        return f"must be a positive number, was {value:g}"
+    if name == "hybrid-histogram" and not (value.is_integer() and value <= _LONGEST_RANGE_MIN):
+        return f"must be whole minutes, {_LONGEST_RANGE_MIN:,} at most, was {value:g}"
+    return ""
+
+
+def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:
+    """A policy by its name, and by its parameter where one is given. Raises KeyError."""
+    return LOADING_POLICIES[name]() if value is None else TUNED[name](value)
