@@ -119,7 +119,7 @@ def _subjects(folder: Path) -> Iterator[Subject]:
         minilm = Path(spec.origin).parent / "model"
         yield Subject("all-MiniLM-L6-v2", minilm, Task.TEXT_EMBEDDING, 1)
     made = folder / "t5-small"
-    command = [sys.executable, "-m", "runtime.networks.make_model", "t5-small", str(made)]
+    command = [sys.executable, "-m", "pilotlight.sample_models.make_model", "t5-small", str(made)]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     path = made / "generation_config.json"
     config = json.loads(path.read_text())

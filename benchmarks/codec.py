@@ -18,9 +18,9 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.quantiles import spread
-from runtime.protocols.grpc_bodies import decode_message, encode_answer
-from runtime.protocols.tensors import numeric_tensor
-from runtime.protocols.v2 import (
+from runtime.wire.grpc_bodies import decode_message, encode_answer
+from runtime.wire.tensors import numeric_tensor
+from runtime.wire.v2 import (
     LENGTH_HEADER,
     V2Request,
     decode_request,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.quantiles import spread
-from runtime.loading.eviction import POLICIES, Candidate
+from runtime.tiers.eviction import POLICIES, Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from runtime.loading.eviction import EvictionPolicy
+    from runtime.tiers.eviction import EvictionPolicy
 
 REQUESTS: Final = 400
 SEEDS: Final = 20

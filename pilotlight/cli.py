@@ -33,8 +33,8 @@ from pilotlight.output import Output
 from pilotlight.platform.processes import python_environment
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.quantities import parse_bytes, parse_rate
+from pilotlight.sample_models.architectures import ARCHITECTURES
 from pilotlight.samples import make_model_command
-from runtime.networks.architectures import ARCHITECTURES
 
 app = typer.Typer(
     name="pilotlight",

@@ -89,7 +89,7 @@ def make_samples(
 
 def make_model_command(kind: str, folder: Path) -> list[str]:
     """The command that makes a model; a process of its own, as only the runtime imports torch."""
-    return [*python_module("runtime.networks.make_model"), kind, str(folder)]
+    return [*python_module("pilotlight.sample_models.make_model"), kind, str(folder)]
 
 
 def _aside(bucket: Path, sample: Sample) -> Path:

@@ -15,11 +15,11 @@ def main() -> int:
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from runtime.preload import import_everything
+    from runtime.warm_imports import import_everything
 
     import_everything()
     from runtime.logs import configure_logs
-    from runtime.pod import run_pod
+    from runtime.pod.lifecycle import run_pod
 
     configure_logs(settings)
     return run_pod(settings)

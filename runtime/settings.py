@@ -13,7 +13,7 @@ from registry import settings_table
 from registry.settings_table import option, positive_seconds, redis_url, truth, whole
 from runtime.device.batch import MOST_SEQUENCES
 from runtime.generation.limits import GenerationLimits
-from runtime.loading.eviction import POLICIES
+from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
 
 if TYPE_CHECKING:

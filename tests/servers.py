@@ -218,7 +218,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @dataclass
 class Zygote:
-    """A running `python -m runtime.zygote`."""
+    """A running `python -m runtime.forkserver`."""
 
     process: subprocess.Popen[bytes]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -256,7 +256,7 @@ class Zygote:
 def zygote(environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Iterator[Zygote]:
     """A zygote, ready to fork pods unless `wait` is off; all of its pods end with it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime.zygote"],
+        [sys.executable, "-m", "runtime.forkserver"],
         cwd=REPOSITORY,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.PIPE,

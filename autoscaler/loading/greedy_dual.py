@@ -3,7 +3,7 @@
 Source: Fuerst and Sharma 2021, "FaasCache: keeping serverless computing alive with greedy-dual
 caching", section 4.1: priority = clock + frequency x cost / size, with the clock as it was at the
 last use; after an eviction the clock is the largest priority that left. A pod's own eviction
-(`runtime.loading.eviction`) is the same rule at the limit of its memory; this one holds idle models
+(`runtime.tiers.eviction`) is the same rule at the limit of its memory; this one holds idle models
 below it. Nothing is loaded ahead.
 """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.subject import Subject
     from runtime.device.staged_memory import StagedMemory
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

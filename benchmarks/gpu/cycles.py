@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gpu.serving import infer
 from benchmarks.tiers.ours import filled_skeleton
-from runtime.networks.skeletons import Skeletons
+from runtime.engines.networks.skeletons import Skeletons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.subject import Subject
     from runtime.device.staged_memory import StagedMemory
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

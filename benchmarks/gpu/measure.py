@@ -16,15 +16,15 @@ from benchmarks.quantiles import quantile, spread
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton, host_image
 from runtime.device.staged_memory import StagedMemory
-from runtime.networks.skeletons import Skeletons
-from runtime.networks.weight_source import DiskWeights
+from runtime.engines.networks.skeletons import Skeletons
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from benchmarks.gpu.subject import Subject
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 COPY_SHARE: Final = 0.9
 COPY_RATE: Final = 45e9

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.gpu.subject import Subject
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 _MIB: Final = 1024**2
 

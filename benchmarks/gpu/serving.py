@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.device.staged_memory import StagedMemory
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

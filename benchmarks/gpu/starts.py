@@ -15,15 +15,15 @@ from benchmarks.quantiles import rotated, spread
 from benchmarks.tiers.contestants import from_pretrained, network_of
 from benchmarks.tiers.models import WEIGHTS, read_file
 from benchmarks.tiers.ours import filled_skeleton, host_image
-from runtime.networks.skeletons import Skeletons
-from runtime.networks.weight_source import DiskWeights
+from runtime.engines.networks.skeletons import Skeletons
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from runtime.device.staged_memory import StagedMemory
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 FILES = "files in memory"
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from runtime.networks.make_model import make_model
+from pilotlight.sample_models.make_model import make_model
 
 MODELS: Final = ("t5-small", "t5-base", "t5-large")
 WEIGHTS: Final = "model.safetensors"

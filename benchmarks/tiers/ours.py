@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory
-from runtime.networks.network import build_skeleton, signature_of
-from runtime.networks.skeletons import Skeleton, Skeletons
-from runtime.networks.weight_source import DiskWeights
+from runtime.engines.networks.network import build_skeleton, signature_of
+from runtime.engines.networks.skeletons import Skeleton, Skeletons
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from runtime.device.memory import DeviceMemory
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 _KEY = "benchmark/t5@1"
 

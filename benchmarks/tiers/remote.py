@@ -16,11 +16,11 @@ from benchmarks.tiers.contestants import Contestant, Start, from_pretrained
 from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelSpec
-from runtime.networks.skeletons import Skeleton, Skeletons
-from runtime.networks.weight_source import DiskWeights
-from runtime.storage.link import LinkRate
+from runtime.engines.networks.skeletons import Skeleton, Skeletons
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -59,13 +59,13 @@ MODULES: Final = (
     "registry/domain/residency_index.py",
     "runtime/device/batch.py",
     "runtime/device/batch_times.py",
-    "runtime/device/lane.py",
+    "runtime/device/device_model.py",
     "runtime/device/queue.py",
-    "runtime/loading/eviction.py",
-    "runtime/loading/idle_memory.py",
+    "runtime/tiers/eviction.py",
+    "runtime/tiers/idle_memory.py",
     "runtime/loading/reload_costs.py",
-    "runtime/loading/residents.py",
-    "runtime/measurements.py",
+    "runtime/tiers/device_cache.py",
+    "runtime/registration/measurements.py",
 )
 """What a simulated request passes through."""
 _PACKAGES: Final = ("autoscaler", "gateway", "load", "registry", "runtime")

@@ -115,7 +115,7 @@ class ClusterPlan:
     pod_hop_s: float = 0.002
     """From an entry pod to another predict pod and back, together."""
     eviction: str = "greedy-dual"
-    """A rule of `runtime.loading.eviction`."""
+    """A rule of `runtime.tiers.eviction`."""
     heartbeat_s: float = 1.0
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

@@ -14,7 +14,7 @@ from load.simulator.iterations import Iterations, Request, Turn
 from registry.domain.profile import Profile
 from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
-from runtime.device.lane import Lane
+from runtime.device.device_model import Lane
 from runtime.device.queue import PATIENCE_S, DeviceQueue
 
 if TYPE_CHECKING:

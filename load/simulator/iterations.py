@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from load.simulator.continuous import ContinuousBatch
 from runtime.device.batch import Waiting
 from runtime.device.queue import PATIENCE_S, Queued
-from runtime.generation.shared_time import SharedTime
+from runtime.generation.processor_sharing import SharedTime
 
 if TYPE_CHECKING:
     import itertools
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from load.simulator.flight import Flight
     from load.simulator.kernel import Kernel
-    from runtime.device.lane import Lane
+    from runtime.device.device_model import Lane
     from runtime.device.queue import DeviceQueue
 
 

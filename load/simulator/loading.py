@@ -1,7 +1,7 @@
 """How a simulated pod brings models to its device, and which ones leave for them.
 
 The order is the runtime's: claim, start from the nearest tier, fetch, make room, copy, finish. Who
-leaves is `runtime.loading.residents`; what a reload costs is `runtime.loading.reload_costs`.
+leaves is `runtime.tiers.device_cache`; what a reload costs is `runtime.loading.reload_costs`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from registry.domain.model import Tier
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import ClaimScope
 from runtime.loading.backoff import Fault, next_failure
-from runtime.loading.eviction import POLICIES
 from runtime.loading.reload_costs import ReloadCosts
-from runtime.loading.residents import Resident, Residents
+from runtime.tiers.device_cache import Resident, Residents
+from runtime.tiers.eviction import POLICIES
 
 if TYPE_CHECKING:
     from load.simulator.cluster import ClusterPlan, ModelPlan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from load.simulator.pod import SimulatedPod
 
 PATIENCE_S: Final = 30.0
-"""As in `runtime.loading.store`: how long a load waits for models in use to let go of memory."""
+"""As in `runtime.loading.model_store`: how long a load waits for models in use."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,7 @@
 """A simulated pod: the stages of its requests, its device, and what it tells the registry.
 
-The order of things is `runtime.service`'s: hold the model, preprocess, infer, let go, postprocess;
-by proxy, the entry pod prepares and the predict pod holds and infers. Loading is `loading`.
+The order is that of `runtime.serving.predict_service`: hold the model, preprocess, infer, let go,
+postprocess. By proxy, the entry pod prepares and the predict pod holds and infers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from load.simulator.loading import Loading
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.redis.client import LEASE_TTL_S
-from runtime.measurements import Measurements
+from runtime.registration.measurements import Measurements
 
 if TYPE_CHECKING:
     import random

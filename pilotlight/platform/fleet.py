@@ -1,6 +1,6 @@
 """The pods of this machine: forked by one zygote process, restarted with back-off when they die.
 
-Speaks JSON lines with `python -m runtime.zygote`, which has imported the heavy libraries once.
+Speaks JSON lines with `python -m runtime.forkserver`, which has imported the heavy libraries once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fleet:
         self._pods: dict[str, _Pod] = {}
         self._is_up = False
         self._stopping = asyncio.Event()
-        spec = ServiceSpec("zygote", python_module("runtime.zygote"), log_file, env, piped=True)
+        spec = ServiceSpec("zygote", python_module("runtime.forkserver"), log_file, env, piped=True)
         self.zygote = Service(
             spec, is_ready=self._zygote_is_up, on_line=self._heard, on_death=self._zygote_died
         )

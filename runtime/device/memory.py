@@ -13,7 +13,7 @@ import torch
 from runtime.errors import DeviceFull, NoDevice
 
 if TYPE_CHECKING:
-    from runtime.networks.weight_source import WeightSource
+    from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from runtime.device.batch import Waiting
     from runtime.device.batch_times import BatchTimes
-    from runtime.device.lane import Lane
+    from runtime.device.device_model import Lane
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.device.memory import DeviceWeights
-from runtime.device.slab import view_of
+from runtime.weights.slab import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from runtime.networks.weight_source import Part, WeightSource
+    from runtime.weights.weight_source import Part, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
 """As ServerlessLLM has it; large enough that the start of a copy costs nothing."""

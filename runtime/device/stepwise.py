@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.device.lane import Lane
+    from runtime.device.device_model import Lane
     from runtime.device.worker import DeviceWorker
-    from runtime.protocols.tensors import Tensor
+    from runtime.wire.tensors import Tensor
 
 Steps = Generator[None, None, "tuple[Tensor, ...]"]
 

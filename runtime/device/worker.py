@@ -21,7 +21,7 @@ import torch
 from runtime.device.batch import Waiting
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.device.lane import Lane, Payload
+from runtime.device.device_model import Lane, Payload
 from runtime.device.queue import PATIENCE_S, DeviceQueue, Job, Ran, settle
 from runtime.errors import (
     DeadlinePassed,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Task
-from runtime.networks.configuration import read_config, task_of
+from runtime.engines.networks.configuration import read_config, task_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
-    from runtime.device.lane import Lane
+    from runtime.device.device_model import Lane
     from runtime.device.worker import DeviceWorker
     from runtime.generation.limits import GenerationLimits
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from runtime.loading.arrivals import Arrivals
-from runtime.loading.arriving_weights import ArrivingWeights
 from runtime.threads import in_thread
+from runtime.tiers.download_progress import Arrivals
+from runtime.tiers.streaming_weights import ArrivingWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.wish import Wish
     from runtime.storage.listing import RemoteFile
+    from runtime.storage.load_ticket import Wish
     from runtime.tiers.disk_cache import DiskCache
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from runtime.loading.wish import Wish
+from runtime.storage.load_ticket import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Callable

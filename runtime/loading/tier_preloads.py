@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.single_flight import SingleFlight
-from runtime.loading.wish import Wish, unless_withdrawn
-from runtime.networks.weight_source import DiskWeights
+from runtime.storage.load_ticket import Wish, unless_withdrawn
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import PutOutcome
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.finding import Finder
+    from runtime.loading.weight_resolver import Finder
     from runtime.storage.listing import RemoteFile
 
 LOOK_EVERY_S = 0.05

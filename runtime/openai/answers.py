@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from runtime.protocols.reply import event
+from runtime.protocols.response import event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.openai.answers import embeddings
-from runtime.protocols.tensors import bytes_tensor
 from runtime.tasks.embedding import Embedding
+from runtime.wire.tensors import bytes_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runtime.openai.exchange import Call
     from runtime.openai.inference import Inferences
     from runtime.openai.requests import EmbeddingBody
-    from runtime.protocols.tensors import Tensor
+    from runtime.wire.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import ModelNotFound, PromptTooLong
 from runtime.openai.requests import InvalidField
-from runtime.protocols.reply import answer_status
+from runtime.protocols.response import answer_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.protocols.reply import Failure
+    from runtime.protocols.response import Failure
 
 TYPES: Mapping[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",

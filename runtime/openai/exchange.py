@@ -9,15 +9,15 @@ from runtime.openai.errors import openai_error
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import Body, read_openai_body
 from runtime.protocols.client import read_body_of, while_connected
-from runtime.protocols.reply import Reply, answer_or_fail, common_headers, headers_of, stage_of
+from runtime.protocols.response import Reply, answer_or_fail, common_headers, headers_of, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import Receive, Scope, Send
 
-    from runtime.protocols.request import RequestHead
     from runtime.settings import PodSettings
+    from runtime.wire.request_head import RequestHead
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import PeerUnreachable
 from runtime.generation.engine import Finish
-from runtime.generation.service import Wish
 from runtime.openai.answers import DONE, AnswerForm, Usage
 from runtime.openai.requests import ChatBody, CompletionBody
-from runtime.protocols.reply import JSON, server_timing
+from runtime.protocols.response import JSON, server_timing
+from runtime.serving.generation_service import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.declared import DeclaredModels
-    from runtime.generation.service import Delta, GenerationService, Opened
     from runtime.openai.exchange import Call
-    from runtime.peer import PeerClient
-    from runtime.protocols.reply import Reply
-    from runtime.protocols.request import RequestHead
-    from runtime.service import PredictService
+    from runtime.protocols.response import Reply
+    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.serving.generation_service import Delta, GenerationService, Opened
+    from runtime.serving.predict_service import PredictService
+    from runtime.serving.remote_inference import PeerClient
     from runtime.tasks.text_generation import TextGeneration
+    from runtime.wire.request_head import RequestHead
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for completions; chat goes on to the end of the context."""

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.images.requests import MOST_PIXELS, MOST_SEED
+from runtime.engines.images.image_requests import MOST_PIXELS, MOST_SEED
 from runtime.openai.answers import images
 from runtime.openai.requests import InvalidField
-from runtime.protocols.tensors import bytes_tensor, numeric_tensor
 from runtime.tasks.text_to_image import TextToImage
+from runtime.wire.tensors import bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.images.requests import Sides
+    from runtime.engines.images.image_requests import Sides
     from runtime.openai.exchange import Call
     from runtime.openai.inference import Inferences
     from runtime.openai.requests import ImageBody
-    from runtime.protocols.tensors import Tensor
+    from runtime.wire.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import InvalidRequest
-from runtime.protocols.bodies import Protocol, ReadBody
-from runtime.protocols.reply import JSON, facts
-from runtime.protocols.v2 import LENGTH_HEADER, V2Request, decode_outputs
+from runtime.protocols.response import JSON, facts
 from runtime.threads import in_thread
+from runtime.wire.bodies import Protocol, ReadBody
+from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
-    from runtime.declared import DeclaredModels
-    from runtime.loading.frontends import Frontends
-    from runtime.protocols.reply import Reply
-    from runtime.protocols.request import RequestHead
-    from runtime.protocols.tensors import Tensor
-    from runtime.service import PredictService
+    from runtime.loading.processors import Frontends
+    from runtime.protocols.response import Reply
+    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.serving.predict_service import PredictService
+    from runtime.wire.request_head import RequestHead
+    from runtime.wire.tensors import Tensor
 
 Kind = TypeVar("Kind")
 

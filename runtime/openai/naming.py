@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
-from runtime.protocols.request import read_head
+from runtime.wire.request_head import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.protocols.request import RequestHead
+    from runtime.wire.request_head import RequestHead
 
 
 def model_named(text: str) -> ModelName:

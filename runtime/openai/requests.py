@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from runtime.engines.images.image_requests import MOST_GUIDANCE, MOST_IMAGES, MOST_SEED, MOST_STEPS
 from runtime.errors import InvalidRequest
-from runtime.images.requests import MOST_GUIDANCE, MOST_IMAGES, MOST_SEED, MOST_STEPS
-from runtime.protocols.v2 import read_object
+from runtime.wire.v2 import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

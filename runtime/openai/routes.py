@@ -24,18 +24,18 @@ from runtime.openai.image_route import ImageRoute
 from runtime.openai.inference import Inferences
 from runtime.openai.naming import model_named
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
-from runtime.protocols.reply import error_answer
+from runtime.protocols.response import error_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
 
-    from runtime.declared import DeclaredModels
-    from runtime.generation.service import GenerationService
-    from runtime.loading.frontends import Frontends
-    from runtime.peer import PeerClient
-    from runtime.service import PredictService
+    from runtime.loading.processors import Frontends
+    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.serving.generation_service import GenerationService
+    from runtime.serving.predict_service import PredictService
+    from runtime.serving.remote_inference import PeerClient
     from runtime.settings import PodSettings
 
 PREFIX = "/openai/v1"

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.device.worker import DeviceWorker
-    from runtime.loading.loads import Loads
+    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.served_model import ServedModel
     from runtime.profiling.stored import Profiles
-    from runtime.protocols.tensors import Tensor
-    from runtime.served_model import ServedModel
+    from runtime.wire.tensors import Tensor
 
 logger = logging.getLogger(__name__)
 

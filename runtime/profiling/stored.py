@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from registry.domain.profile import Profile
     from registry.redis.watch import ClusterWatch
-    from runtime.agent import Agent
     from runtime.device.batch_times import BatchTimes
+    from runtime.registration.registry_agent import Agent
 
 
 class Profiles:

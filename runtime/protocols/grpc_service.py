@@ -21,21 +21,21 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from runtime.errors import InvalidRequest, RuntimePackageError
 from runtime.metrics import REQUESTS
-from runtime.peer import PeerRefused
-from runtime.protocols.bodies import Protocol, ReadBody
-from runtime.protocols.grpc_bodies import decode_message, parse
-from runtime.protocols.reply import answer_status, error_headers, facts, stage_of
-from runtime.protocols.request import RequestHead, read_head
-from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.protocols.response import answer_status, error_headers, facts, stage_of
+from runtime.serving.remote_inference import PeerRefused
+from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
+from runtime.wire.bodies import Protocol, ReadBody
+from runtime.wire.grpc_bodies import decode_message, parse
+from runtime.wire.request_head import RequestHead, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
-    from runtime.health import Health
-    from runtime.repository import Repository
-    from runtime.service import PredictService
+    from runtime.serving.health import Health
+    from runtime.serving.predict_service import PredictService
+    from runtime.serving.repository import Repository
 
     Context: TypeAlias = grpc.aio.ServicerContext
     Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]

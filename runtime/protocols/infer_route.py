@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.protocols.client import read_body_of, while_connected
-from runtime.protocols.reply import (
+from runtime.protocols.response import (
     Reply,
     answer_or_fail,
     common_headers,
@@ -18,17 +18,17 @@ from runtime.protocols.reply import (
     kserve_error,
     stage_of,
 )
-from runtime.protocols.request import read_head
+from runtime.wire.request_head import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.types import Receive, Scope, Send
 
-    from runtime.protocols.bodies import Protocol
-    from runtime.protocols.request import RequestHead
-    from runtime.repository import Repository
-    from runtime.service import PredictService
+    from runtime.serving.predict_service import PredictService
+    from runtime.serving.repository import Repository
+    from runtime.wire.bodies import Protocol
+    from runtime.wire.request_head import RequestHead
 
 
 class InferRoute:

@@ -12,20 +12,20 @@ from starlette.routing import Route
 
 from registry.domain.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
-from runtime.protocols.bodies import Protocol
 from runtime.protocols.infer_route import InferRoute
-from runtime.protocols.reply import error_answer
-from runtime.protocols.v2 import read_object
-from runtime.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.protocols.response import error_answer
+from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.wire.bodies import Protocol
+from runtime.wire.v2 import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
 
-    from runtime.health import Health
-    from runtime.repository import Repository
-    from runtime.service import PredictService
+    from runtime.serving.health import Health
+    from runtime.serving.predict_service import PredictService
+    from runtime.serving.repository import Repository
     from runtime.settings import PodSettings
 
     Handler = Callable[[Request], Awaitable[Response]]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
-    from runtime.loading.store import ModelStore
+    from runtime.loading.model_store import ModelStore
 
 KEEP_ALIVE_S = 65
 LONGEST_CLOSE_S = 5

@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.listing import MOST_LISTED, RemoteFile, checked_listing
-from runtime.storage.ranges import fetch_ranges
+from runtime.storage.ranged_download import fetch_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.storage.link import LinkUse
+    from runtime.storage.bandwidth import LinkUse
     from runtime.storage.partial_file import PartialFile
 
 

@@ -24,7 +24,7 @@ from runtime.storage.listing import MOST_WEIGHT_BYTES, RemoteFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.storage.link import LinkUse
+    from runtime.storage.bandwidth import LinkUse
     from runtime.storage.partial_file import PartialFile
 
 LONGEST_S = 3600.0

@@ -15,7 +15,7 @@ from runtime.errors import ModelInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from runtime.storage.link import LinkUse
+    from runtime.storage.bandwidth import LinkUse
     from runtime.storage.partial_file import PartialFile
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})

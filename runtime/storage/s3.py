@@ -21,7 +21,7 @@ from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.checksums import CRC32, S3_CHECKSUMS
 from runtime.storage.listing import MOST_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import spans_of
-from runtime.storage.ranges import fetch_ranges
+from runtime.storage.ranged_download import fetch_ranges
 from runtime.storage.s3_connections import MOST_CONNECTIONS, S3Connections, plain_etag
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
+    from runtime.storage.bandwidth import LinkUse
     from runtime.storage.checksums import Crc
-    from runtime.storage.link import LinkUse
     from runtime.storage.partial_file import PartialFile
     from runtime.storage.s3_connections import S3Reader
     from runtime.storage.s3_options import S3Options

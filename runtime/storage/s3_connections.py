@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from runtime.errors import ModelChanged, StorageFailed
-from runtime.storage.ranges import BrokenOff
+from runtime.storage.ranged_download import BrokenOff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.protocols.tensors import Tensor, named_arrays, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
     TextEncoder,
@@ -14,6 +13,7 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
+from runtime.wire.tensors import Tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from runtime.device.joining import Joining, TensorRule
+from runtime.device.tensor_batching import Joining, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.protocols.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.task import check_count
 from runtime.tasks.text import torch_inputs
+from runtime.wire.tensors import BYTES, Tensor, numeric_tensor, only_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

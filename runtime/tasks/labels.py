@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
+from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.device.joining import Batching
-    from runtime.protocols.tensors import Tensor
+    from runtime.device.tensor_batching import Batching
+    from runtime.wire.tensors import Tensor
 
 MOST_ITEMS = 1024
 """Most instances of one request."""

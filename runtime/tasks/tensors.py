@@ -9,19 +9,19 @@ import numpy as np
 import torch
 
 from runtime.device.device_errors import is_out_of_memory
+from runtime.engines.programs.batching import ProgramBatching
+from runtime.engines.programs.program import signature_of_program
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
-from runtime.programs.batching import ProgramBatching
-from runtime.programs.program import signature_of_program
-from runtime.protocols.json_tensors import from_json
-from runtime.protocols.tensors import BF16, OIP_OF, Tensor, described
 from runtime.tasks.task import check_count
+from runtime.wire.json_tensors import from_json
+from runtime.wire.tensors import BF16, OIP_OF, Tensor, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from registry.domain.model import Task
-    from runtime.programs.program import Program
+    from runtime.engines.programs.program import Program
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.device.joining import Joining, TensorRule
+from runtime.device.tensor_batching import Joining, TensorRule
+from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.networks.configuration import read_json
-from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor, only_tensor
 from runtime.tasks.task import check_count
+from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor, only_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.text import (
     TEXT_INPUT,
@@ -13,6 +12,7 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
+from runtime.wire.tensors import Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,8 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid, PromptTooLong
-from runtime.networks.configuration import read_json
-from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.tasks.text import (
     TEXT_INPUT,
     TEXT_OUTPUT,
@@ -23,6 +22,7 @@ from runtime.tasks.text import (
     texts_of_tensors,
     torch_inputs,
 )
+from runtime.wire.tensors import Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,19 +10,19 @@ import numpy as np
 from PIL import Image
 
 from registry.domain.model import Task
+from runtime.engines.images.diffusion import Order, draw
+from runtime.engines.images.image_inputs import ImageBatching
+from runtime.engines.images.image_requests import Sides, Wish, instances_of, read_wishes
+from runtime.engines.images.pipeline import check_index
+from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
-from runtime.images.drawing import Order, draw
-from runtime.images.joining import ImageBatching
-from runtime.images.pipeline import check_index
-from runtime.images.requests import Sides, Wish, instances_of, read_wishes
-from runtime.networks.configuration import read_json
-from runtime.protocols.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
+from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from runtime.images.pipeline import Pipeline
+    from runtime.engines.images.pipeline import Pipeline
 
 WARM_UP_STEPS = 2
 TOKENS = 77

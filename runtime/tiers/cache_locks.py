@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from runtime.errors import DiskFull, StorageFailed
-from runtime.tiers.disk_room import FULL
+from runtime.tiers.disk_budget import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import RuntimePackageError
 from runtime.metrics import DEMOTIONS
-from runtime.networks.weight_source import DiskWeights
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import HostTier, PutOutcome
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

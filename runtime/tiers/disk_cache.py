@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
-from runtime.loading.wish import Wish
 from runtime.storage.listing import RemoteFile, assets_of
+from runtime.storage.load_ticket import Wish
 from runtime.storage.partial_file import PART, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
-from runtime.tiers.disk_room import DiskRoom, disk_full, remove_generation
+from runtime.tiers.disk_budget import DiskRoom, disk_full, remove_generation
 from runtime.tiers.file_names import name_of
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.arrivals import Arrivals
-    from runtime.storage.link import LinkRate, LinkUse
+    from runtime.storage.bandwidth import LinkRate, LinkUse
     from runtime.storage.listing import ModelStorage
     from runtime.storage.partial_file import PartialFile
     from runtime.storage.storages import Storages
+    from runtime.tiers.download_progress import Arrivals
 
 FILES_AT_ONCE = 4
 

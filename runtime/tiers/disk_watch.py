@@ -11,7 +11,7 @@ from runtime.threads import in_thread
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from runtime.agent import Agent
+    from runtime.registration.registry_agent import Agent
     from runtime.tiers.disk_cache import DiskCache
 
 logger = logging.getLogger(__name__)

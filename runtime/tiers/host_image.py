@@ -13,16 +13,16 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from runtime.device.slab import SlabLayout, aligned, view_of
-from runtime.networks.weight_source import map_file, parts_of, read_exactly, touch_pages
-from runtime.networks.weights import StoredTensor
+from runtime.weights.safetensors_files import StoredTensor
+from runtime.weights.slab import SlabLayout, aligned, view_of
+from runtime.weights.weight_source import map_file, parts_of, read_exactly, touch_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
-    from runtime.networks.weight_source import Part, WeightSource
+    from runtime.weights.weight_source import Part, WeightSource
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")

@@ -18,8 +18,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
-from runtime.loading.eviction import Candidate, lru
 from runtime.metrics import EVICTIONS
+from runtime.tiers.eviction import Candidate, lru
 from runtime.tiers.file_names import key_of, name_of
 from runtime.tiers.host_folder import HostFolder, HostFolderUnusable, lock_if_free
 from runtime.tiers.host_image import HostImage, ImageSpoiled, image_bytes, write_image
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from runtime.networks.weight_source import WeightSource
     from runtime.storage.listing import RemoteFile
+    from runtime.weights.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 

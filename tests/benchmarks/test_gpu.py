@@ -13,8 +13,8 @@ from benchmarks.gpu.measure import Measured, Plan, marks, measure, summary
 from benchmarks.gpu.rings import Ring
 from benchmarks.gpu.starts import measure_starts, start_table
 from benchmarks.gpu.subject import Subject
+from pilotlight.sample_models.make_model import make_model
 from runtime.device.staged_memory import StagedMemory
-from runtime.networks.make_model import make_model
 from tests.runtime.fake_engine import FakeEngine
 
 

@@ -49,7 +49,10 @@ def _tiny_models() -> Path:
     if missing:
         models.mkdir(parents=True, exist_ok=True)
         makes = [f"make_model({kind!r}, Path({str(models / kind)!r}))" for kind in sorted(missing)]
-        imports = ["from pathlib import Path", "from runtime.networks.make_model import make_model"]
+        imports = [
+            "from pathlib import Path",
+            "from pilotlight.sample_models.make_model import make_model",
+        ]
         code = "; ".join([*imports, *makes])
         subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
     return models

@@ -278,7 +278,7 @@ def test_a_killed_zygote_comes_back_with_all_pods(platform: Running) -> None:
     [zygote] = [
         pid
         for pid in pids_of(platform)
-        if "runtime.zygote" in command_of(pid) and pid not in before.values()
+        if "runtime.forkserver" in command_of(pid) and pid not in before.values()
     ]
     os.kill(zygote, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
@@ -359,7 +359,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     ):
         running = Running(tmp_path / "home", {"pid": up.pid, "gateway": "http://127.0.0.1:1"})
         servers.wait_until(
-            lambda: any("runtime.zygote" in command_of(pid) for pid in pids_of(running))
+            lambda: any("runtime.forkserver" in command_of(pid) for pid in pids_of(running))
         )
         pids = pids_of(running)
         up.send_signal(signal.SIGTERM)

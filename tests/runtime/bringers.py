@@ -11,25 +11,25 @@ from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.agent import Agent, Held, Inventory
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
-from runtime.loading.abandoned import AbandonedParams
-from runtime.loading.bringing import Bringer
-from runtime.loading.eviction import POLICIES
-from runtime.loading.finding import Finder
-from runtime.loading.frontends import Frontends
+from runtime.engines.networks.skeletons import Skeletons
+from runtime.loading.load_coordinator import Loads
 from runtime.loading.load_threads import LoadThreads
-from runtime.loading.loads import Loads
+from runtime.loading.model_loader import Bringer
+from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.orphaned_loads import AbandonedParams
+from runtime.loading.processors import Frontends
 from runtime.loading.reload_costs import ReloadCosts
-from runtime.loading.store import Eviction, ModelStore
-from runtime.measurements import Measurements
-from runtime.networks.skeletons import Skeletons
+from runtime.loading.weight_resolver import Finder
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import Agent, Held, Inventory
 from runtime.settings import PodSettings
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:

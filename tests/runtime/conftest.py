@@ -43,7 +43,7 @@ def starting_zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one tiny model of each kind."""
-    from runtime.networks.make_model import make_model
+    from pilotlight.sample_models.make_model import make_model
 
     folder = tmp_path_factory.mktemp("models")
     for name in TINY_MODELS:
@@ -54,7 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that makes images."""
-    from runtime.networks.make_model import make_model
+    from pilotlight.sample_models.make_model import make_model
 
     with warnings.catch_warnings():  # diffusers' own
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 

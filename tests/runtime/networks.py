@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.device.memory import CpuMemory
-from runtime.networks.building import build_skeleton
-from runtime.networks.weight_source import DiskWeights
+from runtime.engines.building import build_skeleton
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
 from runtime.device.cuda import CudaEngine
 from runtime.device.memory import CpuMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
-from runtime.networks.make_model import make_model
 from tests.runtime.bringers import LocalPod, local_pod
 from tests.runtime.other_device import OtherEngine, register_device
 
 if TYPE_CHECKING:
     from runtime.device.memory import DeviceMemory
-    from runtime.served_model import ServedModel
+    from runtime.loading.served_model import ServedModel
 
 KINDS: dict[str, tuple[str, Task | None]] = {
     "text-to-text": ("tiny-t5", None),

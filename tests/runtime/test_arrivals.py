@@ -11,14 +11,14 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid
-from runtime.loading.arrivals import Arrivals
-from runtime.loading.arriving_weights import ArrivingWeights
-from runtime.loading.wish import Wish
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.listing import RemoteFile
+from runtime.storage.load_ticket import Wish
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import FILES_AT_ONCE, DiskCache
+from runtime.tiers.download_progress import Arrivals
+from runtime.tiers.streaming_weights import ArrivingWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

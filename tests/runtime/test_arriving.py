@@ -11,7 +11,7 @@ import pytest
 
 from registry.domain.model import Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
-from runtime.loading.wish import Wish
+from runtime.storage.load_ticket import Wish
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from runtime.protocols.raw_tensors import to_raw
 from runtime.protocols.routes import MOST_ORDER_BYTES
-from runtime.protocols.tensors import DATATYPES, numeric_tensor
-from runtime.protocols.v2 import LENGTH_HEADER
+from runtime.wire.raw_tensors import to_raw
+from runtime.wire.tensors import DATATYPES, numeric_tensor
+from runtime.wire.v2 import LENGTH_HEADER
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import predict

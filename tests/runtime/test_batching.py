@@ -12,11 +12,11 @@ from PIL import Image
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
-from runtime.protocols.tensors import Tensor, numeric_tensor
-from runtime.protocols.v2 import encode_request
-from runtime.served_model import ServedModel
-from runtime.stages import preprocessed
-from runtime.tasks.frontends import load_frontend
+from runtime.loading.served_model import ServedModel
+from runtime.serving.stages import preprocessed
+from runtime.tasks.processors import load_frontend
+from runtime.wire.tensors import Tensor, numeric_tensor
+from runtime.wire.v2 import encode_request
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
 from tests.runtime.networks import load_network
 from tests.servers import wait_until
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from runtime.device.queue import Ran
-    from runtime.protocols.bodies import ReadBody
+    from runtime.wire.bodies import ReadBody
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
@@ -242,6 +242,6 @@ def test_what_preprocessing_gives_is_checked(models: Path) -> None:
 
 
 def _body(instances: list[str]) -> ReadBody:
-    from runtime.protocols.bodies import ReadBody
+    from runtime.wire.bodies import ReadBody
 
     return ReadBody(instances=instances)

@@ -11,8 +11,8 @@ import pytest
 from registry.domain.model import Tier
 from registry.redis.client import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.loading.abandoned import AbandonedParams, goes_on
-from runtime.loading.wish import Progress
+from runtime.loading.orphaned_loads import AbandonedParams, goes_on
+from runtime.storage.load_ticket import Progress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (

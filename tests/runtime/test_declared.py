@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.declared import DeclaredModels
+from runtime.registration.model_catalog import DeclaredModels
 from tests import servers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from registry.domain.model import ModelPolicy
-from runtime.device.lane import Lane, Payload
+from runtime.device.device_model import Lane, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
 from tests.servers import wait_until

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers.generation.continuous_batching import cache
 
+from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.device.lane import Lane, Payload
+from runtime.device.device_model import Lane, Payload
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, Draining, InferenceFailed
-from runtime.networks.make_model import make_model
 from runtime.tasks.tensors import TensorProgram
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeCopy, FakeEngine

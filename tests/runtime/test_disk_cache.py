@@ -9,7 +9,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.listing import RemoteFile, checked_listing, weights_of
 from runtime.storage.partial_file import SPAN_BYTES, spans_of
 from runtime.storage.storages import Storages

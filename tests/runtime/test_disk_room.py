@@ -13,12 +13,12 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.listing import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.cache_locks import CacheLocks
+from runtime.tiers.disk_budget import DiskRoom
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.disk_room import DiskRoom
 from runtime.tiers.generation_folder import crc32_of
 from tests import servers
 

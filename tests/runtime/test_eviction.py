@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.eviction import measure
-from runtime.loading.eviction import POLICIES, Candidate, greedy_dual, lru
 from runtime.settings import read_settings
+from runtime.tiers.eviction import POLICIES, Candidate, greedy_dual, lru
 
 candidates = st.lists(
     st.tuples(

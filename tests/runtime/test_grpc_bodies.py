@@ -15,12 +15,12 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.infer_type import RequestedOutput
 
 from runtime.errors import InvalidRequest
-from runtime.protocols.grpc_bodies import CONTENTS_OF, decode_message, encode_answer, parse
-from runtime.protocols.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
-from runtime.protocols.v2 import LENGTH_HEADER, V2Request, decode_request, encode_response
+from runtime.wire.grpc_bodies import CONTENTS_OF, decode_message, encode_answer, parse
+from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
+from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_request, encode_response
 
 if TYPE_CHECKING:
-    from runtime.protocols.v2 import EncodedBody
+    from runtime.wire.v2 import EncodedBody
 
 ARRAYS = {
     "BOOL": np.array([[True, False, True]]),

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.errors import ModelInvalid
-from runtime.networks.weight_source import DiskWeights, map_file, touch_pages
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
+from runtime.weights.weight_source import DiskWeights, map_file, touch_pages
 from tests.servers import REPOSITORY, wait_until
 
 if TYPE_CHECKING:

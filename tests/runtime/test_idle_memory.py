@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.loading.residents import Resident, Residents
+from runtime.tiers.device_cache import Resident, Residents
 from tests.runtime.http import metric, predict, wait_idle
 from tests.servers import wait_until
 

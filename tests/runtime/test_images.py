@@ -17,9 +17,9 @@ from PIL import Image
 
 from registry.domain.model import Tier
 from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
-from runtime.protocols.tensors import bytes_tensor, numeric_tensor
-from runtime.tasks.frontends import load_frontend
+from runtime.tasks.processors import load_frontend
 from runtime.tasks.text_to_image import TextToImage
+from runtime.wire.tensors import bytes_tensor, numeric_tensor
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.http import get, post, predict
 from tests.servers import copy_model

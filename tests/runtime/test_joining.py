@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from runtime.device.joining import Joining, TensorRule
+from runtime.device.tensor_batching import Joining, TensorRule
 from runtime.errors import InvalidRequest
-from runtime.protocols.tensors import Tensor, bytes_tensor, numeric_tensor
+from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = Joining(
     {

@@ -13,9 +13,9 @@ from kserve.errors import InvalidInput
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import MemoryBusy, ModelTooLarge
-from runtime.loading.store import Eviction, ModelStore
-from runtime.served_model import ServedModel
-from runtime.tasks.frontends import load_frontend
+from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.served_model import ServedModel
+from runtime.tasks.processors import load_frontend
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_store_shows_models_to_kserve(served: ServedModel) -> None:
 def test_store_waits_for_a_model_in_use(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.loading.store.PATIENCE_S", 0.05)
+    monkeypatch.setattr("runtime.loading.model_store.PATIENCE_S", 0.05)
 
     async def run() -> None:
         store = ModelStore(1000, lambda _: None)
@@ -104,7 +104,7 @@ def test_store_waits_for_a_model_in_use(
         with pytest.raises(MemoryBusy):
             await store.reserve("other", 500)
         assert store.holds(served.spec.key)
-        monkeypatch.setattr("runtime.loading.store.PATIENCE_S", 60.0)
+        monkeypatch.setattr("runtime.loading.model_store.PATIENCE_S", 60.0)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(store.reserve("other", 500))
             await asyncio.sleep(0)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.errors import LoadCancelled, StorageFailed
-from runtime.loading.wish import Wish
-from runtime.storage.link import MOST_PRELOAD_READERS, PRELOAD_SHARE, LinkRate
+from runtime.storage.bandwidth import MOST_PRELOAD_READERS, PRELOAD_SHARE, LinkRate
+from runtime.storage.load_ticket import Wish
 from tests.servers import wait_until
 
 CHUNK = 10_000

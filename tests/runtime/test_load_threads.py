@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import LoadCancelled
 from runtime.loading.load_threads import LoadThreads
-from runtime.loading.wish import Wish
+from runtime.storage.load_ticket import Wish
 from tests.servers import wait_until
 
 PRELOAD, URGENT = False, True

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from runtime.networks.architectures import ARCHITECTURES, T5_PIECES
-from runtime.networks.make_model import make_model
-from runtime.networks.vocabulary import (
+from pilotlight.sample_models.architectures import ARCHITECTURES, T5_PIECES
+from pilotlight.sample_models.make_model import make_model
+from pilotlight.sample_models.vocabulary import (
     byte_level_vocabulary,
     syllable_words,
     unigram_pieces,

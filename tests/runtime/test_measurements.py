@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.domain.pod import Samples
-from runtime.measurements import MOST_PER_HEARTBEAT, Measurements
+from runtime.registration.measurements import MOST_PER_HEARTBEAT, Measurements
 
 
 def test_a_heartbeat_carries_the_latest_samples_of_each_measure_once() -> None:

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification, T5ForConditionalGeneration
 
 from registry.domain.model import Task
+from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
-from runtime.networks.configuration import read_config, task_of
-from runtime.networks.weight_source import DiskWeights
-from runtime.tasks.frontends import load_frontend
+from runtime.tasks.processors import load_frontend
+from runtime.weights.weight_source import DiskWeights
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
 

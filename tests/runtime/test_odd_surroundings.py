@@ -8,8 +8,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from runtime.loading.frontends import Frontends
-from runtime.storage.link import LinkRate
+from runtime.loading.processors import Frontends
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers

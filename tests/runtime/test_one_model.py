@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelRecord
-from runtime.one_model import one_model_spec
+from runtime.serving.single_model import one_model_spec
 from tests import servers
 from tests.runtime.http import get, predict
 from tests.servers import wait_until

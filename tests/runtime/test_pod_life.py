@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.zygote import Zygote
+from runtime.forkserver import Zygote
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict, unanswered

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.engines.programs.index_checks import CHECKS, with_bounds
 from runtime.errors import InvalidRequest
-from runtime.programs.bounds import CHECKS, with_bounds
-from runtime.protocols.tensors import numeric_tensor
 from runtime.tasks.tensors import TensorProgram
+from runtime.wire.tensors import numeric_tensor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelPolicy, Tier
-from runtime.networks.make_model import make_model
-from runtime.protocols.tensors import numeric_tensor
-from runtime.protocols.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from runtime.wire.tensors import numeric_tensor
+from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import archives, rpc
 from tests.runtime.bringers import LocalPod, local_pod, spec_of

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from pilotlight.sample_models.make_model import make_model
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.networks.make_model import make_model
-from runtime.networks.weight_source import DiskWeights
-from runtime.protocols.tensors import Tensor, numeric_tensor
 from runtime.storage.listing import RemoteFile, assets_of
-from runtime.tasks.frontends import load_frontend
+from runtime.tasks.processors import load_frontend
 from runtime.tasks.tensors import TensorProgram
+from runtime.weights.weight_source import DiskWeights
+from runtime.wire.tensors import Tensor, numeric_tensor
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
 from tests.runtime.networks import load_network
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from runtime.device.joining import Batching
-    from runtime.programs.program import Program
+    from runtime.device.tensor_batching import Batching
+    from runtime.engines.programs.program import Program
 
 ROWS = ({0: torch.export.Dim("rows", max=64)},)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.storage.reader_count import (
+from runtime.storage.download_concurrency import (
     FAST_BYTES_PER_S,
     FIRST_READERS,
     MOST_READERS,

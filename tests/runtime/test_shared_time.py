@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.shared_time import SharedTime
+from runtime.generation.processor_sharing import SharedTime
 
 
 class Clock:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from runtime.device.cuda import CudaEngine
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, ModelInvalid
-from runtime.networks.weight_source import DiskWeights
+from runtime.weights.weight_source import DiskWeights
 from tests.runtime.fake_engine import FakeEngine
 from tests.servers import wait_until
 

@@ -18,8 +18,8 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.library import LibraryStorage
-from runtime.storage.link import LinkRate
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 

@@ -20,7 +20,7 @@ import pytest
 from pilotlight.platform.object_store import object_store_command
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.link import LinkRate
+from runtime.storage.bandwidth import LinkRate
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache

@@ -13,7 +13,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from registry.domain.model import ModelPolicy
-from runtime.device.lane import Lane
+from runtime.device.device_model import Lane
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Made, Sampling

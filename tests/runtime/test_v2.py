@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from runtime.errors import InvalidRequest
-from runtime.protocols.raw_tensors import from_raw, to_raw
-from runtime.protocols.tensors import NUMPY_OF, Tensor, bytes_tensor, described, numeric_tensor
-from runtime.protocols.v2 import (
+from runtime.wire.raw_tensors import from_raw, to_raw
+from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, described, numeric_tensor
+from runtime.wire.v2 import (
     LENGTH_HEADER,
     V2Request,
     decode_outputs,

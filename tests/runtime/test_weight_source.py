@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.device.slab import ALIGNMENT_BYTES, view_of
 from runtime.errors import ModelInvalid
-from runtime.networks.weight_source import DiskWeights
-from runtime.networks.weights import DTYPES
+from runtime.weights.safetensors_files import DTYPES
+from runtime.weights.slab import ALIGNMENT_BYTES, view_of
+from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

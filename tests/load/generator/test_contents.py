@@ -23,7 +23,7 @@ from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
 from load.traces.naming import open_trace
-from runtime.protocols.v2 import decode_request
+from runtime.wire.v2 import decode_request
 from tests.load.rows import trace_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Makes models with random weights on this machine, without any download."""

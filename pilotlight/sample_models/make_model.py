@@ -1,0 +1,230 @@
+"""Make a model folder with random weights and a tokenizer, without any download.
+
+The same name gives the same bytes each time. Run as
+`python -m pilotlight.sample_models.make_model NAME DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2TokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5TokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from pilotlight.sample_models.architectures import ARCHITECTURES, Architecture, Family
+from pilotlight.sample_models.make_pipeline import write_pipeline
+from pilotlight.sample_models.make_program import write_program
+from pilotlight.sample_models.vocabulary import (
+    byte_level_vocabulary,
+    unigram_pieces,
+    wordpiece_vocabulary,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+SENTINEL_COUNT = 100
+END_OF_TEXT = "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """Write the model `name` into `folder`, replacing files of the same names whole."""
+    architecture = ARCHITECTURES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    try:
+        match architecture.family:
+            case Family.PROGRAM:
+                write_program(name, aside / "model.pt2")
+            case Family.DIFFUSION:
+                write_pipeline(name, aside)
+            case _:
+                _write_transformers(architecture, name, aside)
+        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+            path.chmod(0o644)
+            target = folder / path.relative_to(aside)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)  # a mapped older file stays whole for its readers
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _write_transformers(architecture: Architecture, name: str, folder: Path) -> None:
+    skeleton = _write_assets(architecture, folder)
+    save_file(_random_weights(skeleton, name), folder / "model.safetensors", {"format": "pt"})
+
+
+def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    """Write all files but the weights; the network comes back as a skeleton without memory."""
+    match architecture.family:
+        case Family.T5:
+            skeleton = _t5_assets(architecture, folder)
+        case Family.BERT:
+            skeleton = _bert_assets(architecture, folder)
+        case Family.VIT:
+            skeleton = _vit_assets(architecture, folder)
+        case Family.GPT2:
+            skeleton = _gpt2_assets(architecture, folder)
+        case other:
+            raise ValueError(f"{other.value} is no family of transformers")
+    skeleton.config.architectures = [type(skeleton).__name__]
+    skeleton.config.save_pretrained(folder)
+    return skeleton
+
+
+def _t5_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    count = architecture.piece_count
+    pieces = unigram_pieces(count, sentinel_count=SENTINEL_COUNT)
+    T5TokenizerFast(vocab=pieces, extra_ids=SENTINEL_COUNT, model_max_length=512).save_pretrained(
+        folder
+    )
+    config = T5Config(**architecture.shape, decoder_start_token_id=0, tie_word_embeddings=True)
+    config.dtype = "float32"
+    never_generated = [0, 2, *range(count - SENTINEL_COUNT, config.vocab_size)]
+    GenerationConfig(
+        decoder_start_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+        min_new_tokens=architecture.new_token_count,
+        max_new_tokens=architecture.new_token_count,
+        no_repeat_ngram_size=1,
+        suppress_tokens=never_generated,
+        do_sample=False,
+        num_beams=1,
+    ).save_pretrained(folder)
+    with torch.device("meta"):
+        return T5ForConditionalGeneration(config)
+
+
+def _bert_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    config = BertConfig(**architecture.shape, id2label=_labels(architecture.label_count))
+    config.dtype = "float32"
+    BertTokenizerFast(
+        vocab=wordpiece_vocabulary(architecture.piece_count),
+        model_max_length=config.max_position_embeddings,
+    ).save_pretrained(folder)
+    with torch.device("meta"):
+        return BertForSequenceClassification(config)
+
+
+def _vit_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    config = ViTConfig(**architecture.shape, id2label=_labels(architecture.label_count))
+    config.dtype = "float32"
+    size = config.image_size
+    ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
+    with torch.device("meta"):
+        return ViTForImageClassification(config)
+
+
+def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+    alphabet = sorted(ByteLevel.alphabet())
+    vocabulary, merges = byte_level_vocabulary(architecture.piece_count, alphabet, END_OF_TEXT)
+    tokenizer = GPT2TokenizerFast(vocab=vocabulary, merges=merges)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    end = vocabulary[END_OF_TEXT]
+    config = GPT2Config(**architecture.shape, bos_token_id=end, eos_token_id=end)
+    config.dtype = "float32"
+    tokenizer.model_max_length = config.n_positions
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        max_new_tokens=architecture.new_token_count,
+        do_sample=False,
+    ).save_pretrained(folder)
+    with torch.device("meta"):
+        return GPT2LMHeadModel(config)
+
+
+def _labels(count: int) -> dict[int, str]:
+    return {index: f"class-{index + 1:04d}" for index in range(count)}
+
+
+def _random_weights(skeleton: PreTrainedModel, name: str) -> dict[str, torch.Tensor]:
+    """Weights by the usual rules of initialisation, drawn from a generator seeded by `name`."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    generator = np.random.Generator(np.random.PCG64(seed))
+    tied = set(skeleton.all_tied_weights_keys)
+    key_size = getattr(skeleton.config, "d_kv", 1)
+    weights = {}
+    for key, tensor in sorted(skeleton.state_dict().items()):
+        if key in tied:
+            continue
+        shape = tuple(tensor.shape)
+        scale = _scale_of(key, shape, key_size)
+        if scale is None:
+            value = np.ones(shape, dtype=np.float32)
+        else:
+            value = generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        weights[key] = torch.from_numpy(value)
+    return weights
+
+
+def _scale_of(key: str, shape: Sequence[int], key_size: int) -> float | None:
+    """Standard deviation of the weight `key`; None for a scale of a normalisation layer, ones."""
+    if key.endswith("bias"):
+        return 0.02
+    if "norm" in key.lower() or ".ln_" in key:
+        return None
+    if ".wte." in key or ".wpe." in key:
+        return 0.05  # small beside the layers' own output, so that no token repeats itself
+    if ".c_" in key:  # these are stored as (inputs, outputs)
+        return 1.0 / math.sqrt(shape[0])
+    if key == "shared.weight":
+        return 1.0
+    if "relative_attention_bias" in key or "embeddings" in key:
+        return 0.1
+    fan_in = float(math.prod(shape[1:]))
+    # T5 does not divide attention scores by the square root of the key size: the query must.
+    return 1.0 / math.sqrt(fan_in * (key_size if key.endswith(".q.weight") else 1))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pilotlight.sample_models.make_model", description=__doc__
+    )
+    parser.add_argument("name", choices=sorted(ARCHITECTURES))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    folder = make_model(cast("str", options.name), cast("Path", options.folder))
+    size = sum(path.stat().st_size for path in folder.rglob("*"))
+    sys.stdout.write(f"made {options.name} in {folder}: {size / 1e6:.1f} MB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

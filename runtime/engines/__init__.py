@@ -1,0 +1,1 @@
+"""What runs each format of models: transformers networks, exported programs, diffusion."""

@@ -1,0 +1,1 @@
+"""Diffusion pipelines: text to image, one step at a time."""

@@ -1,0 +1,110 @@
+"""What the tensors of an image request must be. Images are made one by one, not in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtime.engines.images.image_requests import (
+    DEFAULT_GUIDANCE,
+    MOST_GUIDANCE,
+    MOST_IMAGES,
+    MOST_PIXELS,
+    MOST_SEED,
+    MOST_STEPS,
+)
+from runtime.errors import InvalidRequest
+from runtime.wire.tensors import Tensor, numeric_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from transformers import PreTrainedModel
+
+    from runtime.engines.images.image_requests import Sides
+
+NAMES = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guidance")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBatching:
+    """The rules of one model."""
+
+    sides: Sides
+    vocabulary_size: int
+    most_tokens: int
+    most_rows: int | None = 1
+
+    def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The inputs in order; raises InvalidRequest."""
+        named = {tensor.name: tensor for tensor in inputs}
+        if sorted(named) != sorted(NAMES) or len(inputs) != len(NAMES):
+            raise InvalidRequest(f"inference needs {list(NAMES)}, got {sorted(named)[:8]}")
+        rows = named["seed"].data.size
+        if not 0 < rows <= MOST_IMAGES:
+            raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, was {rows}")
+        step = self.sides.multiple
+        for name, low, high in (
+            ("prompt_ids", 0, self.vocabulary_size - 1),
+            ("negative_ids", 0, self.vocabulary_size - 1),
+            ("seed", 0, MOST_SEED),
+            ("steps", 1, MOST_STEPS),
+            ("width", step, MOST_PIXELS),
+            ("height", step, MOST_PIXELS),
+            ("guidance", 0, MOST_GUIDANCE),
+        ):
+            shape = (rows, self.most_tokens) if name.endswith("_ids") else (rows,)
+            datatype = "FP32" if name == "guidance" else "INT64"
+            tensor = named[name]
+            if tensor.datatype != datatype or tensor.shape != shape:
+                raise InvalidRequest(
+                    f"tensor {name!r} must be {datatype} {list(shape)},"
+                    f" was {tensor.datatype} {list(tensor.shape)}"
+                )
+            if not ((tensor.data >= low) & (tensor.data <= high)).all():
+                raise InvalidRequest(f"tensor {name!r} must hold values from {low} to {high}")
+        sizes = np.stack([named["width"].data, named["height"].data])
+        if (sizes % step).any() or (sizes != sizes[:, :1]).any():
+            raise InvalidRequest(f"images must have one size, multiples of {step}")
+        return tuple(named[name] for name in NAMES)
+
+    def rows_of(self, inputs: Sequence[Tensor]) -> int:
+        """Images."""
+        return len(inputs[0].data)
+
+    def kind_of(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
+        """Each runs alone."""
+        del inputs, network
+        return None
+
+    def length_of(self, inputs: Sequence[Tensor]) -> int:
+        """Nothing is padded."""
+        del inputs
+        return 1
+
+    def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """The only request."""
+        (inputs,) = requests
+        return tuple(inputs)
+
+    def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """To the only request."""
+        del rows
+        return [tuple(outputs)]
+
+    def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
+        """Images of two steps."""
+        del tokens
+        ids = np.zeros((rows, self.most_tokens), np.int64)
+        values = {"seed": 0, "steps": 2, "width": self.sides.default, "height": self.sides.default}
+        return (
+            numeric_tensor("prompt_ids", ids),
+            numeric_tensor("negative_ids", ids),
+            *(
+                numeric_tensor(name, np.full(rows, value, np.int64))
+                for name, value in values.items()
+            ),
+            numeric_tensor("guidance", np.full(rows, DEFAULT_GUIDANCE, np.float32)),
+        )

@@ -1,0 +1,149 @@
+"""What a request for images may ask for: V1 instances and V2 tensors to one list of wishes."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import InvalidRequest
+from runtime.wire.tensors import BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from runtime.wire.tensors import Tensor
+
+MOST_IMAGES = 16
+MOST_STEPS = 200
+MOST_PIXELS = 2048
+"""Of a side."""
+MOST_SEED = 2**63 - 1
+MOST_GUIDANCE = 100.0
+DEFAULT_STEPS = 30
+DEFAULT_GUIDANCE = 7.5
+FIELDS = (
+    "prompt", "negative_prompt", "seed", "num_inference_steps", "width", "height",
+    "guidance_scale",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The size of images where a request does not say, and what sides must be multiples of."""
+
+    default: int
+    multiple: int
+
+    def allow(self, side: int) -> bool:
+        """Whether an image may be so wide or high."""
+        return self.multiple <= side <= MOST_PIXELS and side % self.multiple == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One image."""
+
+    prompt: str
+    negative_prompt: str
+    seed: int
+    steps: int
+    width: int
+    height: int
+    guidance: float
+
+
+def read_wishes(instances: Sequence[Any], sides: Sides, *, where: str = "instances") -> list[Wish]:
+    """The images of a V1 body; `where` is its list, for messages. Raises InvalidRequest."""
+    if not 0 < len(instances) <= MOST_IMAGES:
+        raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, {len(instances)}"
+                             " were asked for")  # fmt: skip
+    wishes = [_wish(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
+    if len({(wish.width, wish.height) for wish in wishes}) > 1:
+        raise InvalidRequest("all images of a request must have one width and one height")
+    return wishes
+
+
+def instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """A V2 body as V1 instances: each tensor has one value for each image, or one for all."""
+    named = {tensor.name: tensor for tensor in tensors}
+    prompts = named.get("prompt")
+    if prompts is None or prompts.datatype != BYTES:
+        raise InvalidRequest(f"inputs must hold a BYTES tensor 'prompt', were {sorted(named)[:8]}")
+    count = prompts.data.size
+    columns = {name: _column(tensor, count) for name, tensor in named.items()}
+    return [{name: values[row] for name, values in columns.items()} for row in range(count)]
+
+
+def _column(tensor: Tensor, count: int) -> list[Any]:
+    values = tensor.data.ravel().tolist()
+    if tensor.datatype == BYTES:
+        try:
+            values = [value.decode() for value in values]
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"input {tensor.name!r} must be UTF-8: {error}") from error
+    if len(values) not in {1, count}:
+        raise InvalidRequest(
+            f"input {tensor.name!r} must have 1 value or {count}, one per prompt, has {len(values)}"
+        )
+    return values if len(values) == count else values * count
+
+
+def _wish(instance: Any, place: str, sides: Sides) -> Wish:
+    if isinstance(instance, str):
+        instance = {"prompt": instance}
+    if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
+        raise InvalidRequest(
+            f"{place} must be an object with a string 'prompt', was {reprlib.repr(instance)}"
+        )
+    if unknown := sorted(set(map(str, instance)) - set(FIELDS)):
+        raise InvalidRequest(f"{place} has fields {unknown[:5]}; there are {', '.join(FIELDS)}")
+    negative = instance.get("negative_prompt", "")
+    if not isinstance(negative, str):
+        raise InvalidRequest(f"{place}: 'negative_prompt' must be a string")
+    return Wish(
+        prompt=instance["prompt"],
+        negative_prompt=negative,
+        seed=_whole(instance, "seed", place, default=0, low=0, high=MOST_SEED),
+        steps=_whole(
+            instance, "num_inference_steps", place, default=DEFAULT_STEPS, low=1, high=MOST_STEPS
+        ),
+        width=_side(instance, "width", place, sides),
+        height=_side(instance, "height", place, sides),
+        guidance=_guidance(instance, place),
+    )
+
+
+def _whole(
+    instance: Mapping[str, Any], name: str, place: str, *, default: int, low: int, high: int
+) -> int:
+    value = instance.get(name, default)
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidRequest(
+            f"{place}: {name!r} must be a whole number from {low} to {high},"
+            f" was {reprlib.repr(value)}"
+        )
+    return value
+
+
+def _side(instance: Mapping[str, Any], name: str, place: str, sides: Sides) -> int:
+    value = _whole(
+        instance, name, place, default=sides.default, low=sides.multiple, high=MOST_PIXELS
+    )
+    if value % sides.multiple:
+        raise InvalidRequest(
+            f"{place}: {name!r} must be a multiple of {sides.multiple}, was {value}"
+        )
+    return value
+
+
+def _guidance(instance: Mapping[str, Any], place: str) -> float:
+    value = instance.get("guidance_scale", DEFAULT_GUIDANCE)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 <= value <= MOST_GUIDANCE:
+        raise InvalidRequest(
+            f"{place}: 'guidance_scale' must be a number from 0 to {MOST_GUIDANCE:g},"
+            f" was {reprlib.repr(value)}"
+        )
+    return float(value)

@@ -1,0 +1,1 @@
+"""Networks of transformers, built from their configuration without weights."""

@@ -1,0 +1,223 @@
+"""The network of a model: a skeleton without memory, built from configuration files alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from registry.domain.model import Task
+from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.networks.skeletons import Place, Skeleton
+from runtime.errors import ModelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from runtime.weights.safetensors_files import StoredTensor
+
+SKELETON_LOCK = threading.Lock()
+"""Building a network changes process-wide defaults of torch (dtype): one at a time, 30 ms each."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Per stored tensor."""
+
+
+def signature_of(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
+    """What two models must have in common to use one skeleton: configuration, task, tensors."""
+    digest = hashlib.sha256(repr(declared).encode())
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        digest.update(path.read_bytes() if path.exists() else b"-")
+    rows = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
+    digest.update(json.dumps(rows).encode())
+    return digest.hexdigest()
+
+
+def build_skeleton(
+    folder: Path,
+    declared: Task | None,
+    shapes: Shapes,
+    *,
+    signature: str,
+    device: torch.device,
+) -> Skeleton:
+    """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
+
+    Args:
+        folder: holds the model's small files.
+        declared: the task, where the InferenceService names one.
+        shapes: of the tensors that the model's files hold.
+        signature: of the architecture.
+        device: where the values that no file holds are put.
+    """
+    config = read_config(folder)
+    network = _network(config, task_of(config, declared))
+    places = _places(network, shapes)
+    _fill_unsaved_buffers(network, device)
+    _check_complete(network, places)
+    _read_generation_config(network, folder)
+    network.eval()
+    network.requires_grad_(requires_grad=False)
+    return Skeleton(signature, network, places)
+
+
+def build_transformer(
+    folder: Path, class_name: str, shapes: Shapes, device: torch.device
+) -> tuple[PreTrainedModel, tuple[Place, ...]]:
+    """A network of transformers that is a part of a model, without weights, and where they go.
+
+    Raises ModelInvalid.
+    """
+    import transformers
+
+    config = read_config(folder)
+    kind: Any = getattr(transformers, class_name)
+    if not isinstance(config, kind.config_class):
+        raise ModelInvalid(f"{folder.name}/config.json is of no {class_name}")
+    try:
+        with SKELETON_LOCK, torch.device("meta"):
+            network: PreTrainedModel = kind(config)
+    except Exception as error:  # an absurd shape fails in its own way
+        raise ModelInvalid(f"{folder.name}/config.json gives no network: {error}") from error
+    places = _places(network, shapes)
+    _fill_unsaved_buffers(network, device)
+    _check_complete(network, places)
+    network.eval()
+    network.requires_grad_(requires_grad=False)
+    return network, places
+
+
+def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
+    import transformers
+
+    factories: dict[Task, Any] = {
+        Task.TEXT_EMBEDDING: transformers.AutoModel,
+        Task.TEXT_TO_TEXT: transformers.AutoModelForSeq2SeqLM,
+        Task.TEXT_GENERATION: transformers.AutoModelForCausalLM,
+        Task.TEXT_CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+        Task.IMAGE_CLASSIFICATION: transformers.AutoModelForImageClassification,
+    }
+    try:
+        with SKELETON_LOCK, torch.device("meta"):
+            network: PreTrainedModel = factories[task].from_config(config, trust_remote_code=False)
+            network.tie_weights()
+    except Exception as error:  # each architecture fails on an absurd shape in its own way
+        raise ModelInvalid(
+            f"config.json ({config.model_type}) gives no network for task {task.value}: {error}"
+        ) from error
+    return network
+
+
+def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[Place, ...]:
+    """Where the stored tensors go, under the names that the network has for them."""
+    renamed = _renamed(shapes, network.state_dict().keys(), network.base_model_prefix)
+    groups = _tied_groups(network)
+    missing = [group for group in groups if not any(name in renamed for name in group)]
+    if missing and all(group[0].startswith("pooler.") for group in missing):
+        network.pooler = None  # embeddings are pooled from the last layer and need none
+        groups = [group for group in groups if group not in missing]
+        missing = []
+    if missing:
+        raise ModelInvalid(
+            f"{len(missing)} weights are missing, such as {[group[0] for group in missing[:3]]};"
+            f" the files hold {sorted(shapes)[:3]} and more"
+        )
+    tied = set(network.all_tied_weights_keys)
+    places: list[Place] = []
+    wrong = []
+    for group in groups:
+        held = [name for name in group if name in renamed]
+        source = next((name for name in held if name not in tied), held[0])
+        stored = renamed[source]
+        for name in group:
+            place = _place(network, name, stored)
+            places.append(place)
+            if tuple(place.empty.shape) != shapes[stored]:
+                wrong.append(
+                    f"{name} has shape {list(shapes[stored])}, {list(place.empty.shape)} is needed"
+                )
+    if wrong:
+        raise ModelInvalid(f"weights do not fit config.json: {'; '.join(wrong[:3])}")
+    return tuple(places)
+
+
+def _tied_groups(network: PreTrainedModel) -> list[list[str]]:
+    """Names of the weights, those together that are one tensor."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), []).append(name)
+    return list(groups.values())
+
+
+def _place(network: PreTrainedModel, name: str, stored: str) -> Place:
+    path, _, leaf = name.rpartition(".")
+    module = network.get_submodule(path)
+    entries = module._parameters if leaf in module._parameters else module._buffers
+    empty = entries[leaf]
+    if empty is None:
+        raise ModelInvalid(f"{network.config.model_type}: {name} is not a weight")
+    return Place(entries, leaf, empty, stored)
+
+
+def _renamed(stored: Mapping[str, Any], expected: Any, prefix: str) -> dict[str, str]:
+    """The network's name of each stored tensor, with the base model's prefix added or taken off."""
+    renamed = {}
+    for name in stored:
+        if name in expected:
+            renamed[name] = name
+        elif name.removeprefix(f"{prefix}.") in expected:
+            renamed[name.removeprefix(f"{prefix}.")] = name
+        elif f"{prefix}.{name}" in expected:
+            renamed[f"{prefix}.{name}"] = name
+        else:
+            renamed[_modern_name(name)] = name
+    return renamed
+
+
+def _modern_name(name: str) -> str:
+    """Old checkpoints call the parameters of a layer normalisation gamma and beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _fill_unsaved_buffers(network: PreTrainedModel, device: torch.device) -> None:
+    """Compute the buffers that no file holds, such as position numbers.
+
+    The architecture's own initialisation knows their values; weights are marked as initialised,
+    so it leaves them alone.
+    """
+    for tensor in network.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for module in network.modules():
+        for name in module._non_persistent_buffers_set:
+            buffer = module._buffers.get(name)
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    network.initialize_weights()
+
+
+def _check_complete(network: PreTrainedModel, places: Sequence[Place]) -> None:
+    filled = {id(place.empty) for place in places}
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    left = [name for name, value in tensors if value.is_meta and id(value) not in filled]
+    if left:
+        raise ModelInvalid(f"{network.config.model_type}: no values for {sorted(left)[:3]}")
+
+
+def _read_generation_config(network: PreTrainedModel, folder: Path) -> None:
+    if not (folder / "generation_config.json").exists() or not network.can_generate():
+        return
+    from transformers import GenerationConfig
+
+    try:
+        network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelInvalid(f"generation_config.json cannot be used: {error}") from error

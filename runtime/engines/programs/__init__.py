@@ -1,0 +1,1 @@
+"""Programs of `torch.export`, read and run without unpickling anything."""

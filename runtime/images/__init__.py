@@ -1,1 +1,0 @@
-"""Text to image: the parts of a Stable Diffusion pipeline, and images made step by step."""

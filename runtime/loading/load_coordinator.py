@@ -1,0 +1,236 @@
+"""Holding models on the device: one load per model at a time, different models side by side.
+
+A request that needs a model holds it: it is there, or the request joins the load under way, or it
+begins one under a claim of the registry. Failed loads are not tried again before their time. What
+a load does is `one_load`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from registry.domain.model import Tier
+from registry.redis.client import ClaimScope
+from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
+from runtime.loading.failures import Failures
+from runtime.loading.load_task import Load, LoadRunner
+from runtime.loading.orphaned_loads import AbandonedParams, goes_on
+from runtime.loading.tier_preloads import TierPreloads
+from runtime.storage.load_ticket import Wish
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    from registry.domain.model import ModelSpec
+    from registry.redis.watch import ClusterWatch
+    from runtime.loading.model_loader import Bringer
+    from runtime.loading.model_store import Resident
+    from runtime.loading.reload_costs import ReloadCosts
+    from runtime.loading.served_model import ServedModel
+    from runtime.registration.measurements import Measurements
+    from runtime.registration.registry_agent import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model a request holds on the device; give it back with `Loads.release`."""
+
+    resident: Resident
+    start: str
+    """`warm`, or the tier the request had to wait from."""
+    load_s: float
+
+    @property
+    def model(self) -> ServedModel:
+        """The model."""
+        return self.resident.model
+
+
+class Loads:
+    """All loads of a pod."""
+
+    def __init__(
+        self,
+        bringer: Bringer,
+        *,
+        agent: Agent,
+        watch: ClusterWatch,
+        measurements: Measurements,
+        costs: ReloadCosts,
+        tasks: asyncio.TaskGroup,
+        abandoned: AbandonedParams = AbandonedParams(),  # noqa: B008 - it is frozen
+    ) -> None:
+        self._finder = bringer.finder
+        self._store = bringer.store
+        self._agent = agent
+        self._tasks = tasks
+        self._abandoned = abandoned
+        self._under_way: dict[str, Load] = {}
+        self._failures = Failures(watch)
+        self._preloads = TierPreloads(bringer.finder, tasks, agent.tell_tier)
+        self._runner = LoadRunner(
+            bringer,
+            agent=agent,
+            failures=self._failures,
+            measurements=measurements,
+            costs=costs,
+        )
+
+    @property
+    def completed_total(self) -> int:
+        """Loads that ended well."""
+        return self._runner.completed_total
+
+    def is_loading(self, key: str) -> bool:
+        """Whether the model is on its way to the device."""
+        return key in self._under_way
+
+    async def hold(
+        self, spec: ModelSpec, *, token: int | None = None, deadline_s: float | None = None
+    ) -> HeldModel:
+        """The model, on the device until released.
+
+        Raises:
+            LoadFailed: it cannot be loaded, or was tried too recently.
+            LoadRefused: the registry gave no claim.
+            MemoryBusy: models in use hold the memory.
+            LoadCancelled: the model was unloaded meanwhile.
+            DeadlinePassed: the load takes longer than the request may wait.
+        """
+        started_s = time.monotonic()
+        remaining_s = None if deadline_s is None else deadline_s - started_s
+        try:
+            async with asyncio.timeout(remaining_s):
+                resident = self._pin(spec)
+                while resident is None and (load := self._ending(spec.key)) is not None:
+                    await load.over.wait()
+                    resident = self._pin(spec)
+                if resident is not None:
+                    return HeldModel(resident, "warm", 0.0)
+                return await self._join(spec, token, started_s)
+        except TimeoutError as error:
+            raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
+
+    def _pin(self, spec: ModelSpec) -> Resident | None:
+        resident = self._store.pin(spec.key)
+        if resident is None and (reason := self._store.broken_reason(spec.key)) is not None:
+            raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
+        return resident
+
+    def _ending(self, key: str) -> Load | None:
+        """The load under way that was given up, if it is: nobody joins it."""
+        load = self._under_way.get(key)
+        return load if load is not None and load.wish.is_withdrawn else None
+
+    async def _join(self, spec: ModelSpec, token: int | None, started_s: float) -> HeldModel:
+        """Wait for the load under way, or for a new one."""
+        load = self._under_way.get(spec.key) or self._begin(
+            spec, ClaimScope.POD, token=token, is_preload=False
+        )
+        if token is not None:
+            load.token = max(token, load.token or 0)
+        load.waiters += 1
+        load.wish.hasten()
+        self._preloads.hasten(spec.key)
+        try:
+            resident = await asyncio.shield(load.done)
+        except BaseException:
+            await self._stop_waiting(load)
+            raise
+        return HeldModel(resident, load.source.value, time.monotonic() - started_s)
+
+    async def release(self, held: HeldModel) -> None:
+        """Give a held model back."""
+        await self._store.unpin(held.resident)
+
+    async def _stop_waiting(self, load: Load) -> None:
+        """A waiter leaves: the load pins the model once for each that is left when it is done."""
+        if not load.done.done():
+            load.waiters -= 1
+            if load.waiters == 0:
+                self._abandon(load)
+        elif not load.done.cancelled() and load.done.exception() is None:
+            await self._store.unpin(load.done.result())
+
+    def _abandon(self, load: Load) -> None:
+        """Nobody waits any more: the load makes way for others, or ends."""
+        self._preloads.relax(load.spec.key)
+        if load.is_preload or goes_on(load.wish.progress, self._abandoned):
+            load.wish.relax()
+        else:
+            load.wish.withdraw("nobody waits for it any more")
+
+    async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
+        """Bring a model to a tier without holding it; loads that requests wait for go first.
+
+        Raises as `hold` does, and HostTierRefused where tier `host` does not take it.
+        """
+        if tier is not Tier.DEVICE:
+            await self._preloads.bring(spec, tier)
+            return
+        while (ending := self._ending(spec.key)) is not None:
+            await ending.over.wait()
+        if self._store.holds(spec.key):
+            return
+        load = self._under_way.get(spec.key)
+        if load is None:
+            load = self._begin(spec, scope, token=None, is_preload=True)
+        load.is_preload = True
+        await asyncio.shield(load.done)
+
+    async def cancel(self, key: str, reason: str) -> None:
+        """End what is under way for a model, and give back what it took; requests hear why."""
+        load = self._under_way.get(key)
+        self._preloads.withdraw(key, reason)
+        if load is not None:
+            load.wish.withdraw(reason)
+            await load.over.wait()
+        await self._preloads.wait_over(key)
+        if not self._store.holds(key):
+            await in_thread(self._finder.threads, self._finder.cache.discard_partial, key)
+
+    async def give_up(self, key: str, reason: str) -> None:
+        """Take a model that hangs off the device and say so; requests to it hear the reason."""
+        failure = self._failures.remember_broken(key, reason)
+        await self._store.retire(key, "broken")
+        await self._agent.report_broken(failure)
+
+    # One load
+
+    def _begin(
+        self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
+    ) -> Load:
+        done: asyncio.Future[Resident] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_mark_retrieved)
+        wish = Wish(is_urgent=not is_preload)
+        load = Load(spec, scope, done, token, wish, is_preload=is_preload)
+        self._under_way[spec.key] = load
+        self._tasks.create_task(self._run(load))
+        return load
+
+    async def _run(self, load: Load) -> None:
+        key = load.spec.key
+        try:
+            resident = await self._runner.run(load)
+        except asyncio.CancelledError:
+            load.done.cancel()
+            raise
+        except RuntimePackageError as error:
+            load.done.set_exception(error)
+        else:
+            self._store.pin(key, load.waiters)
+            load.done.set_result(resident)
+            await self._store.unpin(resident)
+        finally:
+            del self._under_way[key]
+            load.over.set()
+            if not load.is_settled:
+                self._agent.tell_tier(key)  # which takes the claim back
+
+
+def _mark_retrieved(future: asyncio.Future[Resident]) -> None:
+    """The last waiter may have left before an error came."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,124 @@
+"""The frontends a pod has at hand: tokenizers and the like, for models it serves or forwards.
+
+They are small and live in memory beside the device's budget, the most recently used ones. Models
+with the same small files share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from runtime.engines.programs.program import is_hidden
+from runtime.errors import ModelInvalid
+from runtime.loading.single_flight import SingleFlight
+from runtime.tasks.processors import load_frontend
+from runtime.threads import in_thread
+from runtime.weights.archive import SUFFIX, Archive
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from registry.domain.model import ModelSpec, Task
+    from runtime.tasks.task import Frontend
+    from runtime.tiers.disk_cache import DiskCache
+
+MOST_FRONTENDS = 64
+
+
+class Frontends:
+    """Fetches the small files of models and builds frontends from them, once each."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        threads: Executor,
+        tasks: asyncio.TaskGroup,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._on_change = on_change
+        self._ready: OrderedDict[str, Frontend] = OrderedDict()
+        self._by_contents: WeakValueDictionary[str, Frontend] = WeakValueDictionary()
+        self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
+        self._builds: SingleFlight[str, Frontend] = SingleFlight(tasks)
+
+    async def folder(self, spec: ModelSpec) -> Path:
+        """The folder with the model's small files, fetched if need be; raises LoadFailed."""
+        return await self._folders.run(
+            spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
+        )
+
+    async def get(self, spec: ModelSpec) -> Frontend:
+        """The model's frontend; raises LoadFailed."""
+        frontend = self._ready.get(spec.key)
+        if frontend is None:
+            frontend = await self._builds.run(spec.key, lambda: self._build(spec))
+        if spec.key in self._ready:
+            self._ready.move_to_end(spec.key)
+        return frontend
+
+    def has(self, key: str) -> bool:
+        """Whether a model could be forwarded at once."""
+        return key in self._ready
+
+    def keys(self) -> set[str]:
+        """Models with a frontend at hand."""
+        return set(self._ready)
+
+    def forget(self, key: str) -> None:
+        """Drop the frontend of a model whose files are deleted."""
+        self._ready.pop(key, None)
+
+    async def _build(self, spec: ModelSpec) -> Frontend:
+        try:
+            frontend = await self._read(spec)
+        except ModelInvalid:
+            # The files may be mended at their source: the next try fetches them again.
+            await in_thread(self._threads, self._cache.discard, spec.key)
+            raise
+        self._ready[spec.key] = frontend
+        self._on_change(spec.key)
+        while len(self._ready) > MOST_FRONTENDS:
+            key, _ = self._ready.popitem(last=False)
+            self._on_change(key)
+        return frontend
+
+    async def _read(self, spec: ModelSpec) -> Frontend:
+        """The frontend, its files kept from other pods that want their room."""
+        hold = await in_thread(self._threads, self._cache.hold, spec.key)
+        try:
+            folder = await self.folder(spec)
+            contents = await in_thread(self._threads, _digest, folder, spec.task)
+            return await self._shared(contents, folder, spec)
+        finally:
+            hold.release()
+
+    async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Frontend:
+        """The frontend of these files, which another model may have already."""
+        known = self._by_contents.get(contents)
+        if known is not None:
+            return known
+        frontend = await in_thread(self._threads, load_frontend, folder, spec.task)
+        self._by_contents[contents] = frontend
+        return frontend
+
+
+def _digest(folder: Path, declared: Task | None) -> str:
+    """What makes two frontends the same: the task and the contents of all small files."""
+    digest = hashlib.sha256(repr(declared).encode())
+    for path in sorted(folder.rglob("*")):
+        is_weights = ".safetensors" in path.name  # they may be on their way just now
+        if path.suffix == SUFFIX:
+            if not is_hidden(path, folder):
+                digest.update(Archive(path).program_bytes())
+        elif not is_weights and not path.name.startswith(".") and path.is_file():
+            digest.update(f"{path.relative_to(folder)}:{path.stat().st_size}:".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,175 @@
+"""A model on the device, as KServe's SDK knows models: preprocess, predict, postprocess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kserve import InferOutput, InferRequest, InferResponse, Model
+from kserve.errors import InvalidInput
+
+from runtime.device.device_model import Lane, Payload
+from runtime.device.stepwise import Stepwise, run_steps
+from runtime.errors import InvalidRequest
+from runtime.threads import in_thread
+from runtime.wire.tensors import BYTES, Tensor, bytes_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from transformers import PreTrainedModel
+
+    from registry.domain.model import ModelPolicy, ModelSpec
+    from runtime.device.queue import Ran
+    from runtime.device.worker import DeviceWorker
+    from runtime.generation.engine import Engine
+    from runtime.tasks.task import Frontend
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Tensors between KServe's hooks, with the request they belong to (None: V1)."""
+
+    tensors: tuple[Tensor, ...]
+    request: InferRequest | None
+
+
+class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
+    """One generation of a model with its network; works under KServe's own endpoints too."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        frontend: Frontend,
+        network: PreTrainedModel,
+        device: DeviceWorker,
+        threads: Executor,
+    ) -> None:
+        super().__init__(spec.name.path_segment)
+        self.spec = spec
+        self.frontend = frontend
+        self._network: PreTrainedModel | None = network
+        self._device = device
+        self._threads = threads
+        self.lane = Lane(
+            spec.key,
+            str(spec.name),
+            self.infer_together,
+            spec.policy,
+            most_rows=frontend.joining.most_rows,
+        )
+        self.generator: Engine | None = None
+        """Makes tokens, where the model generates text."""
+        self.ready = True
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an inference of it did not end, so that nothing of it runs any more."""
+        return self.lane.broken is not None
+
+    async def warm_up(self) -> None:
+        """One short inference; raises whatever the network raises."""
+        network = self._network_in_use()
+        await self._device.run(lambda: self.frontend.warm_up(network), lane=self.lane)
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        policy: ModelPolicy | None = None,
+    ) -> Ran[tuple[Tensor, ...]]:
+        """Run the network on checked inputs, with others that wait; raises as the device does.
+
+        `policy` is what the model's annotations say now, which bounds its batches.
+        """
+        self.lane.policy = policy or self.lane.policy
+        joining = self.frontend.joining
+        if isinstance(self.frontend, Stepwise):
+            steps = self.frontend.steps(self._network_in_use(), inputs)
+            return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
+        kind = joining.kind_of(inputs, self._network_in_use())
+        payload = Payload(inputs, joining.rows_of(inputs), joining.length_of(inputs), kind)
+        return await self._device.infer(self.lane, payload, deadline_s=deadline_s)
+
+    def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """The network's outputs for each request, from one inference; called by the device."""
+        network, joining = self._network_in_use(), self.frontend.joining
+        outputs = self.frontend.infer(network, joining.join(requests))
+        if len(requests) == 1:
+            return [outputs]
+        return joining.split(outputs, [joining.rows_of(inputs) for inputs in requests])
+
+    def _network_in_use(self) -> PreTrainedModel:
+        if self._network is None:
+            raise RuntimeError(f"{self.spec.key} was used after it left the device")
+        return self._network
+
+    async def preprocess(self, payload: Any, headers: Mapping[str, str] | None = None) -> _Stage:
+        """KServe's hook: a V1 dict or an InferRequest to the network's tensors."""
+        del headers
+        try:
+            if isinstance(payload, InferRequest):
+                request, items = payload, self.frontend.read_tensors(_tensors_of(payload))
+            else:
+                instances = payload.get("instances", payload.get("inputs"))
+                if not isinstance(instances, list):
+                    raise InvalidRequest("the body must hold a list 'instances'")
+                request, items = None, self.frontend.read_instances(instances)
+        except InvalidRequest as error:
+            raise InvalidInput(str(error)) from error
+        tensors = await in_thread(self._threads, self.frontend.preprocess, items)
+        return _Stage(self.frontend.joining.checked(tensors), request)
+
+    async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
+        """KServe's hook: inference on the device."""
+        del headers
+        return _Stage((await self.infer(payload.tensors)).value, payload.request)
+
+    async def postprocess(self, result: _Stage, headers: Mapping[str, str] | None = None) -> Any:
+        """KServe's hook: a V1 dict or an InferResponse."""
+        del headers
+        outputs = await in_thread(self._threads, self.frontend.postprocess, result.tensors)
+        if result.request is None:
+            return {"predictions": self.frontend.predictions(outputs)}
+        return InferResponse(
+            response_id=result.request.id or "",
+            model_name=self.name,
+            infer_outputs=[_infer_output(tensor) for tensor in outputs],
+        )
+
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """V2 metadata."""
+        return self.frontend.input_types()
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """V2 metadata."""
+        return self.frontend.output_types()
+
+    def stop(self) -> None:
+        """Let go of the network, which unmaps its weights."""
+        super().stop()
+        self._network = None
+        if self.generator is not None:
+            self.generator.close()
+            self.generator = None
+
+
+def _tensors_of(request: InferRequest) -> list[Tensor]:
+    tensors = []
+    for each in request.inputs:
+        data = each.as_numpy()
+        if each.datatype == BYTES:
+            values = [v.encode() if isinstance(v, str) else bytes(v) for v in data.ravel()]
+            tensors.append(bytes_tensor(each.name, values))
+        else:
+            tensors.append(Tensor(each.name, each.datatype, data))
+    return tensors
+
+
+def _infer_output(tensor: Tensor) -> InferOutput:
+    output = InferOutput(tensor.name, list(tensor.shape), tensor.datatype)
+    output.set_data_from_numpy(tensor.data, binary_data=False)
+    return output

@@ -1,0 +1,50 @@
+"""Where this pod has its models, as the registry is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.domain.model import Tier
+from runtime.metrics import TIER_BYTES
+from runtime.registration.registry_agent import Agent, Held
+
+if TYPE_CHECKING:
+    from runtime.loading.model_store import ModelStore
+    from runtime.loading.processors import Frontends
+    from runtime.tiers.disk_cache import DiskCache
+    from runtime.tiers.host_tier import HostTier
+
+
+def held(
+    key: str, store: ModelStore, host: HostTier, cache: DiskCache, frontends: Frontends
+) -> Held:
+    """The nearest tier of a model, and its bytes there."""
+    if store.holds(key):
+        return Held(Tier.DEVICE, store.bytes_of(key))
+    if host.bytes_of(key):
+        return Held(Tier.HOST, host.bytes_of(key))
+    size_bytes = cache.bytes_on_disk(key)
+    if size_bytes:
+        return Held(Tier.DISK, size_bytes)
+    return Held(Tier.REMOTE, cache.asset_bytes(key) if frontends.has(key) else 0)
+
+
+def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
+    """Where a model will be once it has left the device."""
+    if host.bytes_of(key) or 0 < size_bytes <= host.budget_bytes:
+        return Tier.HOST
+    return Tier.DISK if cache.bytes_on_disk(key) else Tier.REMOTE
+
+
+def used_bytes(store: ModelStore, host: HostTier, cache: DiskCache, agent: Agent) -> dict[str, int]:
+    """Bytes per tier for a heartbeat; what other pods of the node did to `host` is seen here."""
+    for key in host.changes():
+        agent.tell_tier(key)
+    used = {
+        Tier.DEVICE.value: store.used_bytes,
+        Tier.HOST.value: host.used_bytes(),
+        Tier.DISK.value: cache.used_bytes(),
+    }
+    for tier, size_bytes in used.items():
+        TIER_BYTES.labels(tier=tier).set(size_bytes)
+    return used

@@ -1,1 +1,0 @@
-"""Networks without weights, weights without networks, and models made locally."""

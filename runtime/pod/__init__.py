@@ -1,0 +1,1 @@
+"""The life of one pod: its components put together, run, and taken down."""

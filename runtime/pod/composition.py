@@ -1,0 +1,317 @@
+"""A pod's parts, put together: what loads, what serves, what keeps an eye on both."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.domain.pod import PodInfo, address_of
+from registry.redis.watch import ClusterWatch
+from runtime.engines.networks.skeletons import Skeletons
+from runtime.generation.processor_sharing import SharedTime
+from runtime.loading.load_coordinator import Loads
+from runtime.loading.model_loader import Bringer
+from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.orphaned_loads import AbandonedParams
+from runtime.loading.processors import Frontends
+from runtime.loading.reload_costs import ReloadCosts
+from runtime.loading.tier_state import held, tier_after, used_bytes
+from runtime.loading.watchdog import Hangs
+from runtime.loading.weight_resolver import Finder
+from runtime.metrics import IDLE_MEMORY
+from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.model_sync import Follower
+from runtime.profiling.profiler import Profiler
+from runtime.profiling.stored import Profiles
+from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
+from runtime.protocols.grpc_service import InferenceService
+from runtime.protocols.profile_route import profile_route
+from runtime.protocols.routes import Routes
+from runtime.protocols.server import PodServer
+from runtime.registration.inference_end_notifier import InferenceEnds
+from runtime.registration.measurements import Measurements
+from runtime.registration.model_catalog import DeclaredModels
+from runtime.registration.registry_agent import Agent, Inventory
+from runtime.serving.generation_service import GenerationService
+from runtime.serving.health import Health
+from runtime.serving.predict_service import PodIdentity, PredictService
+from runtime.serving.repository import Repository
+from runtime.serving.single_model import OneModel, one_model_spec
+from runtime.storage.bandwidth import LinkRate
+from runtime.storage.load_ticket import Wish
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.demotion import Demotions
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.eviction import POLICIES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from registry.redis.client import Registry
+    from runtime.device.memory import DeviceMemory
+    from runtime.device.worker import DeviceWorker
+    from runtime.loading.load_threads import LoadThreads
+    from runtime.serving.remote_inference import PeerClient
+    from runtime.settings import PodSettings
+    from runtime.tiers.host_tier import HostTier
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the parts stand on; made, and taken down, by the pod itself."""
+
+    settings: PodSettings
+    port: int
+    registry: Registry
+    peers: PeerClient
+    device: DeviceWorker
+    memory: DeviceMemory
+    host: HostTier
+    load_threads: LoadThreads
+    request_threads: Executor
+    tasks: asyncio.TaskGroup
+    end_pod: Callable[[], None]
+
+    @property
+    def info(self) -> PodInfo:
+        """What the registry is told of the pod."""
+        settings = self.settings
+        return PodInfo(
+            name=settings.name,
+            address=address_of(
+                settings.advertise or settings.host, settings.advertise_port or self.port
+            ),
+            node=settings.node_name,
+            device=str(self.memory.device),
+            slots=settings.slots,
+            memory_bytes=settings.memory_bytes,
+            link_bytes_per_s=settings.link_rate or None,
+            process_id=os.getpid(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs and what is taken down."""
+
+    watch: ClusterWatch
+    agent: Agent
+    demotions: Demotions
+    ends: InferenceEnds
+    follower: Follower
+    hangs: Hangs
+    profiles: Profiles
+    cache: DiskCache
+    service: PredictService
+    store: ModelStore
+    server: PodServer
+    grpc_server: GrpcServer
+    one_model: OneModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What knows and moves models."""
+
+    watch: ClusterWatch
+    measurements: Measurements
+    costs: ReloadCosts
+    cache: DiskCache
+    store: ModelStore
+    agent: Agent
+    frontends: Frontends
+    demotions: Demotions
+    loads: Loads
+    declared: DeclaredModels
+
+
+def assemble(ground: Ground) -> Parts:
+    """All parts of a pod; none runs yet."""
+    settings, loading = ground.settings, _loading(ground)
+    kind = ground.info.device
+    profiles = Profiles(
+        ground.device.times,
+        watch=loading.watch,
+        agent=loading.agent,
+        device=kind,
+        interval_s=settings.profile_interval,
+    )
+    hangs = Hangs(
+        ground.device,
+        loading.loads,
+        most_stuck=settings.most_stuck_threads if kind == "cpu" else 0,
+        end_pod=ground.end_pod,
+    )
+    ends = InferenceEnds(loading.agent)
+    service = _service(ground, loading, ends)
+    one_model = _one_model(ground, loading)
+    health = Health(loading.agent, service, ground.device, one_model)
+    server, grpc_server = _servers(ground, loading, service, ends, profiles, health)
+    return Parts(
+        watch=loading.watch,
+        agent=loading.agent,
+        demotions=loading.demotions,
+        ends=ends,
+        follower=_follower(ground, loading),
+        hangs=hangs,
+        profiles=profiles,
+        cache=loading.cache,
+        service=service,
+        store=loading.store,
+        server=server,
+        grpc_server=grpc_server,
+        one_model=one_model,
+    )
+
+
+def _one_model(ground: Ground, loading: _Loading) -> OneModel | None:
+    settings = ground.settings
+    if not settings.model_name:
+        return None
+    return OneModel(
+        one_model_spec(settings.model_name, settings.model_dir),
+        registry=ground.registry,
+        watch=loading.watch,
+        loads=loading.loads,
+        store=loading.store,
+    )
+
+
+def _loading(ground: Ground) -> _Loading:
+    settings, host = ground.settings, ground.host
+    watch = ClusterWatch(ground.registry, counts=False)
+    measurements, costs = Measurements(), ReloadCosts()
+    cache = _disk_cache(settings)
+
+    def on_evicted(eviction: Eviction) -> None:
+        agent.tell_tier(eviction.spec.key)
+        if eviction.is_for_room:
+            demotions.offer(eviction.spec)
+
+    def reload_s(key: str, size_bytes: int) -> float:
+        return costs.estimate_s(key, tier_after(host, cache, key, size_bytes), size_bytes)
+
+    store = ModelStore(
+        settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
+    )
+    IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
+    agent = Agent(
+        ground.registry,
+        ground.info,
+        Inventory(
+            keys=lambda: cache.keys() | host.keys() | set(store.resident_keys()) | frontends.keys(),
+            held=lambda key: held(key, store, host, cache, frontends),
+            is_loading=lambda key: loads.is_loading(key),
+            used_bytes=lambda: used_bytes(store, host, cache, agent),
+            loads_total=lambda: loads.completed_total,
+            idle_byte_s=lambda: store.idle_byte_s,
+        ),
+        measurements=measurements,
+        heartbeat_s=settings.heartbeat,
+        lease_ttl_s=settings.lease_ttl,
+    )
+    frontends = Frontends(cache, ground.load_threads, ground.tasks, agent.tell_tier)
+    background = ground.load_threads.of(Wish(is_urgent=False))
+    demotions = Demotions(host, cache, background, agent.tell_tier)
+    finder = Finder(store, cache, host, frontends, ground.load_threads, settings.generation_limits)
+    bringer = Bringer(
+        store, finder, ground.memory, Skeletons(), ground.device, ground.request_threads
+    )
+    loads = Loads(
+        bringer,
+        agent=agent,
+        watch=watch,
+        measurements=measurements,
+        costs=costs,
+        tasks=ground.tasks,
+        abandoned=AbandonedParams(settings.end_abandoned_downloads),
+    )
+    declared = DeclaredModels(watch, ground.registry)
+    return _Loading(
+        watch, measurements, costs, cache, store, agent, frontends, demotions, loads, declared
+    )
+
+
+def _disk_cache(settings: PodSettings) -> DiskCache:
+    options = StorageOptions(
+        secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
+    )
+    return DiskCache(
+        settings.cache_path,
+        Storages(options),
+        LinkRate(settings.link_rate or None),
+        budget_bytes=settings.disk_bytes,
+    )
+
+
+def _service(ground: Ground, loading: _Loading, ends: InferenceEnds) -> PredictService:
+    info = ground.info
+    return PredictService(
+        PodIdentity(info.name, info.address, info.slots),
+        declared=loading.declared,
+        loads=loading.loads,
+        frontends=loading.frontends,
+        peers=ground.peers,
+        ends=ends,
+        measurements=loading.measurements,
+        threads=ground.request_threads,
+    )
+
+
+def _servers(
+    ground: Ground,
+    loading: _Loading,
+    service: PredictService,
+    ends: InferenceEnds,
+    profiles: Profiles,
+    health: Health,
+) -> tuple[PodServer, GrpcServer]:
+    """Every protocol that the pod speaks, over the same service."""
+    settings, declared, loads = ground.settings, loading.declared, loading.loads
+    repository = Repository(declared, loads, loading.store, loading.frontends, service)
+    calls = InferenceService(
+        service,
+        repository,
+        health,
+        threads=ground.request_threads,
+        pod_name=settings.name,
+        allow_simulated_work=settings.allow_simulated_work,
+    )
+    generations = GenerationService(
+        service,
+        declared=declared,
+        loads=loads,
+        ends=ends,
+        measurements=loading.measurements,
+        threads=ground.request_threads,
+        limits=settings.generation_limits,
+        shared=SharedTime(time.monotonic),
+    )
+    openai = OpenAIRoutes(settings, service, generations, loading.frontends, declared, ground.peers)
+    profiler = Profiler(
+        loads=loads, device=ground.device, profiles=profiles, threads=ground.request_threads
+    )
+    routes = Routes(settings, service, repository, health)
+    table = [*openai.table(), *routes.table(), profile_route(profiler, declared)]
+    limits = GrpcLimits(settings.max_body_bytes, settings.slots)
+    return PodServer(loading.store, table), GrpcServer(calls.handler(), limits)
+
+
+def _follower(ground: Ground, loading: _Loading) -> Follower:
+    return Follower(
+        watch=loading.watch,
+        store=loading.store,
+        cache=loading.cache,
+        host=ground.host,
+        costs=loading.costs,
+        frontends=loading.frontends,
+        loads=loading.loads,
+        agent=loading.agent,
+        threads=ground.load_threads,
+        retire_grace_s=ground.settings.retire_grace,
+    )

@@ -1,0 +1,1 @@
+"""What the pod says to the registry, and what it reads there."""

@@ -1,0 +1,1 @@
+"""Answering requests: stages, remote inference, generation, the model repository."""

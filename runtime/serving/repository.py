@@ -1,0 +1,177 @@
+"""What a pod has of the declared models, and bringing them in or taking them away on request.
+
+V2's model metadata and repository extension, for HTTP and gRPC alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from registry.domain.model import ModelName, Tier
+from registry.redis.client import ClaimScope
+from runtime.errors import Draining, ModelInUse, ModelNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.model import ModelSpec
+    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.model_store import ModelStore
+    from runtime.loading.processors import Frontends
+    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.serving.predict_service import PredictService
+
+UNLOAD_PATIENCE_S = 30.0
+SERVER_NAME = "pilotlight"
+EXTENSIONS = ("binary_tensor_data", "model_repository", "model_repository_extension")
+"""The repository extension goes by Triton's name and by KServe's."""
+
+
+def server_version() -> str:
+    """The installed version; none where the code runs from its folder."""
+    try:
+        return version(SERVER_NAME)
+    except PackageNotFoundError:
+        return "none"
+
+
+class ModelState(StrEnum):
+    """The states of the repository extension that occur here."""
+
+    READY = "READY"
+    LOADING = "LOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One declared model; `version` is its generation, `reason` why it last failed to load."""
+
+    name: str
+    version: str
+    state: ModelState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model takes and gives."""
+
+    name: str
+    versions: Sequence[str]
+    platform: str
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The declared models as this pod sees them. Models are named as in a URL."""
+
+    declared: DeclaredModels
+    loads: Loads
+    store: ModelStore
+    frontends: Frontends
+    service: PredictService
+
+    def names(self) -> list[str]:
+        """All declared models."""
+        return [name.path_segment for name in self.declared.names()]
+
+    async def is_ready(self, segment: str, version: str = "") -> bool:
+        """Whether the model is on this pod's device; raises ModelNotFound."""
+        if version:
+            return self.store.holds((await self.find(segment, version)).key)
+        name = ModelName.from_path_segment(segment)
+        is_here = any(self.store.holds(key) for key in self._keys(name))
+        if not is_here and self.declared.record(name) is None:
+            raise ModelNotFound(f"model {name} is not declared")
+        return is_here
+
+    async def find(self, segment: str, version: str) -> ModelSpec:
+        """The generation that `version` names, any if it is empty; raises ModelNotFound."""
+        name = ModelName.from_path_segment(segment)
+        spec = await self.declared.find(name, version or None)
+        if version not in {"", spec.generation}:
+            raise ModelNotFound(
+                f"model {name} has no version {version[:40]!r}; it has {spec.generation!r}"
+            )
+        return spec
+
+    async def metadata(self, segment: str, version: str = "") -> ModelMetadata:
+        """What a model takes and gives, wherever its weights are; raises LoadFailed."""
+        spec = await self.find(segment, version)
+        frontend = await self.frontends.get(spec)
+        return ModelMetadata(
+            name=segment,
+            versions=(spec.generation,),
+            platform=spec.format,
+            inputs=frontend.input_types(),
+            outputs=frontend.output_types(),
+        )
+
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """All declared models and what this pod has of them."""
+        entries = [self._entry(name) for name in self.declared.names()]
+        return [each for each in entries if not ready_only or each.state is ModelState.READY]
+
+    def _entry(self, name: ModelName) -> IndexEntry:
+        record = self.declared.record(name)
+        keys = self._keys(name)
+        state = ModelState.UNAVAILABLE
+        if any(self.store.holds(key) for key in keys):
+            state = ModelState.READY
+        elif any(self.loads.is_loading(key) for key in keys):
+            state = ModelState.LOADING
+        failure = record.failure if record is not None else None
+        return IndexEntry(
+            name=name.path_segment,
+            version=record.spec.generation if record is not None else "",
+            state=state,
+            reason=failure.message if failure is not None else "",
+        )
+
+    async def load(self, segment: str, tier: Tier = Tier.DEVICE) -> None:
+        """Bring a model to the device, or only so near as `tier` says.
+
+        Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, Draining.
+        """
+        if self.service.is_draining:
+            raise Draining("the pod is draining and loads nothing")
+        spec = await self.find(segment, "")
+        await self.loads.preload(spec, ClaimScope.POD, tier)
+
+    async def unload(self, segment: str) -> None:
+        """Take a model off the device once nobody uses it; its files stay on disk.
+
+        One that is on its way ends there: requests hear so, and what it took is given back.
+
+        Raises:
+            ModelNotFound: it is neither declared nor here.
+            ModelInUse: requests keep using it.
+        """
+        name = ModelName.from_path_segment(segment)
+        keys = self._keys(name)
+        if not any(self.store.holds(key) for key in keys) and self.declared.record(name) is None:
+            raise ModelNotFound(f"model {name} is not declared")
+        try:
+            async with asyncio.timeout(UNLOAD_PATIENCE_S):
+                for key in keys:
+                    await self.loads.cancel(key, f"{name} was unloaded")
+                    await self.store.retire(key, "unload")
+                    await self.store.wait_gone(key)
+        except TimeoutError as error:
+            raise ModelInUse(f"{name} is still in use after {UNLOAD_PATIENCE_S} s") from error
+
+    def _keys(self, name: ModelName) -> list[str]:
+        """Every generation of a model that is declared or on the device."""
+        prefix = f"{name}@"
+        keys = [key for key in self.store.resident_keys() if key.startswith(prefix)]
+        record = self.declared.record(name)
+        if record is not None:
+            keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]
+        return sorted(set(keys))

@@ -1,0 +1,44 @@
+"""What happens to a body before and after the network; both parts block and run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import InvalidRequest
+from runtime.wire.bodies import ReadBody, write_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.tasks.task import Frontend
+    from runtime.wire.tensors import Tensor
+    from runtime.wire.v2 import EncodedBody
+
+
+async def simulate(seconds: float) -> None:
+    """Hold the request for a while, for experiments."""
+    if seconds:
+        await asyncio.sleep(seconds)
+
+
+def preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
+    """The network's tensors from a body; raises InvalidRequest."""
+    items = (
+        frontend.read_instances(body.instances)
+        if body.v2 is None
+        else frontend.read_tensors(body.v2.inputs)
+    )
+    try:
+        return frontend.joining.checked(frontend.preprocess(items))
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
+
+
+def postprocessed(
+    frontend: Frontend, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
+) -> EncodedBody:
+    """The answer's body from what the network gave."""
+    final = frontend.postprocess(outputs)
+    predictions: list[Any] = frontend.predictions(final) if body.v2 is None else []
+    return write_answer(body, final, predictions=predictions, model_name=answer_name)

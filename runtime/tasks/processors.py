@@ -1,0 +1,46 @@
+"""Which class serves which task, and how a model's small files become its frontend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from registry.domain.model import Task
+from runtime.engines.images.pipeline import is_pipeline
+from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.programs.program import program_path
+from runtime.errors import ModelInvalid
+from runtime.tasks.embedding import Embedding
+from runtime.tasks.image_classification import ImageClassification
+from runtime.tasks.tensors import TensorProgram
+from runtime.tasks.text_classification import TextClassification
+from runtime.tasks.text_generation import TextGeneration
+from runtime.tasks.text_to_image import TextToImage
+from runtime.tasks.text_to_text import TextToText
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from runtime.tasks.task import Frontend
+
+FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
+    Task.TEXT_EMBEDDING: Embedding,
+    Task.TEXT_TO_TEXT: TextToText,
+    Task.TEXT_GENERATION: TextGeneration,
+    Task.TEXT_CLASSIFICATION: TextClassification,
+    Task.IMAGE_CLASSIFICATION: ImageClassification,
+}
+
+
+def load_frontend(folder: Path, declared: Task | None) -> Frontend:
+    """The frontend of the model whose small files are in `folder`; raises ModelInvalid."""
+    program = program_path(folder)
+    if program is not None:
+        return TensorProgram(program, declared)
+    if is_pipeline(folder):
+        return TextToImage(folder, declared)
+    config = read_config(folder)
+    task = task_of(config, declared)
+    if task not in FRONTENDS:
+        raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
+    return FRONTENDS[task](folder, config)

@@ -1,0 +1,144 @@
+"""The models on a device as bookkeeping: a budget in bytes, who uses what, who leaves for whom.
+
+Pure, shared with the simulator: the clock is an argument, no tasks, no device. Never a model in
+use or pinned leaves, and which of the others do is a rule of `eviction`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
+from runtime.tiers.idle_memory import IdleMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """A model on the device. Mutable: its users are counted."""
+
+    key: str
+    """Which generation of which model."""
+    memory_bytes: int
+    users: int = 0
+    uses: int = 0
+    clock: float = 0.0
+    """The rule's clock when it was last used."""
+    last_used: int = 0
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it stays however long it is idle."""
+        return False
+
+
+R = TypeVar("R", bound=Resident)
+
+
+class Residents(Generic[R]):
+    """What is on the device, what room is set aside, and the order of use."""
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        policy: EvictionPolicy = lru,
+        reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
+        now_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """An empty device; `reload_s` is the expected time to bring a model of some size back."""
+        self.budget_bytes = budget_bytes
+        self.by_key: dict[str, R] = {}
+        self._policy = policy
+        self._reload_s = reload_s
+        self._clock = 0.0
+        self._reserved: dict[str, int] = {}
+        self._uses = 0
+        self._idle = IdleMemory(now_s)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of all models on the device."""
+        return sum(resident.memory_bytes for resident in self.by_key.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Room set aside for models on their way."""
+        return sum(self._reserved.values())
+
+    @property
+    def idle_byte_s(self) -> float:
+        """Bytes of models that nobody uses times the seconds they are there, up to now."""
+        return self._idle.byte_s
+
+    def use(self, resident: R, users: int = 1) -> None:
+        """Keep a model there until as many `end_use`."""
+        if resident.users == 0:
+            self._idle.end(resident.memory_bytes)
+        resident.users += users
+        resident.uses += users
+        self._mark(resident)
+        resident.clock = self._clock
+
+    def end_use(self, resident: R) -> None:
+        """One user is done."""
+        resident.users -= 1
+        if resident.users == 0:
+            self._idle.begin(resident.memory_bytes)
+        self._mark(resident)
+
+    def _mark(self, resident: R) -> None:
+        """It is the one that was used last."""
+        self._uses += 1
+        resident.last_used = self._uses
+
+    def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
+        """Set room aside for a model; who must leave for it, None: it is not to be had."""
+        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
+        victims = self.victims(memory_bytes - free)
+        if victims is not None:
+            self._reserved[key] = memory_bytes
+        return victims
+
+    def victims(self, needed_bytes: int) -> tuple[str, ...] | None:
+        """The idle models to let go for so many bytes; None where all of them are too few."""
+        if needed_bytes <= 0:
+            return ()
+        idle = [
+            Candidate(
+                resident.key,
+                resident.memory_bytes,
+                resident.last_used,
+                uses=max(1, resident.uses),
+                reload_s=self._reload_s(resident.key, resident.memory_bytes),
+                clock=resident.clock,
+            )
+            for resident in self.by_key.values()
+            if resident.users == 0 and not resident.is_pinned
+        ]
+        chosen = self._policy(idle, needed_bytes, self._clock)
+        if chosen is None:
+            return None
+        self._clock = chosen.clock
+        return chosen.keys
+
+    def cancel_room(self, key: str) -> bool:
+        """Give room back that no model took; False: none was set aside."""
+        return self._reserved.pop(key, None) is not None
+
+    def add(self, resident: R) -> None:
+        """Put a loaded model, which nobody uses yet, into the room set aside for it."""
+        self._reserved.pop(resident.key, None)
+        self._mark(resident)
+        resident.clock = self._clock
+        self.by_key[resident.key] = resident
+        self._idle.begin(resident.memory_bytes)
+
+    def remove(self, key: str) -> R:
+        """Take a model that nobody uses off the device."""
+        resident = self.by_key.pop(key)
+        self._idle.end(resident.memory_bytes)
+        return resident

@@ -1,0 +1,1 @@
+"""Where the tensors of a model lie in files and in memory."""

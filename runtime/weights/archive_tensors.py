@@ -1,0 +1,133 @@
+"""The tensors that a program's archive holds: where their bytes lie, and how they are seen.
+
+A stored tensor is the run of bytes that a weight spans; weights that share one are tied. Shapes and
+strides are put upon it when the bytes are on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import ModelInvalid
+from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, object_of
+from runtime.weights.safetensors_files import DTYPES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
+
+STORED_DTYPES = {
+    1: "U8", 2: "I8", 3: "I16", 4: "I32", 5: "I64", 6: "F16", 7: "F32", 8: "F64", 12: "BOOL",
+    13: "BF16", 28: "U16", 29: "F8_E4M3", 30: "F8_E5M2", 34: "U32", 35: "U64",
+}  # fmt: skip
+"""Codes of `torch._export.serde.schema.ScalarType` that are served, by safetensors' names."""
+TENSOR_PREFIX = "tensor_"
+"""Constants of other kinds are pickled objects."""
+MOST_ELEMENTS = 2**48
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a weight is seen in the bytes that hold it; sizes and strides in elements."""
+
+    stored: StoredTensor
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The weight, without a copy."""
+        return flat.as_strided(self.sizes, self.strides)
+
+
+def read_views(archive: Archive) -> tuple[dict[str, View], dict[str, View]]:
+    """Weights and constants by name; raises ModelInvalid, also for those that are pickled."""
+    weights = archive.payloads(WEIGHTS, "weights")
+    constants = archive.payloads(CONSTANTS, "constants")
+    return (
+        {name: _view(archive, WEIGHTS, name, entry) for name, entry in weights.items()},
+        {name: _view(archive, CONSTANTS, name, entry) for name, entry in constants.items()},
+    )
+
+
+def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
+    """The runs of bytes of all weights and constants, each once; `name` is the file's in errors.
+
+    Raises ModelInvalid.
+    """
+    weights, constants = read_views(Archive(path, name))
+    stored = {view.stored.name: view.stored for view in (*weights.values(), *constants.values())}
+    return tuple(sorted(stored.values(), key=lambda each: (each.offset, each.name)))
+
+
+def _view(archive: Archive, directory: str, name: str, entry: Any) -> View:
+    about = object_of(entry, f"{directory}{name}")
+    path = about.get("path_name")
+    is_tensor = directory == WEIGHTS or str(path).startswith(TENSOR_PREFIX)
+    if about.get("use_pickle") or not is_tensor:
+        raise ModelInvalid(
+            f"the program keeps {name!r} pickled ({directory}{path}), and nothing is unpickled;"
+            " make it a plain tensor and export again"
+        )
+    meta = object_of(about.get("tensor_meta"), f"{directory}{name}")
+    dtype = STORED_DTYPES.get(meta.get("dtype", 0))
+    if dtype is None:
+        raise ModelInvalid(f"{name!r} of the program has a type that is not served")
+    sizes = _numbers(meta.get("sizes"), name)
+    strides = _numbers(meta.get("strides"), name)
+    (start,) = _numbers([meta.get("storage_offset")], name)
+    if len(sizes) != len(strides) or math.prod(sizes) > MOST_ELEMENTS:
+        raise ModelInvalid(f"{name!r} of the program has sizes {sizes} and strides {strides}")
+    span = _span(sizes, strides)
+    record, item = archive.record(f"{directory}{path}"), DTYPES[dtype].itemsize
+    if (start + span) * item > record.size_bytes:
+        raise ModelInvalid(
+            f"{name!r} of the program needs {(start + span) * item} bytes of {directory}{path},"
+            f" which has {record.size_bytes}"
+        )
+    stored = StoredTensor(
+        f"{directory}{path}:{dtype}:{start}:{span}",
+        dtype,
+        (span,),
+        record.offset + start * item,
+        span * item,
+    )
+    return View(stored, sizes, strides)
+
+
+def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _numbers(entries: Any, name: str) -> tuple[int, ...]:
+    values = [
+        entry.get("as_int") if isinstance(entry, dict) else None
+        for entry in (entries if isinstance(entries, list) else [None])
+    ]
+    numbers = tuple(value for value in values if type(value) is int and 0 <= value < MOST_ELEMENTS)
+    if len(numbers) != len(values):
+        raise ModelInvalid(f"{name!r} of the program has no plain sizes: {str(entries)[:80]}")
+    return numbers
+
+
+def views_in_order(archive: Archive, names: Mapping[str, tuple[str, str]]) -> dict[str, View]:
+    """The view of each of the graph's inputs that is a weight; raises ModelInvalid.
+
+    Args:
+        archive: holds them.
+        names: per input of the graph: the directory, and the weight's name there.
+    """
+    weights, constants = read_views(archive)
+    views = {}
+    for given, (directory, name) in names.items():
+        held = weights if directory == WEIGHTS else constants
+        if name not in held:
+            raise ModelInvalid(f"the program is not whole: {name!r} is not in {directory}")
+        views[given] = held[name]
+    return views
