@@ -20,14 +20,14 @@ from benchmarks.quantiles import spread
 from gateway.routing import route_request
 from load.compiled.loading import is_compiled
 from load.schema import TRACE_SCHEMA
-from load.simulator.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
 
 _INFER_S: Final = 0.005
 _USED_SHARE: Final = 0.5

@@ -26,7 +26,7 @@ from benchmarks.fidelity.live import (
 )
 from benchmarks.quantiles import quantile
 from load.schema import TRACE_SCHEMA
-from load.simulator.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulate import simulate
 from load.stages import STAGES
 from registry.domain.model import RoutingPolicy

@@ -22,7 +22,7 @@ from load.experiments.elastic.bursting import (
     run_burst,
 )
 from load.experiments.experiment import Experiment, Result, Settings, Table
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from load.experiments.live import LivePlatform
+    from load.experiments.live_platform import LivePlatform
 
 Cell: TypeAlias = str | int | float | None
 """A value of a table; None is one that there is not."""

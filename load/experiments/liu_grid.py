@@ -25,7 +25,7 @@ from load.experiments.liu.simulated import (
     tell_times,
     trace_of,
 )
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 from load.simulator.simulate import simulate
 from registry.domain.model import RoutingPolicy
 

@@ -16,7 +16,7 @@ from load.experiments.liu.scenarios import FULL, SIMPLE_REQUESTS
 from load.experiments.liu.simulated import simple_run
 from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Size, Task, spread
 from load.experiments.liu.thesis import ABSENT, thesis_figures
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 from load.stages import STAGES
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from load.experiments.liu.scenarios import (
 )
 from load.experiments.liu.simulated import Times, times_of, win_run
 from load.experiments.liu.thesis import ABSENT, thesis_figures
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

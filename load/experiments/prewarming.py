@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Experiment, Result, Settings, Table
-from load.experiments.prewarm import plot, tape
+from load.experiments.parallel_map import run_side_by_side
+from load.experiments.prewarm import forecast_cache, plot
 from load.experiments.prewarm.curves import at_equal_memory
 from load.experiments.prewarm.runs import OURS, PARAMETERS, PEERS, VALUES, Task, run_one
-from load.experiments.prewarm.setting import Span
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.prewarm.scenario import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _outcomes(span: Span, settings: Settings) -> list[Outcome]:
             if done % 100 == 0 or done == total:
                 settings.progress(done, total, f"forecasts: {done} of {total} ticks")
 
-        tape.record(span, list(models), forecasts, tell)
+        forecast_cache.record(span, list(models), forecasts, tell)
         tasks = [
             Task(policy, value, span, models, forecasts)
             for policy in (OURS, *PEERS)

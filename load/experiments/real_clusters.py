@@ -12,7 +12,7 @@ import gzip
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.errors import ExperimentError
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
 

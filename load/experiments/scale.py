@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
+from load.experiments.parallel_map import run_side_by_side
 from load.experiments.scaling.clusters import Sized, SizeTask, play_size
 from load.experiments.scaling.registry_load import Loaded, LoadTask, load_registry
-from load.experiments.side_by_side import run_side_by_side
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from load.experiments.elastic import spike_plot
 from load.experiments.elastic.scenario import MADE_WITH, Scenario
 from load.experiments.elastic.spiking import KNATIVE, OURS, RULES, SpikeTask, run_spike
 from load.experiments.experiment import Experiment, Result, Settings, Table
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

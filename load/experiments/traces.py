@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
+from load.experiments.parallel_map import run_side_by_side
 from load.experiments.real_clusters import (
     column_quantile,
     function_cluster,
     image_cluster,
     language_cluster,
 )
-from load.experiments.side_by_side import run_side_by_side
 from load.simulator.simulate import simulate
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from load.traces.summary import summarise
 from registry.domain.model import RoutingPolicy
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from load.experiments.experiment import Cell
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
 
 _GENTD26: Final = "gentd26_per_minute.csv.gz"
 _REQUESTS: Final = "gentd26_requests.csv.gz"

@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
-from load.experiments.reported import absent, reported_figures
+from load.experiments.parallel_map import run_side_by_side
+from load.experiments.published_figures import absent, reported_figures
 from load.experiments.schedulers import plot
-from load.experiments.schedulers.claims import CLAIMS, by_seed
-from load.experiments.schedulers.lineup import LINEUP
 from load.experiments.schedulers.runs import Task, run_one
+from load.experiments.schedulers.scheduler_configs import LINEUP
+from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
 from load.experiments.schedulers.workload import Workload
-from load.experiments.side_by_side import run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

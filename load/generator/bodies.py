@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from load.generator.content import Content, Kind
-from load.generator.pictures import picture
 from load.generator.settings import Protocol
-from load.generator.words import Words
+from load.generator.synthetic_images import picture
+from load.generator.synthetic_text import Words
 
 if TYPE_CHECKING:
     from load.generator.arrivals import Arrival

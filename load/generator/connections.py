@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.upstream.pod_connection import PodConnection
 
 if TYPE_CHECKING:
-    from load.generator.origin import Origin
+    from load.generator.target_url import Origin
 
 _IDLE_S: Final = 4.0
 """uvicorn closes idle connections after 5 s; ours are not used again when older than this."""

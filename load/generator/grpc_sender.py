@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from load.generator.answers import Outcome
     from load.generator.arrivals import Arrival
     from load.generator.content import Content
-    from load.generator.origin import Origin
     from load.generator.settings import RunSettings
+    from load.generator.target_url import Origin
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 _SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"

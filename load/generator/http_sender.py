@@ -8,8 +8,8 @@ from gateway.upstream.pod_connection import PodConnectionLost
 from load.generator.answers import MOST_KEPT, Outcome, error_of, stream_error
 from load.generator.bodies import Bodies
 from load.generator.connections import Connections
-from load.generator.origin import host_headers
 from load.generator.paths import inference_path
+from load.generator.target_url import host_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from load.generator.arrivals import Arrival
     from load.generator.bodies import Body
     from load.generator.content import Content
-    from load.generator.origin import Origin
     from load.generator.settings import RunSettings
+    from load.generator.target_url import Origin
 
 
 class HttpSender:

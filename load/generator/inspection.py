@@ -10,9 +10,9 @@ import httpx
 
 from load.generator.content import Content, content_of_metadata
 from load.generator.errors import TargetUnreachable
-from load.generator.origin import host_headers
 from load.generator.paths import metadata_path
 from load.generator.settings import SERVER_NAME, Layout
+from load.generator.target_url import host_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

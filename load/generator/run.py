@@ -23,12 +23,12 @@ from load.generator.errors import BadTarget, WorkerFailed
 from load.generator.idle_memory import IdleMemory
 from load.generator.inspection import inspect
 from load.generator.merging import merge_parts, write_about
-from load.generator.origin import host_headers, is_host, parse_url
 from load.generator.progress import added_up
 from load.generator.record_parts import parts_folder
 from load.generator.settings import Protocol
+from load.generator.target_url import host_headers, is_host, parse_url
 from load.generator.worker import Orders
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process

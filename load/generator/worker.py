@@ -23,11 +23,11 @@ import uvloop
 
 from load.generator.arrivals import share
 from load.generator.http_sender import HttpSender
-from load.generator.origin import parse_url
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
-from load.traces.naming import open_trace
+from load.generator.target_url import parse_url
+from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

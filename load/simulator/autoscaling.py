@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool_view import Demand
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulate import Actions
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName

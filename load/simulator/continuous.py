@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from runtime.device.batch import MOST_SEQUENCES
 
 if TYPE_CHECKING:
-    from load.simulator.cluster import ModelPlan
-    from load.simulator.flight import Flight
+    from load.simulator.cluster.plan import ModelPlan
+    from load.simulator.simulated_request import Flight
 
 
 @dataclass(eq=False, slots=True)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from load.simulator.cluster import ModelPlan
-    from load.simulator.flight import Flight
-    from load.simulator.kernel import Kernel
+    from load.simulator.cluster.plan import ModelPlan
+    from load.simulator.event_queue import Kernel
+    from load.simulator.simulated_request import Flight
 
 
 class SimulatedDevice:

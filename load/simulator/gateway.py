@@ -15,9 +15,9 @@ from gateway.dispatch.retries import RetryBudget
 from gateway.errors import Rejected
 from gateway.routing.decision import Reject, SendTo, Wait
 from gateway.routing.route_request import Arrival, Decided
-from load.simulator.flight import Flight
-from load.simulator.queueing import Queueing
-from load.simulator.rows import NEVER_S
+from load.simulator.queue_options import Queueing
+from load.simulator.results.rows import NEVER_S
+from load.simulator.simulated_request import Flight
 from registry.domain.model import ModelName
 from registry.domain.reservation import Refusal
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from load.simulator.arrivals import Row
-    from load.simulator.cluster import ModelPlan
-    from load.simulator.kernel import Kernel
+    from load.simulator.cluster.plan import ModelPlan
+    from load.simulator.event_queue import Kernel
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pod import SimulatedPod
-    from load.simulator.rows import Rows
-    from load.simulator.summary import Summary
+    from load.simulator.results.rows import Rows
+    from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
     from registry.domain.queue_stats import WaitingRequests
 

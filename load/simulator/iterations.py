@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from load.simulator.flight import Flight
-    from load.simulator.kernel import Kernel
+    from load.simulator.event_queue import Kernel
+    from load.simulator.simulated_request import Flight
     from runtime.device.device_model import Lane
     from runtime.device.queue import DeviceQueue
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.simulator.kernel import Kernel
+    from load.simulator.event_queue import Kernel
 
 
 class SharedLink:

@@ -11,8 +11,8 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.simulator.cluster import ModelPlan, NodePlan
-    from load.simulator.kernel import Kernel
+    from load.simulator.cluster.plan import ModelPlan, NodePlan
+    from load.simulator.event_queue import Kernel
 
 
 class SimulatedNode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from load.simulator.device import SimulatedDevice
-from load.simulator.loading import Loading
+from load.simulator.model_loading import Loading
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.redis.client import LEASE_TTL_S
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from load.simulator.cluster import ClusterPlan, ModelPlan, PodPlan
-    from load.simulator.flight import Flight
+    from load.simulator.cluster.plan import ClusterPlan, ModelPlan, PodPlan
+    from load.simulator.event_queue import Kernel
     from load.simulator.gateway import SimulatedGateway
-    from load.simulator.kernel import Kernel
-    from load.simulator.loading import Held
     from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.model_loading import Held
     from load.simulator.node import SimulatedNode
+    from load.simulator.simulated_request import Flight
 
 
 class SimulatedPod:

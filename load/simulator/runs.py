@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from load.errors import LoadError
 from load.simulator.errors import CannotWrite
-from load.simulator.run_file import parquet_writer
+from load.simulator.results.run_file import parquet_writer
 from load.simulator.simulate import simulate
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from load.worker_processes import is_stopping, worker_processes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.simulator.autoscaling import LoadingRule
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
     from registry.domain.model import RoutingPolicy
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from autoscaler.planning.pool_view import Use
 from load.errors import LoadError
 from load.simulator.arrivals import rows
-from load.simulator.collector import collector_paused
+from load.simulator.event_queue import Kernel
 from load.simulator.gateway import SimulatedGateway
-from load.simulator.kernel import Kernel
+from load.simulator.gc_pause import collector_paused
 from load.simulator.memory_registry import MemoryRegistry
 from load.simulator.node import SimulatedNode
 from load.simulator.pod import SimulatedPod
-from load.simulator.records import Records
-from load.simulator.summary import Summary
+from load.simulator.results.records import Records
+from load.simulator.results.summary import Summary
 from registry.domain.model import Tier
 from registry.domain.pod import Samples
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
-    from load.simulator.cluster import ClusterPlan, ModelPlan, PodPlan
-    from load.simulator.queueing import Queueing
+    from load.simulator.cluster.plan import ClusterPlan, ModelPlan, PodPlan
+    from load.simulator.queue_options import Queueing
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, RoutingPolicy
     from registry.domain.queue_stats import WaitingRequests

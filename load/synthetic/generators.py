@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from load.synthetic import rates
-from load.synthetic.popularity import Popularity
 from load.synthetic.renewal import arrival_times
 from load.traces.batches import DEFAULT_TENANT, Names, arrivals
 from load.traces.parameters import (
@@ -22,6 +21,7 @@ from load.traces.parameters import (
     PositiveS,
     Rate,
 )
+from load.traces.popularity import Popularity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

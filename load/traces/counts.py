@@ -16,7 +16,7 @@ import pyarrow as pa
 from load.errors import InvalidTrace, UnsortedTrace
 from load.traces.cells import count_matrix, names, numbers, whole_numbers
 from load.traces.expansion import Cells
-from load.traces.hours import by_hour
+from load.traces.external_sort import by_hour
 from load.traces.tables import Block, blocks
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
-from load.synthetic.popularity import zipf_shares
 from load.traces.batches import DEFAULT_TENANT, Names, constant, replaced
 from load.traces.functions import Functions
 from load.traces.parameters import CountList, Name, NameList, Parameters
+from load.traces.popularity import zipf_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,11 +15,11 @@ from pilotlight.output import progress_bar
 from pilotlight.signals import on_signal
 
 try:
-    from load.experiments.catalogue import EXPERIMENTS
     from load.experiments.experiment import Settings
-    from load.experiments.kept_live import KeptLive
-    from load.experiments.kept_runs import KeptRuns
+    from load.experiments.experiments import EXPERIMENTS
+    from load.experiments.recording_platform import KeptLive
     from load.experiments.rendering import as_document, as_markdown, as_text
+    from load.experiments.result_log import KeptRuns
     from pilotlight.commands.outputs import claim, require_free
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from load.experiments.experiment import Experiment, Result
-    from load.experiments.live import LivePlatform
+    from load.experiments.live_platform import LivePlatform
     from pilotlight.output import Output
 
 DATA = "PILOTLIGHT_DATA"

@@ -26,13 +26,13 @@ try:
         TargetUnreachable,
         WorkerFailed,
     )
-    from load.generator.origin import host_headers, is_host
     from load.generator.output_file import claimed_output
     from load.generator.run import Played, Prepared, play, prepare
     from load.generator.settings import Protocol, RunSettings
+    from load.generator.target_url import host_headers, is_host
     from load.report.run_file import read_run
     from load.report.summary import summarise
-    from load.traces.named_files import files_of
+    from load.trace_spec.named_files import files_of
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
 

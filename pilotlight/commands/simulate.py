@@ -15,12 +15,12 @@ from registry.domain.model import RoutingPolicy
 
 try:
     from load.simulator.autoscaling import TICK_S
-    from load.simulator.cluster_file import cluster_of
+    from load.simulator.cluster.cluster_file import cluster_of
+    from load.simulator.cluster.sweep import parse_sweep, run_names, variants
     from load.simulator.errors import InvalidCluster
     from load.simulator.runs import RunTask, Stop, play_all
-    from load.simulator.sweep import parse_sweep, run_names, variants
-    from load.traces.named_files import files_of
-    from load.traces.naming import open_trace
+    from load.trace_spec.named_files import files_of
+    from load.trace_spec.trace_spec import open_trace
     from pilotlight.commands.outputs import claim, require_free
     from pilotlight.commands.simulated_loading import NO_LOADING, loading_rules, name_parts
     from pilotlight.commands.simulated_models import require_models
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from load.simulator.autoscaling import LoadingRule
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.runs import Ended, Problem
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output

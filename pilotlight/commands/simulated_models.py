@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
 from load.simulator.arrivals import require_in_time
 from load.simulator.errors import WrongTrace
-from load.traces.cuts import declared_only
-from load.traces.naming import open_trace, row_of
+from load.trace_spec.trace_spec import open_trace, row_of
+from load.traces.filters import declared_only
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Workloads on a platform of their own, for the experiments that compare live and simulated.
 
-It is `load.experiments.live.LivePlatform`; each call starts a platform and stops it.
+It is `load.experiments.live_platform.LivePlatform`; each call starts a platform and stops it.
 """
 
 from __future__ import annotations

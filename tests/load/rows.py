@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from load.schema import TRACE_SCHEMA
+from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import Names, arrivals, times
-from load.traces.naming import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

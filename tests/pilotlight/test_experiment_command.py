@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.experiments.catalogue import EXPERIMENTS
 from load.experiments.elastic.scenario import Scenario
+from load.experiments.experiments import EXPERIMENTS
 from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
 from pilotlight.demo.live import LiveDemo
 from pilotlight.errors import InvalidInput

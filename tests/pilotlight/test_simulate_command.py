@@ -17,7 +17,7 @@ import pytest
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
-from load.simulator.run_file import parquet_writer
+from load.simulator.results.run_file import parquet_writer
 from pilotlight.commands.simulate import Plan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output

@@ -13,7 +13,7 @@ from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.pool_view import Limits
 from load.experiments.elastic.rules import Ours
 from load.experiments.elastic.scaler import PodScaler
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.traces.batches import Names, arrivals
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.traces.batches import Names, arrivals
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint

@@ -11,7 +11,7 @@ from load.experiments.experiment import Settings, Table
 from load.experiments.liu.runs import mean_s
 from load.experiments.liu.simulated import latencies_s, sequential
 from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Task, spread
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

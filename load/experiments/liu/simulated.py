@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from load.experiments.liu.runs import Answer, SimpleRun, WinRun
 from load.experiments.liu.scenarios import THESIS_SLEEP_S
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.stages import STAGES
 from load.traces.batches import Names, arrivals

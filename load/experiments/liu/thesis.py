@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments.reported import absent, reported_figures
+from load.experiments.published_figures import absent, reported_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

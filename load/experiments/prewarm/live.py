@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from load.experiments.prewarm.runs import GB_PER_MODEL, policy_of
-from load.experiments.prewarm.setting import LOAD_S, MODEL_BYTES, TICK_S, cluster
+from load.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import simulate
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from load.report.run import Bools, Run
     from load.schema import Trace
-    from load.simulator.cluster import ClusterPlan
+    from load.simulator.cluster.plan import ClusterPlan
     from registry.domain.model import Tier
 
 PACE: Final = 60.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from autoscaler.loading import loading_policies
-from load.experiments.prewarm import tape
-from load.experiments.prewarm.setting import MODEL_BYTES, TICK_S, Span, cluster
+from load.experiments.prewarm import forecast_cache
+from load.experiments.prewarm.scenario import MODEL_BYTES, TICK_S, Span, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import simulate
 
@@ -79,7 +79,7 @@ def run_one(task: Task) -> Outcome:
         every_s=TICK_S,
         epoch_s=task.span.epoch_s,
         counts=task.span.counts_before(),
-        forecaster=tape.read(
+        forecaster=forecast_cache.read(
             task.span, task.forecasts, with_history=task.policy == "hybrid-histogram"
         ),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from gateway.routing.route_request import Arrival, decide
 from load.report.summary import jain
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.traces.batches import Names, arrivals
 from registry.domain.model import ModelName, ModelSpec, Tier

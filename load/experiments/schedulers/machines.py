@@ -6,7 +6,7 @@ from typing import Final
 
 from load.experiments.schedulers.models import PROFILES
 from load.experiments.schedulers.workload import deadlines_s
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 

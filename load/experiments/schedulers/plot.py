@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from load.experiments.schedulers.lineup import LINEUP, SHIPPED
+from load.experiments.schedulers.scheduler_configs import LINEUP, SHIPPED
 from load.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, rows_of_axes, styled
 
 if TYPE_CHECKING:

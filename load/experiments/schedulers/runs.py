@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from load.experiments.schedulers.lineup import contestant
 from load.experiments.schedulers.machines import cluster, profiled_s
+from load.experiments.schedulers.scheduler_configs import contestant
 from load.experiments.schedulers.workload import BIN_S
 from load.simulator.autoscaling import PacedForecasts, PlannedAutoscaler
 from load.simulator.simulate import simulate

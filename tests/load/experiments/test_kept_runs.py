@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from load.experiments.errors import ExperimentError
-from load.experiments.kept_runs import KeptRuns
+from load.experiments.result_log import KeptRuns
 from registry.domain.model import RoutingPolicy
 
 

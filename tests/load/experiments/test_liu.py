@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from load.experiments import liu_simple, liu_wins
-from load.experiments.catalogue import EXPERIMENTS
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
+from load.experiments.experiments import EXPERIMENTS
 from load.experiments.liu.amortisation import amortise
 from load.experiments.liu.figures import draw_figures
 from load.experiments.liu.mixture import MixtureTask, play_mixture

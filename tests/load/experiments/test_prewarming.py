@@ -10,11 +10,11 @@ import pytest
 from autoscaler.planning.demand_forecast import expect, learn
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
-from load.experiments.prewarm import tape
+from load.experiments.prewarm import forecast_cache
 from load.experiments.prewarm.curves import at_equal_memory
 from load.experiments.prewarm.plot import draw
 from load.experiments.prewarm.runs import OURS, PEERS, Outcome, Task, run_one
-from load.experiments.prewarm.setting import Span
+from load.experiments.prewarm.scenario import Span
 from load.experiments.prewarming import FILE, run
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def span(tmp_path_factory: pytest.TempPathFactory) -> Span:
 @pytest.fixture(scope="module")
 def forecasts(span: Span, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tape") / "forecasts.npz"
-    tape.record(span, list(MODELS), path, lambda _done, _total: None)
+    forecast_cache.record(span, list(MODELS), path, lambda _done, _total: None)
     return path
 
 
@@ -56,8 +56,8 @@ def test_a_tape_has_the_forecasts_that_would_be_made_at_each_tick(
     names = tuple(f"default/{name}" for name in MODELS)
     counts = span.counts_before()
     known = counts.history_of(names, span.epoch_s)
-    expected = expect(known, learn(known, names), tape.QUESTION)
-    found = tape.read(span, forecasts, with_history=True)(counts, names, span.epoch_s)
+    expected = expect(known, learn(known, names), forecast_cache.QUESTION)
+    found = forecast_cache.read(span, forecasts, with_history=True)(counts, names, span.epoch_s)
     assert found is not None
     np.testing.assert_allclose(found.p_minute, expected.p_minute, rtol=1e-5)
     np.testing.assert_allclose(found.forecast.quantiles, expected.forecast.quantiles, rtol=1e-5)

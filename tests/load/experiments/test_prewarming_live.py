@@ -10,7 +10,7 @@ import pytest
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.prewarm.live import PACE, Slice, Times, live_value, simulated, times_of
-from load.experiments.prewarm.setting import MODEL_BYTES
+from load.experiments.prewarm.scenario import MODEL_BYTES
 from load.experiments.prewarming import FILE
 from load.experiments.prewarming_live import run
 from load.report.run_file import read_run

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from load.experiments.experiment import Settings
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 from tests.servers import is_alive, wait_until
 
 PATIENCE_S = 180.0
 _PARENT = """
 import sys
 from load.experiments.experiment import Settings
-from load.experiments.side_by_side import run_side_by_side
+from load.experiments.parallel_map import run_side_by_side
 from tests.load.experiments.test_side_by_side import say_and_stay
 
 if __name__ == "__main__":

@@ -12,13 +12,19 @@ import pytest
 
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
-from load.experiments.reported import reported_figures
+from load.experiments.published_figures import reported_figures
 from load.experiments.schedulers import plot
-from load.experiments.schedulers.claims import CLAIMS, by_seed
-from load.experiments.schedulers.lineup import BASELINE, CLOCKWORK, LINEUP, SHIPPED, contestant
 from load.experiments.schedulers.machines import MODELS_PER_MACHINE, cluster
 from load.experiments.schedulers.models import PROFILES
 from load.experiments.schedulers.runs import Outcome, Task, run_one
+from load.experiments.schedulers.scheduler_configs import (
+    BASELINE,
+    CLOCKWORK,
+    LINEUP,
+    SHIPPED,
+    contestant,
+)
+from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
 from load.experiments.schedulers.workload import Workload, deadlines_s
 from load.experiments.warsaw import FILE, MACHINES, run
 

@@ -22,7 +22,7 @@ from load.generator.latencies import Latencies, percentile_s
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from runtime.wire.v2 import decode_request
 from tests.load.rows import trace_of
 

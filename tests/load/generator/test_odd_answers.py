@@ -12,10 +12,10 @@ from pyarrow import parquet
 from load.generator.arrivals import Arrival
 from load.generator.http_sender import HttpSender
 from load.generator.merging import read_parts
-from load.generator.origin import parse_url
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
 from load.generator.settings import Protocol, RunSettings
+from load.generator.target_url import parse_url
 from tests import servers
 from tests.load.generator.odd_server import odd_server
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from load.simulator.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulate import Simulation, simulate
 from registry.domain.pod import Samples
 from tests import servers

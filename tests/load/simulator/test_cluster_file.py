@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.errors import InvalidCluster
-from load.simulator.sweep import parse_sweep, variants
 
 SAMPLE = Path(__file__).parents[3] / "manifests/simulator/eight-pods.yaml"
 GOOD: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}]}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from load.simulator.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulate import simulate
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace

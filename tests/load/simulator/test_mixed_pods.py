@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.simulate import simulate
-from load.simulator.sweep import parse_sweep, variants
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import RoutingPolicy
 
 SAMPLE = Path(__file__).parents[3] / "manifests/simulator/mixed-pods.yaml"

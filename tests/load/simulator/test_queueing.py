@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.queueing import Queueing
+from load.simulator.queue_options import Queueing
 from load.simulator.simulate import simulate
 from registry.domain.model import ModelName, RoutingPolicy
 from registry.domain.queue_stats import WaitingRequests

@@ -12,7 +12,7 @@ import pytest
 from load.errors import InvalidTrace
 from load.generator.arrivals import share
 from load.schema import RECORD_SCHEMA
-from load.simulator.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
 from load.simulator.simulate import Simulation, simulate
 from registry.domain.model import ModelName, RoutingPolicy

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.synthetic.generators import GENERATORS
-from load.synthetic.popularity import Popularity, zipf_shares
 from load.synthetic.rates import Step, diurnal, on_off, spike
 from load.synthetic.renewal import arrival_times
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
+from load.traces.popularity import Popularity, zipf_shares
 from load.traces.summary import summarise
 from tests.load.rows import all_times, column, named, rows
 

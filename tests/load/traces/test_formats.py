@@ -9,9 +9,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
 
+from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import times
 from load.traces.formats import FORMATS
-from load.traces.naming import open_trace
 from load.traces.writing import write_trace
 from tests.load.rows import column, named, rows, write
 

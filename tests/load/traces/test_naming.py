@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from load.errors import InvalidTraceName
-from load.traces.grammar import Chain, Stage, parse_name
-from load.traces.naming import TRANSFORMS, open_trace
+from load.trace_spec.grammar import Chain, Stage, parse_name
+from load.trace_spec.trace_spec import TRANSFORMS, open_trace
 from tests.load.rows import column, named, rows, write
 
 if TYPE_CHECKING:

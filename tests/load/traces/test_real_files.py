@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.traces.naming import open_trace
+from load.trace_spec.trace_spec import open_trace
 from load.traces.summary import summarise
 
 if TYPE_CHECKING:

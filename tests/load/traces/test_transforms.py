@@ -13,9 +13,9 @@ from load.errors import (
     UnknownFormat,
     UnknownModel,
 )
+from load.trace_spec.trace_spec import open_trace, row_of
 from load.traces.batches import BATCH_ROWS
-from load.traces.cuts import declared_only
-from load.traces.naming import open_trace, row_of
+from load.traces.filters import declared_only
 from load.traces.summary import summarise
 from tests.load.rows import column, named, rows, write
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from load.generator.settings import LATE_S
 from load.report.run import MOMENT_S
 from load.report.summary import jain, percentiles
-from load.simulator.tallies import GOOD, MISSED, OK, Answered, Tallies
-from load.simulator.waited_loads import WaitedLoads
+from load.simulator.results.aggregates import GOOD, MISSED, OK, Answered, Tallies
+from load.simulator.results.load_wait_time import WaitedLoads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from load.errors import InvalidTraceName, TraceError
 from load.synthetic.generators import GENERATORS, generate
-from load.traces import cuts, deadlines, labels, mapping, scaling
+from load.trace_spec.grammar import Chain, Stage, parse_name
+from load.trace_spec.named_files import generator_of
+from load.traces import deadlines, filters, labels, mapping, scaling
 from load.traces.batches import Replay, even_batches, full_names
 from load.traces.compressed import files
 from load.traces.formats import FORMATS, recognised, require
-from load.traces.grammar import Chain, Stage, parse_name
 from load.traces.merging import merged
-from load.traces.named_files import generator_of
 from load.traces.parameters import Parameters, checked
 from load.traces.seeds import Seed
 from load.traces.tables import look_at
@@ -54,10 +54,10 @@ TRANSFORMS: Final = {
     "rps": Transform(scaling.MeanRateParameters, scaling.mean_rate),
     "speed": Transform(scaling.SpeedParameters, scaling.speed),
     "shift": Transform(scaling.ShiftParameters, scaling.shift),
-    "slice": Transform(cuts.SliceParameters, cuts.slice_time),
-    "limit": Transform(cuts.LimitParameters, cuts.limit),
-    "only": Transform(cuts.NamesParameters, cuts.only),
-    "top": Transform(cuts.TopParameters, cuts.top),
+    "slice": Transform(filters.SliceParameters, filters.slice_time),
+    "limit": Transform(filters.LimitParameters, filters.limit),
+    "only": Transform(filters.NamesParameters, filters.only),
+    "top": Transform(filters.TopParameters, filters.top),
     "map": Transform(mapping.MapParameters, mapping.map_functions, renames=True),
     "deadline": Transform(deadlines.DeadlineParameters, deadlines.deadlines),
     "tenant": Transform(labels.NameParameters, labels.tenant, renames=True),

@@ -20,12 +20,12 @@ from runtime.tiers.device_cache import Resident, Residents
 from runtime.tiers.eviction import POLICIES
 
 if TYPE_CHECKING:
-    from load.simulator.cluster import ClusterPlan, ModelPlan
-    from load.simulator.flight import Flight
+    from load.simulator.cluster.plan import ClusterPlan, ModelPlan
+    from load.simulator.event_queue import Kernel
     from load.simulator.gateway import SimulatedGateway
-    from load.simulator.kernel import Kernel
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pod import SimulatedPod
+    from load.simulator.simulated_request import Flight
 
 PATIENCE_S: Final = 30.0
 """As in `runtime.loading.model_store`: how long a load waits for models in use."""

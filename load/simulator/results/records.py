@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from load.schema import RECORD_SCHEMA
-from load.simulator.rows import Rows
+from load.simulator.results.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

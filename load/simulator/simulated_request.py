@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gateway.routing.decision import Reason
     from gateway.routing.route_request import Arrival
-    from load.simulator.cluster import ModelPlan
-    from load.simulator.loading import Held
+    from load.simulator.cluster.plan import ModelPlan
+    from load.simulator.model_loading import Held
     from load.simulator.pod import SimulatedPod
     from registry.domain.model import RoutingPolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from load.experiments.schedulers.lineup import BASELINE, CLOCKWORK, OURS, ROUND_ROBIN
+from load.experiments.schedulers.scheduler_configs import BASELINE, CLOCKWORK, OURS, ROUND_ROBIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,14 +14,14 @@ from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.history import Forecast, Question
 from autoscaler.planning.demand_forecast import Learnt, expect, learn
 from autoscaler.planning.pool_view import Demand
-from load.experiments.prewarm.setting import TICK_S
+from load.experiments.prewarm.scenario import TICK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from autoscaler.forecasting.history import Floats
-    from load.experiments.prewarm.setting import Span
+    from load.experiments.prewarm.scenario import Span
 
 QUESTION: Final = Question(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _NO_PAST: Final = CountsParams(seconds=1, minutes=1, tens=1, active=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from load.synthetic.generators import GENERATORS
+from load.trace_spec.grammar import parse_name
 from load.traces.compressed import files
-from load.traces.grammar import parse_name
 
 if TYPE_CHECKING:
-    from load.traces.grammar import Chain, Stage
+    from load.trace_spec.grammar import Chain, Stage
 
 
 def files_of(name: str) -> list[str]:

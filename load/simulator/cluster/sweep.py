@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from load.simulator.cluster_file import read_document
+from load.simulator.cluster.cluster_file import read_document
 from load.simulator.errors import InvalidCluster
 from registry.errors import NotYaml
 from registry.inference_service.yaml_text import read_yaml

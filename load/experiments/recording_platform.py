@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from load.experiments.experiment import Keep
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
-    from load.experiments.live import LivePlatform
+    from load.experiments.live_platform import LivePlatform
     from load.experiments.prewarm.live import Slice
     from load.report.run import Run
 
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 class KeptLive:
-    """It is `load.experiments.live.LivePlatform`, and tells what another one comes to."""
+    """It is `load.experiments.live_platform.LivePlatform`, and tells what another one comes to."""
 
     def __init__(self, platform: LivePlatform, keep: Keep) -> None:
         self._platform = platform

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.cluster_budgets import ModelGroup, misfits
-from load.simulator.cluster_values import duration, per_token, rate, size, start
+from load.simulator.cluster.budgets import ModelGroup, misfits
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.cluster.values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint

@@ -16,7 +16,7 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from load.simulator.cluster import NodePlan
+    from load.simulator.cluster.plan import NodePlan
 
 _BUDGETS: Final = {
     Tier.DEVICE: ("pod", "memory"),

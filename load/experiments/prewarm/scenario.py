@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from load.simulator.cluster import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.traces.naming import open_trace
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
 

@@ -1,0 +1,1 @@
+"""Simulated clusters as values, and as YAML."""

@@ -1,0 +1,1 @@
+"""The text that names a trace: its syntax, and the trace it stands for."""
