@@ -13,7 +13,10 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands import ask, declare, forecast, profile, run, show
+from pilotlight.commands import apply as apply_command
+from pilotlight.commands import forecast, get, profile
+from pilotlight.commands import predict as predict_command
+from pilotlight.commands import up as up_command
 from pilotlight.commands.autoscaler import LOADING_NAMES, autoscaler_choice, explain_plans
 from pilotlight.commands.load_app import experiment, load_app, report_runs, simulate
 from pilotlight.commands.options import (
@@ -28,13 +31,13 @@ from pilotlight.commands.options import (
 from pilotlight.commands.target import Target, model_names
 from pilotlight.demo.runner import run_demo
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
-from pilotlight.home import Home
 from pilotlight.output import Output
 from pilotlight.platform.processes import python_environment
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.architectures import ARCHITECTURES
 from pilotlight.samples import make_model_command
+from pilotlight.state_dir import Home
 
 app = typer.Typer(
     name="pilotlight",
@@ -188,13 +191,13 @@ def up(
         pool=pool,
         autoscaler=choice if autoscaler else None,
     )
-    run.up(settings, Output(json_), files=filename, detach=detach, namespace=namespace)
+    up_command.up(settings, Output(json_), files=filename, detach=detach, namespace=namespace)
 
 
 @app.command()
 def down(*, home: HomeOption = None, json_: JsonOption = False) -> None:
     """Stop the platform of a home folder."""
-    run.down(Target.of(home).home, Output(json_))
+    up_command.down(Target.of(home).home, Output(json_))
 
 
 @app.command()
@@ -209,7 +212,7 @@ def apply(
 ) -> None:
     """Declare models from InferenceService YAML; nothing while any of it has a mistake."""
     target = Target.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(declare.apply(target, Output(json_), filename, namespace))
+    asyncio.run(apply_command.apply(target, Output(json_), filename, namespace))
 
 
 @app.command()
@@ -228,9 +231,9 @@ def delete(
         raise InvalidInput(["give either names or -f FILE"])
     wanted = model_names(names or [], namespace)
     if filename:
-        wanted = [spec.name for spec in declare.read_models(filename, namespace)]
+        wanted = [spec.name for spec in apply_command.read_models(filename, namespace)]
     target = Target.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(declare.delete(target, Output(json_), wanted))
+    asyncio.run(apply_command.delete(target, Output(json_), wanted))
 
 
 @get_app.command("models")
@@ -249,7 +252,7 @@ def get_models(
     """Models of all namespaces (or of -n): ready, policy, where each is warm."""
     target = Target.of(home, redis_url=redis_url, pool=pool)
     wanted = model_names(names or [], namespace)
-    asyncio.run(show.show_models(target, Output(json_), wanted, namespace))
+    asyncio.run(get.show_models(target, Output(json_), wanted, namespace))
 
 
 @get_app.command("pods")
@@ -264,7 +267,7 @@ def get_pods(
 ) -> None:
     """Pods: node, phase, slots, warm models, bytes per tier."""
     target = Target.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(show.show_pods(target, Output(json_), names or []))
+    asyncio.run(get.show_pods(target, Output(json_), names or []))
 
 
 @app.command()
@@ -287,7 +290,7 @@ def predict(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Ask a model through the gateway."""
-    question = ask.Question(
+    question = predict_command.Question(
         texts=texts or [],
         images=image,
         data=data,
@@ -297,7 +300,7 @@ def predict(
     )
     target = Target.of(home, gateway=gateway)
     [model] = model_names([name], namespace)
-    asyncio.run(ask.predict(target, Output(json_), model, question))
+    asyncio.run(predict_command.predict(target, Output(json_), model, question))
 
 
 @app.command()
@@ -309,7 +312,9 @@ def explain(
     json_: JsonOption = False,
 ) -> None:
     """Why a request went where it went: candidates, estimates, the choice."""
-    asyncio.run(ask.explain(Target.of(home, gateway=gateway), Output(json_), request_id))
+    asyncio.run(
+        predict_command.explain(Target.of(home, gateway=gateway), Output(json_), request_id)
+    )
 
 
 @app.command("autoscaler")

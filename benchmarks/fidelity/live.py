@@ -20,9 +20,9 @@ import httpx
 
 from pilotlight.demo.calls import call
 from pilotlight.demo.workloads import make_cold, until_idle
-from pilotlight.home import Home
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.state_dir import Home
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
 if TYPE_CHECKING:

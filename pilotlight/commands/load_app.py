@@ -12,8 +12,8 @@ import typer
 from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.options import HomeOption, JsonOption
 from pilotlight.commands.target import Target
-from pilotlight.home import Home
 from pilotlight.output import Output
+from pilotlight.state_dir import Home
 
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
@@ -210,7 +210,7 @@ def experiment(
 ) -> None:
     """Run an experiment of the documentation again: its tables, beside the literature's figures."""
     from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
-    from pilotlight.demo.live import LiveDemo
+    from pilotlight.live_experiments.live_platform import LiveDemo
 
     output = Output(json_)
     if name is None:

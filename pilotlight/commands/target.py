@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.home import Home
+from pilotlight.state_dir import Home
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry

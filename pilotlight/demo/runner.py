@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import httpx
 
 from load.experiments.liu.scenarios import FULL, MOST_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
-from pilotlight.commands.declare import put, read_models
-from pilotlight.commands.run import prepare_samples
+from pilotlight.commands.apply import put, read_models
+from pilotlight.commands.up import prepare_samples
 from pilotlight.demo.invocations import invoke_samples
 from pilotlight.demo.report import (
     DemoReport,
@@ -26,12 +26,12 @@ from pilotlight.demo.report import (
 from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import ExpectationFailed
-from pilotlight.home import Home
 from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform, Progress
 from pilotlight.platform.settings import PlatformSettings, PodSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
 from pilotlight.quantities import format_bytes
+from pilotlight.state_dir import Home
 
 if TYPE_CHECKING:
     from load.experiments.liu.runs import SimpleRun, WinRun

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from pilotlight.errors import StartFailed
-from pilotlight.home import HomeLock, PlatformState
-from pilotlight.platform.fleet import Fleet, PodSpawn
 from pilotlight.platform.object_store import object_store_command
+from pilotlight.platform.pod_processes import Fleet, PodSpawn
 from pilotlight.platform.pod_scaling import PodScaling
 from pilotlight.platform.processes import free_port, port_is_free, python_module
 from pilotlight.platform.redis_server import is_answering, redis_command
 from pilotlight.platform.service import Service, ServiceSpec
+from pilotlight.state_dir import HomeLock, PlatformState
 from registry.domain.pod import PodPhase
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry

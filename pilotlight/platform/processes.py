@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _CODE = str(Path(__file__).resolve().parents[2])
-_LIFELINE = str(Path(__file__).with_name("lifeline.py"))
+_LIFELINE = str(Path(__file__).with_name("parent_death_signal.py"))
 
 
 def python_module(module: str) -> list[str]:

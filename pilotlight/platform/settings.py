@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from pilotlight.home import Home
+from pilotlight.state_dir import Home
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pilotlight.home import Home, HomeLock, PlatformState
+from pilotlight.state_dir import Home, HomeLock, PlatformState
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaling import Autoscaling

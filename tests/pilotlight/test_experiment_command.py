@@ -15,10 +15,10 @@ import pytest
 from load.experiments.elastic.scenario import Scenario
 from load.experiments.experiments import EXPERIMENTS
 from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
-from pilotlight.demo.live import LiveDemo
 from pilotlight.errors import InvalidInput
-from pilotlight.home import Home
+from pilotlight.live_experiments.live_platform import LiveDemo
 from pilotlight.output import Output
+from pilotlight.state_dir import Home
 from tests import servers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.errors import AlreadyRunning, NotRunning
-from pilotlight.home import Home, HomeLock, PlatformState
+from pilotlight.state_dir import Home, HomeLock, PlatformState
 from tests import servers
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HOLD = """
 import sys
 from pathlib import Path
-from pilotlight.home import Home, HomeLock, PlatformState
+from pilotlight.state_dir import Home, HomeLock, PlatformState
 home = Home(Path(sys.argv[1]))
 with HomeLock(home):
     home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))

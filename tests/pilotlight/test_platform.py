@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pilotlight.home import Home
 from pilotlight.samples import make_samples
+from pilotlight.state_dir import Home
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES, Ran, run_cli
 

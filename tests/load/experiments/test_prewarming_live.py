@@ -15,9 +15,9 @@ from load.experiments.prewarming import FILE
 from load.experiments.prewarming_live import run
 from load.report.run_file import read_run
 from pilotlight.commands.experiment import Wish, run_experiment
-from pilotlight.demo.live import LiveDemo
-from pilotlight.home import Home
+from pilotlight.live_experiments.live_platform import LiveDemo
 from pilotlight.output import Output
+from pilotlight.state_dir import Home
 from registry.domain.model import Tier
 from tests.load.report.runs import write_run
 

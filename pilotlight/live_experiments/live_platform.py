@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import httpx
 
 from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
-from pilotlight.commands.run import prepare_samples
-from pilotlight.demo import elastic
-from pilotlight.demo.prewarming import play_slice, prewarming_settings
+from pilotlight.commands.up import prepare_samples
 from pilotlight.demo.workloads import declare, measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import StartFailed
-from pilotlight.home import Home
+from pilotlight.live_experiments import elastic
+from pilotlight.live_experiments.prewarming import play_slice, prewarming_settings
 from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import free_port, python_environment
@@ -31,6 +30,7 @@ from pilotlight.platform.redis_server import redis_binary
 from pilotlight.platform.settings import AutoscalerChoice, PlatformSettings, PodSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
 from pilotlight.samples import LARGER_SAMPLES, SAMPLES, make_model_command
+from pilotlight.state_dir import Home
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from pilotlight.commands.declare import put, read_models, tell_applied
+from pilotlight.commands.apply import put, read_models, tell_applied
 from pilotlight.commands.target import Target
 from pilotlight.errors import AlreadyRunning, RequestFailed, StartFailed
 from pilotlight.output import progress_bar
@@ -23,10 +23,10 @@ from pilotlight.samples import SAMPLES, make_samples, missing_samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pilotlight.home import Home, PlatformState
     from pilotlight.output import Output
     from pilotlight.platform.settings import PlatformSettings
     from pilotlight.samples import Sample
+    from pilotlight.state_dir import Home, PlatformState
     from registry.domain.model import ModelSpec
 
 _STOP_S = 60.0
@@ -150,7 +150,7 @@ def _start_detached(settings: PlatformSettings) -> PlatformState:
 def _listen(
     supervisor: subprocess.Popen[bytes], update: Callable[[int, int, str], None]
 ) -> PlatformState | None:
-    from pilotlight.home import PlatformState
+    from pilotlight.state_dir import PlatformState
 
     for line in supervisor.stdout or ():
         match json.loads(line):
