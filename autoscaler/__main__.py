@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
-from autoscaler.service.executor import Actor
+from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.logs import configure_logs
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
@@ -50,7 +50,7 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
             group.create_task(watch.run())
             if owner is not None:
                 group.create_task(owner.run())
-            actor = Actor(
+            actor = ActionExecutor(
                 group, autoscaling, pods, metrics,
                 state=lambda: watch.state, now_s=watch.registry_now_s,
             )  # fmt: skip

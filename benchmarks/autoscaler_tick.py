@@ -12,10 +12,10 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.loading.predictive import predictive
-from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from autoscaler.service.forecaster import Forecaster, Past
+from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
+from autoscaler.service.forecaster import DemandForecaster, Past
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
@@ -79,7 +79,7 @@ def measure(history: History, timed: Timed) -> None:
     names, state = names_of(models), cluster(models)
     rng = np.random.default_rng(2)
     per_minute = 10 ** rng.uniform(-4, 1, models)
-    counts, forecaster = counted(history), Forecaster()
+    counts, forecaster = counted(history), DemandForecaster()
     now_s = _NOW_S
     demand = forecaster.forecast(_past(counts, names, now_s, forecaster))
 
@@ -106,7 +106,7 @@ def _past(
     counts: Counts,
     names: tuple[str, ...],
     now_s: float,
-    forecaster: Forecaster | None,
+    forecaster: DemandForecaster | None,
     changed: set[str] | None = None,
 ) -> Past:
     rows = None if forecaster is None else forecaster.due(names, changed or set(), now_s)
@@ -117,6 +117,6 @@ def _past(
 
 def _plan(state: ClusterState, demand: Demand) -> None:
     policy = predictive()
-    view = read_pool(state, _NOW_S, Seen(), limits=Limits(0, PODS), demand=demand)
+    view = read_pool(state, _NOW_S, Observations(), limits=Limits(0, PODS), demand=demand)
     policy.plan(view, policy.start)
-    scale_pods(view, PodState(), PodParams())
+    scale_pods(view, ScalingState(), ScalingParams())

@@ -16,7 +16,7 @@ import orjson
 
 from benchmarks.quantiles import quantile, spread
 from gateway.routing.decision import SendTo
-from gateway.routing.route_request import Arrival, decide
+from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import encode_pod, encode_spec
@@ -98,7 +98,7 @@ def _decisions(
         name, draw, request_id = rng.choice(names), rng.random(), f"{rng.getrandbits(128):032x}"
         load.move()
         began_ns = time.perf_counter_ns()
-        arrival = Arrival(
+        arrival = IncomingRequest(
             id=request_id,
             model=name,
             arrival_s=_NOW_S,
@@ -107,7 +107,7 @@ def _decisions(
             policy=policy,
             deadline_s=_NOW_S + 30.0,
         )
-        decided = decide(arrival, state.models, state, now_s=_NOW_S)
+        decided = route_request(arrival, state.models, state, now_s=_NOW_S)
         explanations.record(arrival, decided, state)
         times_us.append((time.perf_counter_ns() - began_ns) / 1000)
         if isinstance(decided.decision, SendTo):

@@ -21,7 +21,7 @@ import numpy as np
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.fitting import fit, share
-from autoscaler.forecasting.history import NEVER, History, Question
+from autoscaler.forecasting.history import NEVER, ForecastHorizon, History
 from autoscaler.forecasting.methods import METHODS
 from benchmarks import autoscaler_tick
 
@@ -64,7 +64,7 @@ def cpu_s(action: Callable[[], object]) -> float:
 def main() -> None:
     """Measure and print."""
     models = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    history, question = synthetic(models), Question()
+    history, question = synthetic(models), ForecastHorizon()
     print(f"{models} models, CPU seconds")
     store = Counts(CountsParams(models=models))
     store.advance(1e9)

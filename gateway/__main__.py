@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from gateway.app import Front
+from gateway.app import GatewayApp
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.exchange import Tools
-from gateway.dispatch.passive_health import Doubts
+from gateway.dispatch.exchange import ExchangeContext
+from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
 from gateway.dispatch.retries import RetryBudget
 from gateway.http.server import protocol_for
@@ -28,7 +28,7 @@ from gateway.settings import GatewaySettings
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.request_telemetry import Recorder
+from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import PodPool
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -46,7 +46,7 @@ KEEP_ALIVE_S = 75
 class GatewayServer(uvicorn.Server):
     """uvicorn's server, which says that it drains before it stops accepting."""
 
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+    def __init__(self, config: uvicorn.Config, front: GatewayApp) -> None:
         super().__init__(config)
         self._front = front
 
@@ -73,7 +73,7 @@ class GatewayServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
+async def running_front(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     """A gateway's parts, wired and running, without its HTTP server."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
@@ -85,19 +85,21 @@ async def running_front(settings: GatewaySettings) -> AsyncIterator[Front]:
     watch.subscribe(reservations.release_again)
     metrics = GatewayMetrics()
     pool = PodPool()
-    doubts = Doubts(dispatcher.kick)
+    doubts = PassiveHealth(dispatcher.kick)
     arrivals = ArrivalCounter(
         registry, gateway, dispatcher.waiting_by_model, lambda: dispatcher.waiting_total
     )
-    recorder = Recorder(metrics)
-    tools = Tools(dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals)
-    front: Front
+    recorder = RequestTelemetry(metrics)
+    tools = ExchangeContext(
+        dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals
+    )
+    front: GatewayApp
 
     def is_draining() -> bool:
         return front.is_draining
 
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
-    front = Front(api, tools, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
+    front = GatewayApp(api, tools, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(watch.run()),

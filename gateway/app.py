@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from gateway.authentication.access import access_of, without_credentials
-from gateway.dispatch.cancellation import Ending
+from gateway.dispatch.cancellation import RequestCancellation
 from gateway.dispatch.exchange import Exchange
 from gateway.errors import (
     BadRequest,
     BodyTooSlow,
     GatewayError,
-    ModelNotFound,
     NotReady,
     ShuttingDown,
+    UnknownModel,
 )
 from gateway.http import openai
 from gateway.http.body import RequestBody
-from gateway.http.client_request import ClientGone
-from gateway.http.error_responses import answer_error, send_error
+from gateway.http.client_request import ClientDisconnected
+from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import read_headers
 from gateway.http.routes import (
-    Targets,
+    TargetResolver,
     is_inference,
     openai_target,
-    place_of,
+    parse_path,
     target_of,
     target_of_version,
 )
-from gateway.routing.route_request import Arrival
+from gateway.routing.route_request import IncomingRequest
 from gateway.selection.canary import choose_version
 from gateway.selection.servable import can_be_served
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.authentication.access import Access
-    from gateway.dispatch.exchange import Tools
+    from gateway.dispatch.exchange import ExchangeContext
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers, RequestHeaders
-    from gateway.http.routes import Place, Target
+    from gateway.http.routes import ModelPath, ModelTarget
     from gateway.settings import GatewaySettings
     from registry.domain.model import ModelRecord
     from registry.redis.watch import ClusterWatch
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Front:
+class GatewayApp:
     """The ASGI application of the gateway, and what serves inference beside it."""
 
     def __init__(
-        self, api: ASGIApp, tools: Tools, watch: ClusterWatch, settings: GatewaySettings
+        self, api: ASGIApp, tools: ExchangeContext, watch: ClusterWatch, settings: GatewaySettings
     ) -> None:
         self._api = api
         self._tools = tools
@@ -75,7 +75,7 @@ class Front:
         self._sequence = 0
         self.access = access_of(settings)
         """None: nobody needs a key or a token."""
-        self._targets = Targets(watch.state, is_guarded=self.access is not None)
+        self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
         self.target = self._targets.find
         """The target of a path and Host, if they name one rightly."""
         self.is_draining = False
@@ -89,7 +89,7 @@ class Front:
         try:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
-            place = place_of(path, _host(scope), self._watch.state.models)
+            place = parse_path(path, _host(scope), self._watch.state.models)
             if self.access is not None:
                 place = await self._admitted(self.access, path, place, scope["headers"])
             if scope["method"] == "POST" and is_inference(place.path):
@@ -122,7 +122,7 @@ class Front:
                 record = await self._record(client.target)
             exchange = self._exchange(client, read, record, body)
             await self._run_while_wanted(exchange, client, read)
-        except ClientGone:
+        except ClientDisconnected:
             self._tools.recorder.client_left()
         except GatewayError as error:
             if client.response_started:  # and was counted
@@ -131,7 +131,7 @@ class Front:
                 return
             if exchange is not None:
                 self._tools.recorder.failed(exchange, error)
-            answer_error(client, error, request_id)
+            respond_with_error(client, error, request_id)
 
     async def _admit(self, access: Access, client: ClientRequest) -> None:
         """Check who asks. Raises Unauthorized, Forbidden, NotReady.
@@ -145,10 +145,12 @@ class Front:
             client.target = target = target.without_host
         await access.check(target.model.namespace, client.headers)
 
-    async def _admitted(self, access: Access, path: str, place: Place, headers: Headers) -> Place:
+    async def _admitted(
+        self, access: Access, path: str, place: ModelPath, headers: Headers
+    ) -> ModelPath:
         """As `_admit`, for the place of what is no inference."""
         if place.is_by_host and not await access.may(place.namespace, headers):
-            place = place_of(path, "", ())
+            place = parse_path(path, "", ())
         await access.check_path(unquote(place.path), place.namespace, headers)
         return place
 
@@ -168,14 +170,14 @@ class Front:
             model = target.model
         client.target = target_of_version(target, model)
 
-    async def _record(self, target: Target) -> ModelRecord:
+    async def _record(self, target: ModelTarget) -> ModelRecord:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
         if self._watch.age_s() == math.inf:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
         record = await self._watch.find_model(target.model)
         if record is None:
-            raise ModelNotFound(f"model {target.model} does not exist")
+            raise UnknownModel(f"model {target.model} does not exist")
         return record
 
     def _exchange(
@@ -193,7 +195,7 @@ class Front:
         deadline_s = read.deadline_s or record.serving.policy.deadline_s
         now_s = self._watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
-        arrival = Arrival(
+        arrival = IncomingRequest(
             id=read.request_id,
             model=client.target.model,
             arrival_s=now_s,
@@ -215,11 +217,13 @@ class Front:
         """
         now_s = client.loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
-        ending = Ending(client.loop, exchange, until_s, now_s + self._settings.body_timeout)
+        ending = RequestCancellation(
+            client.loop, exchange, until_s, now_s + self._settings.body_timeout
+        )
         client.on_gone = ending.client_gone
         try:
             if client.disconnected:  # it left while this request was not yet run
-                raise ClientGone
+                raise ClientDisconnected
             await exchange.run(until_s)
         except asyncio.CancelledError:
             cause = ending.own_cause(is_draining=self.is_draining)

@@ -27,7 +27,7 @@ class BadRequest(GatewayError):
     reason = "bad-request"
 
 
-class ModelNotFound(GatewayError):
+class UnknownModel(GatewayError):
     """Nobody declared such a model."""
 
     status = HTTPStatus.NOT_FOUND
@@ -56,7 +56,7 @@ class Forbidden(GatewayError):
     challenge = b'Bearer error="insufficient_scope"'
 
 
-class BodyTooLarge(GatewayError):
+class RequestBodyTooLarge(GatewayError):
     """The body is over the limit, by its declared length or by count."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_keys import read_keys
-from registry.settings_table import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +35,14 @@ class GatewaySettings:
     """Everything a gateway is told when it starts. Times in seconds, sizes in bytes."""
 
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
-    port: int = option(8080, whole(0, 65535), "port to listen on; 0 takes a free one")
+    port: int = option(8080, parse_int(0, 65535), "port to listen on; 0 takes a free one")
     redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")
     max_body_bytes: int = option(
-        64 * MIB, whole(1), "longest request body; raise it for large inputs"
+        64 * MIB, parse_int(1), "longest request body; raise it for large inputs"
     )
     buffer_bytes: int = option(
-        1 * MIB, whole(1), "bodies up to this size are held until answered, so can be retried"
+        1 * MIB, parse_int(1), "bodies up to this size are held until answered, so can be retried"
     )
     request_timeout: float = option(
         300.0, positive_seconds, "longest a request without a deadline may take"
@@ -57,7 +57,7 @@ class GatewaySettings:
         15.0, positive_seconds, "how long the slots of a gateway that died stay taken"
     )
     allow_policy_header: bool = option(
-        True, truth, "let requests choose a policy by x-pilotlight-policy"
+        True, parse_bool, "let requests choose a policy by x-pilotlight-policy"
     )
     api_keys: str = option(
         "",
@@ -72,5 +72,5 @@ class GatewaySettings:
     token_leeway: float = option(
         30.0, positive_seconds, "how far the clocks of token issuers may be off from this one"
     )
-    seed: int = option(0, whole(0), "seed of random choices; runs with one seed choose alike")
+    seed: int = option(0, parse_int(0), "seed of random choices; runs with one seed choose alike")
     log_level: str = option("INFO", str, "least level that is logged")

@@ -28,16 +28,16 @@ from pilotlight.commands.options import (
     PoolOption,
     RedisOption,
 )
-from pilotlight.commands.target import Target, model_names
+from pilotlight.commands.target import PlatformTarget, model_names
 from pilotlight.demo.runner import run_demo
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
 from pilotlight.output import Output
 from pilotlight.platform.processes import python_environment
-from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.architectures import ARCHITECTURES
 from pilotlight.samples import make_model_command
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 
 app = typer.Typer(
     name="pilotlight",
@@ -172,12 +172,12 @@ def up(
     choice = autoscaler_choice(
         loading, pods=pods, min_pods=min_pods, pod_idle_s=pod_idle, pod_stable_s=pod_stable
     )
-    at = Home.of(home)
+    at = StateDir.of(home)
     settings = PlatformSettings(
         home=at,
         objects=(objects or at.objects).expanduser().absolute(),
         pods=pods,
-        pod=PodSettings(
+        pod=LocalPodSettings(
             slots=slots,
             threads=threads,
             memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
@@ -197,7 +197,7 @@ def up(
 @app.command()
 def down(*, home: HomeOption = None, json_: JsonOption = False) -> None:
     """Stop the platform of a home folder."""
-    up_command.down(Target.of(home).home, Output(json_))
+    up_command.down(PlatformTarget.of(home).home, Output(json_))
 
 
 @app.command()
@@ -211,7 +211,7 @@ def apply(
     json_: JsonOption = False,
 ) -> None:
     """Declare models from InferenceService YAML; nothing while any of it has a mistake."""
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(apply_command.apply(target, Output(json_), filename, namespace))
 
 
@@ -232,7 +232,7 @@ def delete(
     wanted = model_names(names or [], namespace)
     if filename:
         wanted = [spec.name for spec in apply_command.read_models(filename, namespace)]
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(apply_command.delete(target, Output(json_), wanted))
 
 
@@ -250,7 +250,7 @@ def get_models(
     json_: JsonOption = False,
 ) -> None:
     """Models of all namespaces (or of -n): ready, policy, where each is warm."""
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     wanted = model_names(names or [], namespace)
     asyncio.run(get.show_models(target, Output(json_), wanted, namespace))
 
@@ -266,7 +266,7 @@ def get_pods(
     json_: JsonOption = False,
 ) -> None:
     """Pods: node, phase, slots, warm models, bytes per tier."""
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(get.show_pods(target, Output(json_), names or []))
 
 
@@ -290,7 +290,7 @@ def predict(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Ask a model through the gateway."""
-    question = predict_command.Question(
+    question = predict_command.PredictionRequest(
         texts=texts or [],
         images=image,
         data=data,
@@ -298,7 +298,7 @@ def predict(
         policy=policy,
         deadline_ms=deadline_ms,
     )
-    target = Target.of(home, gateway=gateway)
+    target = PlatformTarget.of(home, gateway=gateway)
     [model] = model_names([name], namespace)
     asyncio.run(predict_command.predict(target, Output(json_), model, question))
 
@@ -313,7 +313,7 @@ def explain(
 ) -> None:
     """Why a request went where it went: candidates, estimates, the choice."""
     asyncio.run(
-        predict_command.explain(Target.of(home, gateway=gateway), Output(json_), request_id)
+        predict_command.explain(PlatformTarget.of(home, gateway=gateway), Output(json_), request_id)
     )
 
 
@@ -335,7 +335,7 @@ def run_autoscaler(
     json_: JsonOption = False,
 ) -> None:
     """What the autoscaler has done and why; with --dry-run, what it would do now."""
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(explain_plans(target, Output(json_), loading, dry_run=dry_run, explain=explain))
 
 
@@ -356,7 +356,7 @@ def profile_model(
     json_: JsonOption = False,
 ) -> None:
     """Find a model's best batch size: latency, throughput and memory by size, kept for its pods."""
-    target = Target.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     [model] = model_names([name], namespace)
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
     asyncio.run(profile.profile(target, Output(json_), model, pod=pod, plan=plan))
@@ -372,7 +372,7 @@ def demo(
     json_: JsonOption = False,
 ) -> None:
     """The main job, end to end: deploy, invoke, Liu's workloads; ends by itself."""
-    run_demo(Home.of(home), Output(json_), full=full)
+    run_demo(StateDir.of(home), Output(json_), full=full)
 
 
 @app.command(
@@ -400,7 +400,7 @@ def scale_pool(
     """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
     from pilotlight.commands.scale import scale  # its libraries are an extra
 
-    target = Target.of(None, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(None, redis_url=redis_url, pool=pool)
     asyncio.run(scale(target, Output(json_), pool, pods=pods, namespace=namespace))
 
 

@@ -42,19 +42,19 @@ class PlatformState:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class StateDir:
     """Paths under one home folder."""
 
     root: Path
 
     @classmethod
-    def default(cls) -> Home:
+    def default(cls) -> StateDir:
         """`$PILOTLIGHT_HOME`, or `~/.pilotlight`."""
         named = os.environ.get("PILOTLIGHT_HOME")
         return cls(Path(named).expanduser() if named else Path.home() / ".pilotlight")
 
     @classmethod
-    def of(cls, folder: Path | None) -> Home:
+    def of(cls, folder: Path | None) -> StateDir:
         """The home that a flag names, with an absolute path; else the default."""
         return cls(folder.expanduser().absolute()) if folder else cls.default()
 
@@ -162,7 +162,7 @@ class Home:
 class HomeLock:
     """Holds a home folder for the life of this process, or of a `with` block."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StateDir) -> None:
         self._home = home
         self._descriptor: int | None = None
 

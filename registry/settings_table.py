@@ -30,7 +30,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def truth(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     """Read a yes or a no. Raises ValueError."""
     if text.lower() in {"1", "true", "yes", "on"}:
         return True
@@ -39,7 +39,7 @@ def truth(text: str) -> bool:
     raise ValueError(f"must be true or false, was {text!r}")
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     """A reader of whole numbers within bounds."""
     allowed = f"from {low} to {high}" if high is not None else f"of at least {low}"
 

@@ -45,7 +45,7 @@ class QueueFull(RuntimePackageError):
     retry_after_s = 1.0
 
 
-class Draining(RuntimePackageError):
+class PodDraining(RuntimePackageError):
     """The pod finishes what it has and takes nothing new."""
 
     refusal = "draining"
@@ -150,11 +150,11 @@ class HostTierRefused(RuntimePackageError):
     """The model cannot be kept in tier `host`: it is off, or has no room."""
 
 
-class PeerFailed(RuntimePackageError):
+class RemoteInferenceFailed(RuntimePackageError):
     """The predict pod did not answer; whether it executed the request is not known."""
 
 
-class PeerUnreachable(PeerFailed):
+class RemotePodUnreachable(RemoteInferenceFailed):
     """No connection to the predict pod could be made, so nothing was executed there."""
 
     refusal = "unreachable"
@@ -170,7 +170,7 @@ STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
     ModelNotFound: HTTPStatus.NOT_FOUND,
     SlotsFull: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
-    Draining: HTTPStatus.SERVICE_UNAVAILABLE,
+    PodDraining: HTTPStatus.SERVICE_UNAVAILABLE,
     PodEnded: HTTPStatus.SERVICE_UNAVAILABLE,
     DeadlinePassed: HTTPStatus.GATEWAY_TIMEOUT,
     InferenceHung: HTTPStatus.GATEWAY_TIMEOUT,
@@ -183,7 +183,7 @@ STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
     LoadRefused: HTTPStatus.SERVICE_UNAVAILABLE,
     LoadCancelled: HTTPStatus.SERVICE_UNAVAILABLE,
     HostTierRefused: HTTPStatus.INSUFFICIENT_STORAGE,
-    PeerFailed: HTTPStatus.SERVICE_UNAVAILABLE,
+    RemoteInferenceFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     InferenceFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 """An error has the status of its nearest listed class."""

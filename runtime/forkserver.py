@@ -22,7 +22,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from runtime.settings import PodSettings, settings_from_fields
+from runtime.settings import RuntimeSettings, settings_from_fields
 from runtime.warm_imports import import_everything
 
 SIGNAL_OF_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
@@ -99,7 +99,7 @@ class Zygote:
         except (ValueError, TypeError, KeyError, OSError) as error:  # no process to be had, too
             _say({"error": f"{line.decode(errors='replace')}: {error}"})
 
-    def _spawn(self, settings: PodSettings) -> None:
+    def _spawn(self, settings: RuntimeSettings) -> None:
         if settings.name in self._children:
             raise ValueError(f"pod {settings.name} is running")
         parent = os.getpid()
@@ -132,7 +132,7 @@ class Zygote:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def _be_pod(settings: PodSettings, parent: int) -> NoReturn:
+def _be_pod(settings: RuntimeSettings, parent: int) -> NoReturn:
     """Become a pod; never returns into the parent's code."""
     status = 1
     try:
@@ -156,7 +156,7 @@ def _be_pod(settings: PodSettings, parent: int) -> NoReturn:
         os._exit(status)
 
 
-def _redirect(settings: PodSettings) -> None:
+def _redirect(settings: RuntimeSettings) -> None:
     """Leave the parent's descriptors: input and output are its command channel."""
     null = os.open(os.devnull, os.O_RDWR)
     log = null

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.settings import PodSettings
+    from runtime.settings import RuntimeSettings
 
 NOISY = ("httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn")
 
@@ -28,7 +28,7 @@ class FieldFormatter(logging.Formatter):
         return super().formatMessage(record) + "".join(fields)
 
 
-def configure_logs(settings: PodSettings) -> None:
+def configure_logs(settings: RuntimeSettings) -> None:
     """Send log lines to the pod's file, or to standard error."""
     handler: logging.Handler = (
         logging.FileHandler(settings.log_file)

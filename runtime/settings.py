@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import settings_table
-from registry.settings_table import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
 from runtime.device.batch import MOST_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
@@ -37,22 +37,22 @@ def _policy(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PodSettings:
+class RuntimeSettings:
     """Everything a pod is told when it starts. Times in seconds, sizes in bytes."""
 
     name: str = option("", str, "name of the pod, unique in its pool", is_required=True)
     redis_url: str = option("redis://127.0.0.1:6379/0", redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
-    port: int = option(0, whole(0), "port to listen on; 0 takes a free one")
+    port: int = option(0, parse_int(0), "port to listen on; 0 takes a free one")
     grpc_port: int = option(
         KSERVE_GRPC_PORT,
-        whole(0, 65535),
+        parse_int(0, 65535),
         "port of the gRPC service; 0 takes a free one, as does 8081 where it is taken",
     )
     advertise: str = option("", str, "host that others reach this pod at, where it is not `host`")
     advertise_port: int = option(
         0,
-        whole(0, 65535),
+        parse_int(0, 65535),
         "port that others reach this pod at, such as 8012 of Knative's"
         " queue-proxy; 0: the port it listens on",
     )
@@ -65,8 +65,8 @@ class PodSettings:
         " registry declares",
     )
     model_dir: str = option("/mnt/models", str, "folder of the one model, where KServe puts it")
-    slots: int = option(1, whole(1), "requests served at once by this pod as entry pod")
-    memory_bytes: int = option(2 * GIB, whole(1), "budget for models on the device")
+    slots: int = option(1, parse_int(1), "requests served at once by this pod as entry pod")
+    memory_bytes: int = option(2 * GIB, parse_int(1), "budget for models on the device")
     device: str = option(
         "auto", _device, "cpu, cuda, or auto: cuda where the pod's environment shows one"
     )
@@ -74,7 +74,9 @@ class PodSettings:
         "greedy-dual", _policy, f"which idle model leaves a full device: {', '.join(POLICIES)}"
     )
     host_bytes: int = option(
-        GIB, whole(0), "budget of tier host for all pods of the node, within their limits; 0: none"
+        GIB,
+        parse_int(0),
+        "budget of tier host for all pods of the node, within their limits; 0: none",
     )
     host_dir: str = option(
         "", str, "memory-backed folder of tier host; empty: one per pool and node in /dev/shm"
@@ -84,25 +86,27 @@ class PodSettings:
     )
     disk_bytes: int = option(
         0,
-        whole(0),
+        parse_int(0),
         "budget for model files in `cache-dir`; 0: four fifths of what the disk has free",
     )
     storage_config: str = option(
         "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
     )
     pvc_dir: str = option("/mnt/pvc", str, "folder where claims of pvc:// are mounted by name")
-    link_rate: int = option(0, whole(0), "bytes per second that all downloads share; 0: no limit")
+    link_rate: int = option(
+        0, parse_int(0), "bytes per second that all downloads share; 0: no limit"
+    )
     end_abandoned_downloads: bool = option(
         False,
-        truth,
+        parse_bool,
         "end a download that no request waits for any more and that is not nearly done; what has"
         " come stays on disk",
     )
-    threads: int = option(1, whole(1), "threads of one inference")
+    threads: int = option(1, parse_int(1), "threads of one inference")
     allow_simulated_work: bool = option(
-        False, truth, "honour x-pilotlight-simulate; for experiments only"
+        False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
     )
-    max_body_bytes: int = option(64 * MIB, whole(1), "longest request body")
+    max_body_bytes: int = option(64 * MIB, parse_int(1), "longest request body")
     lease_ttl: float = option(3.0, positive_seconds, "life of the lease; 3 heartbeats or more")
     heartbeat: float = option(1.0, positive_seconds, "time between heartbeats")
     drain_timeout: float = option(
@@ -114,23 +118,23 @@ class PodSettings:
     retire_grace: float = option(
         5.0, positive_seconds, "how long a model is absent before its files are deleted"
     )
-    device_queue: int = option(1024, whole(1), "inferences that may wait for the device")
+    device_queue: int = option(1024, parse_int(1), "inferences that may wait for the device")
     inference_timeout: float = option(
         60.0, positive_seconds, "time of one inference after which its model counts as hung"
     )
     most_stuck_threads: int = option(
-        2, whole(0), "hung inferences at once above which the pod drains and ends"
+        2, parse_int(0), "hung inferences at once above which the pod drains and ends"
     )
     profile_interval: float = option(
         30.0, positive_seconds, "time between reports of what batches take"
     )
     generation_cache_bytes: int = option(
-        256 * MIB, whole(1), "key-value cache of each model that generates text"
+        256 * MIB, parse_int(1), "key-value cache of each model that generates text"
     )
     generation_batch: int = option(
-        MOST_SEQUENCES, whole(1), "requests of a model that make tokens at once"
+        MOST_SEQUENCES, parse_int(1), "requests of a model that make tokens at once"
     )
-    generation_max_tokens: int = option(4096, whole(1), "longest answer, in tokens")
+    generation_max_tokens: int = option(4096, parse_int(1), "longest answer, in tokens")
     generation_timeout: float = option(
         600.0, positive_seconds, "longest time of one generation request"
     )
@@ -170,13 +174,13 @@ def environment_name(field_name: str) -> str:
     return "PILOTLIGHT_POD_NAME" if field_name == "name" else f"PILOTLIGHT_{field_name.upper()}"
 
 
-def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> PodSettings:
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> RuntimeSettings:
     """Settings from flags over environment over defaults; exits with status 2 on mistakes."""
     return settings_table.read_settings(
-        PodSettings, arguments, environment, prog="python -m runtime", variable=environment_name
+        RuntimeSettings, arguments, environment, prog="python -m runtime", variable=environment_name
     )
 
 
-def settings_from_fields(values: Mapping[str, object]) -> PodSettings:
+def settings_from_fields(values: Mapping[str, object]) -> RuntimeSettings:
     """Settings from keyword fields; raises ValueError naming all mistakes together."""
-    return settings_table.settings_from_fields(PodSettings, values, variable=environment_name)
+    return settings_table.settings_from_fields(RuntimeSettings, values, variable=environment_name)

@@ -45,7 +45,7 @@ _NEAR_BEST: Final = 0.85
 """The shortest lag whose peak is this near the highest is the period; the others are multiples."""
 
 
-class Kind(IntEnum):
+class ArrivalPattern(IntEnum):
     """Types of behaviour."""
 
     DEAD = 0
@@ -56,7 +56,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class PatternAssignment:
     """Type per model, and what is needed not to flap. All arrays (models,)."""
 
     kind: Integers
@@ -83,7 +83,7 @@ class Features:
     period_min: Floats
 
 
-def classify(history: History, previous: Behaviour | None = None) -> Behaviour:
+def classify(history: History, previous: PatternAssignment | None = None) -> PatternAssignment:
     """The type of each model. `previous` is of the same models, in the same order."""
     features = describe(history)
     kept = None if previous is None else previous.kind
@@ -91,12 +91,12 @@ def classify(history: History, previous: Behaviour | None = None) -> Behaviour:
     is_regular = (features.gap_variation < 0.35) & (features.correlation < 0.5)
     period = np.where(is_regular, features.mean_gap_min, features.period_min)
     if previous is None:
-        return Behaviour(found, period, found, np.full(history.models, _CONFIRMATIONS))
+        return PatternAssignment(found, period, found, np.full(history.models, _CONFIRMATIONS))
     streak = np.where(found == previous.candidate, previous.streak + 1, 1)
     streak = np.minimum(streak, _CONFIRMATIONS)
     kind = np.where(streak >= _CONFIRMATIONS, found, previous.kind)
-    period = np.where(found == Kind.PERIODIC, period, previous.period_min)
-    return Behaviour(kind, period, found, streak)
+    period = np.where(found == ArrivalPattern.PERIODIC, period, previous.period_min)
+    return PatternAssignment(kind, period, found, streak)
 
 
 def describe(history: History) -> Features:
@@ -117,23 +117,30 @@ def describe(history: History) -> Features:
 
 
 def _rules(features: Features, kept: Integers | None) -> Integers:
-    def limit(kind: Kind, enter: float, stay: float) -> Floats | float:
+    def limit(kind: ArrivalPattern, enter: float, stay: float) -> Floats | float:
         return enter if kept is None else np.where(kept == kind, stay, enter)
 
     age = features.age_min
-    is_quiet = age >= limit(Kind.DEAD, 8.0, 6.0) * np.maximum(features.longest_gap_min, 1.0)
+    is_quiet = age >= limit(ArrivalPattern.DEAD, 8.0, 6.0) * np.maximum(
+        features.longest_gap_min, 1.0
+    )
     is_dead = ((age >= MINUTES_OF_DAY) & is_quiet) | (age >= 7 * MINUTES_OF_DAY)
-    is_periodic = (features.correlation >= limit(Kind.PERIODIC, 0.5, 0.35)) | (
-        (features.gap_variation < limit(Kind.PERIODIC, 0.25, 0.35))
+    is_periodic = (features.correlation >= limit(ArrivalPattern.PERIODIC, 0.5, 0.35)) | (
+        (features.gap_variation < limit(ArrivalPattern.PERIODIC, 0.25, 0.35))
         & (features.mean_gap_min >= _SHORTEST_PERIOD_MIN)
         & (age < 2 * features.mean_gap_min)
     )
-    is_sparse = features.active_share < limit(Kind.SPARSE, 0.25, 0.30)
-    is_bursty = features.fano >= limit(Kind.BURSTY, 3.0, 2.0)
+    is_sparse = features.active_share < limit(ArrivalPattern.SPARSE, 0.25, 0.30)
+    is_bursty = features.fano >= limit(ArrivalPattern.BURSTY, 3.0, 2.0)
     return np.select(
         [is_dead, is_periodic, is_sparse, is_bursty],
-        [Kind.DEAD, Kind.PERIODIC, Kind.SPARSE, Kind.BURSTY],
-        default=Kind.STEADY,
+        [
+            ArrivalPattern.DEAD,
+            ArrivalPattern.PERIODIC,
+            ArrivalPattern.SPARSE,
+            ArrivalPattern.BURSTY,
+        ],
+        default=ArrivalPattern.STEADY,
     ).astype(np.int64)
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.arrival_patterns import Behaviour, Kind
-from autoscaler.forecasting.errors import BadQuestion
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern, PatternAssignment
+from autoscaler.forecasting.errors import BadHorizon
 from autoscaler.forecasting.fitting import Fit, fit
-from autoscaler.forecasting.history import NEVER, Floats, History, Integers, Question
-from autoscaler.forecasting.scores import Tally, tally
+from autoscaler.forecasting.history import NEVER, Floats, ForecastHorizon, History, Integers
+from autoscaler.forecasting.scores import ForecastTally, tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,12 +42,12 @@ class BacktestParams:
 
     def __post_init__(self) -> None:
         if not 0 < self.first_minute < self.last_minute:
-            raise BadQuestion(
+            raise BadHorizon(
                 "origins must go from a positive minute to a later one, "
                 f"were {self.first_minute} to {self.last_minute}"
             )
         if self.every_min < 1 or self.refit_every < 1:
-            raise BadQuestion(
+            raise BadHorizon(
                 "every_min and refit_every must be positive, "
                 f"were {self.every_min} and {self.refit_every}"
             )
@@ -58,12 +58,14 @@ class Backtest:
     """Sums of scores by method and type; the type is what `behaviour` said at the origin."""
 
     origins: int = 0
-    tallies: dict[tuple[str, Kind], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[str, ArrivalPattern], ForecastTally] = field(default_factory=dict)
 
-    def of(self, method: str, kinds: Sequence[Kind] = tuple(Kind)) -> Tally | None:
+    def of(
+        self, method: str, kinds: Sequence[ArrivalPattern] = tuple(ArrivalPattern)
+    ) -> ForecastTally | None:
         """The sum over types; nothing where none of them occurred."""
         found = [self.tallies[method, kind] for kind in kinds if (method, kind) in self.tallies]
-        total: Tally | None = None
+        total: ForecastTally | None = None
         for each in found:
             total = each if total is None else total + each
         return total
@@ -96,7 +98,7 @@ def history_at(counts: Integers, minute: int) -> History:
 def backtest(
     counts: Integers,
     methods: Mapping[str, Method],
-    question: Question,
+    question: ForecastHorizon,
     params: BacktestParams,
     progress: Callable[[int, int], None] | None = None,
 ) -> Backtest:
@@ -106,7 +108,7 @@ def backtest(
     last = min(params.last_minute, counts.shape[1] - max(ends) + 1)
     origins = range(params.first_minute, last, params.every_min)
     result, fitted = Backtest(), None
-    behaviour: Behaviour | None = None
+    behaviour: PatternAssignment | None = None
     for at, minute in enumerate(origins):
         history = history_at(counts, minute)
         if fitted is None or at % params.refit_every == 0:
@@ -124,14 +126,14 @@ def _score(
     history: History,
     fitted: Fit,
     methods: Mapping[str, Method],
-    question: Question,
+    question: ForecastHorizon,
     seen: Floats,
 ) -> None:
     is_seen = history.active[:, -1] != NEVER
     result.origins += 1
     for name, method in methods.items():
         forecast = method(history, fitted, question)
-        for kind in Kind:
+        for kind in ArrivalPattern:
             rows = is_seen & (fitted.behaviour.kind == kind)
             if rows.any():
                 each = tally(forecast, seen, question.probabilities, rows)
@@ -139,13 +141,13 @@ def _score(
                 result.tallies[name, kind] = each if former is None else former + each
 
 
-def _check(counts: Integers, question: Question) -> None:
+def _check(counts: Integers, question: ForecastHorizon) -> None:
     if any(each % 60 for each in question.windows_s):
-        raise BadQuestion(
+        raise BadHorizon(
             f"windows over a trace per minute must be whole minutes, were {question.windows_s} s"
         )
     if counts.ndim != 2 or not counts.size:
-        raise BadQuestion(f"counts must be models x minutes, were of shape {counts.shape}")
+        raise BadHorizon(f"counts must be models x minutes, were of shape {counts.shape}")
 
 
 def _last(counts: Integers, bins: int) -> Integers:

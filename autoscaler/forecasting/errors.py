@@ -11,9 +11,9 @@ class BadCounts(ForecastingError):
     """Counts that no stream of arrivals can have: negative, not finite, of another shape."""
 
 
-class BadQuestion(ForecastingError):
+class BadHorizon(ForecastingError):
     """Windows or probabilities that cannot be forecast."""
 
 
-class BadTrace(ForecastingError):
+class BadArrivalTrace(ForecastingError):
     """A file that is not arrivals per minute."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from autoscaler.forecasting.arrival_patterns import Behaviour, classify
+from autoscaler.forecasting.arrival_patterns import PatternAssignment, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
 from autoscaler.forecasting.exponential_smoothing import LevelFit, fit_levels
 from autoscaler.forecasting.interarrival import PooledGaps, pool_gaps
@@ -17,7 +17,7 @@ from autoscaler.forecasting.interarrival import PooledGaps, pool_gaps
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers
 
-_Rows = TypeVar("_Rows", Behaviour, LevelFit)
+_Rows = TypeVar("_Rows", PatternAssignment, LevelFit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Fit:
     """What is known of each model, rows as in the history, and what all share."""
 
     shared: Shared
-    behaviour: Behaviour
+    behaviour: PatternAssignment
     profiles: Floats
     """(models, 144): how busy each ten minutes of day are, mean 1."""
     levels: LevelFit
@@ -55,7 +55,7 @@ def share(history: History) -> Shared:
     return Shared(profile=profile, gaps=pool_gaps(history, profile))
 
 
-def fit(history: History, previous: Behaviour | None = None) -> Fit:
+def fit(history: History, previous: PatternAssignment | None = None) -> Fit:
     """Learn of all models of a history; `previous` types hold until they are clearly others."""
     shared = share(history)
     profiles = own_profiles(history, shared.profile)

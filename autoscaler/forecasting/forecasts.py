@@ -1,6 +1,7 @@
-"""Our forecasts: one function per type of model, and `typed`, which takes each model's own.
+"""Our forecasts: one function per arrival pattern; `forecast_by_pattern` picks one per model.
 
-All have the same shape: (history, fit, question) to forecast. `typed` is the one to use.
+All have the same shape: (history, fit, horizon) to forecast. `forecast_by_pattern` is the one to
+use.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.arrival_patterns import Kind
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.exponential_smoothing import level_means, level_sizes
-from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
+from autoscaler.forecasting.history import Booleans, Floats, Forecast, ForecastHorizon, History
 from autoscaler.forecasting.interarrival import p_arrival_by_gaps
 from autoscaler.forecasting.log_odds import pool
 from autoscaler.forecasting.seasonal import seasonal
@@ -34,7 +35,7 @@ _GAPS_SHARE: Final = 0.5
 """Weight of gaps against levels in the log-odds of P(arrival) of a sparse model."""
 
 
-def sparse(history: History, fit: Fit, question: Question) -> Forecast:
+def sparse(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """P(arrival) by the gaps between arrivals, counts from the levels."""
     windows = question.windows_min
     mean, _ = _levels(history, fit, windows)
@@ -47,14 +48,14 @@ def sparse(history: History, fit: Fit, question: Question) -> Forecast:
     return _answer(mean, size, question, p_arrival)
 
 
-def steady(history: History, fit: Fit, question: Question) -> Forecast:
+def steady(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """Exponential averages, weighed by how well they did, with the noise they had."""
     windows = question.windows_min
     mean, _ = _levels(history, fit, windows)
     return _answer(mean, level_sizes(fit.levels, windows), question)
 
 
-def bursty(history: History, fit: Fit, question: Question) -> Forecast:
+def bursty(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """As `steady`; but once the level of the last minutes is another, it counts at once."""
     windows = question.windows_min
     mean, each = _levels(history, fit, windows)
@@ -64,7 +65,7 @@ def bursty(history: History, fit: Fit, question: Question) -> Forecast:
     return _answer(mean, level_sizes(fit.levels, windows), question)
 
 
-def periodic(history: History, fit: Fit, question: Question) -> Forecast:
+def periodic(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """What came at the same phase of earlier cycles; without whole cycles as `steady`."""
     windows = question.windows_min
     fallback = steady(history, fit, question)
@@ -86,7 +87,7 @@ def periodic(history: History, fit: Fit, question: Question) -> Forecast:
     )
 
 
-def typed(history: History, fit: Fit, question: Question) -> Forecast:
+def forecast_by_pattern(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """Each model by the forecast of its type."""
     shape = (history.models, len(question.windows_s))
     mean, p_arrival = np.zeros(shape), np.zeros(shape)
@@ -102,11 +103,11 @@ def typed(history: History, fit: Fit, question: Question) -> Forecast:
 
 
 _OF_KIND: Final = {
-    Kind.DEAD: sparse,
-    Kind.SPARSE: sparse,
-    Kind.PERIODIC: periodic,
-    Kind.STEADY: steady,
-    Kind.BURSTY: bursty,
+    ArrivalPattern.DEAD: sparse,
+    ArrivalPattern.SPARSE: sparse,
+    ArrivalPattern.PERIODIC: periodic,
+    ArrivalPattern.STEADY: steady,
+    ArrivalPattern.BURSTY: bursty,
 }
 
 
@@ -139,14 +140,14 @@ def _levels(history: History, fit: Fit, windows_min: Floats) -> tuple[Floats, Fl
     return level_means(history, fit.profiles, fit.behaviour.period_min, fit.levels, windows_min)
 
 
-def _within(mean: Floats, question: Question) -> Floats:
+def _within(mean: Floats, question: ForecastHorizon) -> Floats:
     """Means that are possible: at least a very rare arrival, at most what the question allows."""
     most = question.most_per_s * np.asarray(question.windows_s)
     return np.clip(mean, 1e-9, most)
 
 
 def _answer(
-    mean: Floats, size: Floats, question: Question, p_arrival: Floats | None = None
+    mean: Floats, size: Floats, question: ForecastHorizon, p_arrival: Floats | None = None
 ) -> Forecast:
     """Counts by mean and size; P(arrival) by them, too, unless it is known better."""
     mean = np.maximum.accumulate(_within(mean, question), axis=1)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.errors import BadQuestion
-from autoscaler.forecasting.history import Floats, Forecast, Integers, Question
+from autoscaler.forecasting.errors import BadHorizon
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Integers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,13 +32,13 @@ class Hint:
 
     def __post_init__(self) -> None:
         if self.row < 0:
-            raise BadQuestion(f"row must be a model's row, was {self.row}")
+            raise BadHorizon(f"row must be a model's row, was {self.row}")
         if not 0 <= self.probability <= 1:
-            raise BadQuestion(f"probability must be in [0, 1], was {self.probability}")
+            raise BadHorizon(f"probability must be in [0, 1], was {self.probability}")
         if not 0 < self.within_s < np.inf:
-            raise BadQuestion(f"within_s must be positive and finite, was {self.within_s}")
+            raise BadHorizon(f"within_s must be positive and finite, was {self.within_s}")
         if not 1 <= self.count < np.inf:
-            raise BadQuestion(f"count must be at least 1 and finite, was {self.count}")
+            raise BadHorizon(f"count must be at least 1 and finite, was {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class HintedArrivals:
         return np.flatnonzero((self.p_none < 1).any(axis=1))
 
 
-def gather(hints: Sequence[Hint], models: int, question: Question) -> HintedArrivals:
+def gather(hints: Sequence[Hint], models: int, question: ForecastHorizon) -> HintedArrivals:
     """Put hints together; several about one model are independent of each other."""
     p_none = np.ones((models, len(question.windows_s)))
     mean = np.zeros_like(p_none)
     windows = np.asarray(question.windows_s)
     for hint in hints:
         if hint.row >= models:
-            raise BadQuestion(f"a hint is about row {hint.row}, but there are {models} models")
+            raise BadHorizon(f"a hint is about row {hint.row}, but there are {models} models")
         within = hint.probability * np.minimum(windows / hint.within_s, 1.0)
         p_none[hint.row] *= 1 - within
         mean[hint.row] += within * hint.count
     return HintedArrivals(p_none=p_none, mean=mean)
 
 
-def with_hints(forecast: Forecast, hints: Sequence[Hint], question: Question) -> Forecast:
+def with_hints(forecast: Forecast, hints: Sequence[Hint], question: ForecastHorizon) -> Forecast:
     """The forecast, raised where hints promise arrivals; all other rows as they are."""
     if not hints:
         return forecast

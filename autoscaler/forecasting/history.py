@@ -1,4 +1,4 @@
-"""What a forecast starts from (`History`), what is asked (`Question`) and the answer (`Forecast`).
+"""Input of a forecast (`History`), its windows (`ForecastHorizon`) and the result (`Forecast`).
 
 Rows are models, in the order of the store they came from. All times are in seconds or whole
 minutes since one epoch, which must be midnight of the time zone whose days matter. Nothing here
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.forecasting.errors import BadCounts, BadQuestion
+from autoscaler.forecasting.errors import BadCounts, BadHorizon
 
 Floats: TypeAlias = NDArray[np.floating]
 Integers: TypeAlias = NDArray[np.integer]
@@ -100,7 +100,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ForecastHorizon:
     """Which windows, all beginning at the origin, and which quantiles of the arrivals in them."""
 
     windows_s: tuple[float, ...] = (10.0, 60.0, 600.0, 3600.0)
@@ -110,20 +110,20 @@ class Question:
 
     def __post_init__(self) -> None:
         if not self.windows_s or not all(1 <= each <= _MAX_WINDOW_S for each in self.windows_s):
-            raise BadQuestion(
+            raise BadHorizon(
                 f"windows_s must be one or more of 1 to {_MAX_WINDOW_S:.0f} s, was {self.windows_s}"
             )
         if list(self.windows_s) != sorted(set(self.windows_s)):
-            raise BadQuestion(f"windows_s must grow, was {self.windows_s}")
+            raise BadHorizon(f"windows_s must grow, was {self.windows_s}")
         inside = all(0.001 <= each <= 0.9999 for each in self.probabilities)
         if not self.probabilities or not inside:
-            raise BadQuestion(
+            raise BadHorizon(
                 f"probabilities must be one or more of 0.001 to 0.9999, was {self.probabilities}"
             )
         if list(self.probabilities) != sorted(set(self.probabilities)):
-            raise BadQuestion(f"probabilities must grow, was {self.probabilities}")
+            raise BadHorizon(f"probabilities must grow, was {self.probabilities}")
         if not 0 < self.most_per_s < np.inf:
-            raise BadQuestion(f"most_per_s must be positive and finite, was {self.most_per_s}")
+            raise BadHorizon(f"most_per_s must be positive and finite, was {self.most_per_s}")
 
     @property
     def windows_min(self) -> Floats:
@@ -133,7 +133,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer to a `Question`: finite, never negative; mean and P(arrival) grow with windows."""
+    """One forecast: finite, never negative; mean and P(arrival) do not fall with longer windows."""
 
     mean: Floats
     """(models, windows): expected arrivals."""

@@ -12,13 +12,13 @@ from autoscaler.forecasting.baselines.hybrid_histogram import hybrid_histogram
 from autoscaler.forecasting.baselines.naive import naive
 from autoscaler.forecasting.baselines.seasonal_naive import seasonal_naive
 from autoscaler.forecasting.fitting import Fit
-from autoscaler.forecasting.forecasts import bursty, periodic, sparse, steady, typed
-from autoscaler.forecasting.history import Forecast, History, Question
+from autoscaler.forecasting.forecasts import bursty, forecast_by_pattern, periodic, sparse, steady
+from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
 
-Method: TypeAlias = Callable[[History, Fit, Question], Forecast]
+Method: TypeAlias = Callable[[History, Fit, ForecastHorizon], Forecast]
 
 METHODS: Final[Mapping[str, Method]] = {
-    "typed": typed,
+    "typed": forecast_by_pattern,
     "sparse": sparse,
     "steady": steady,
     "bursty": bursty,
@@ -30,4 +30,4 @@ METHODS: Final[Mapping[str, Method]] = {
     "hybrid-histogram": hybrid_histogram,
     "fft": fft,
 }
-"""`typed` is the default; the next four are its parts, each for all models."""
+"""`forecast_by_pattern` is the default; the next four are its parts, each for all models."""

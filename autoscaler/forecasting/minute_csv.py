@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.errors import BadTrace
+from autoscaler.forecasting.errors import BadArrivalTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ def read_minutes(path: Path) -> MinuteTrace:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             rows = list(_cells(csv.reader(file), path))
     except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
-        raise BadTrace(f"cannot read {path}: {error}") from error
+        raise BadArrivalTrace(f"cannot read {path}: {error}") from error
     if not rows:
-        raise BadTrace(f"{path} has no arrivals")
+        raise BadArrivalTrace(f"{path} has no arrivals")
     models = tuple(sorted({model for _, model, _ in rows}))
     minutes = max(minute for minute, _, _ in rows) + 1
     if len(models) * minutes > _MAX_CELLS:
-        raise BadTrace(
+        raise BadArrivalTrace(
             f"{path}: {len(models)} models x {minutes} minutes are more than {_MAX_CELLS}"
         )
     places = {model: row for row, model in enumerate(models)}
@@ -57,13 +57,13 @@ def read_minutes(path: Path) -> MinuteTrace:
 def _cells(lines: Iterator[list[str]], path: Path) -> Iterator[tuple[int, str, int]]:
     header = next(lines, [])
     if not header or header[0] != "minute" or len(header) < 2:
-        raise BadTrace(
+        raise BadArrivalTrace(
             f"{path} must begin with minute,model,count or minute,NAME,..., was {header}"
         )
     is_long = header == ["minute", "model", "count"]
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):
-            raise BadTrace(f"{path}:{number} must have {len(header)} cells, had {len(line)}")
+            raise BadArrivalTrace(f"{path}:{number} must have {len(header)} cells, had {len(line)}")
         where = f"{path}:{number}"
         minute = _whole(line[0], where, most=10_000_000)
         pairs: Sequence[tuple[str, str]] = (
@@ -80,5 +80,5 @@ def _whole(text: str, where: str, *, most: int) -> int:
     except ValueError:
         value = -1
     if not 0 <= value <= most:
-        raise BadTrace(f"{where}: must be a whole number from 0 to {most}, was {text!r}")
+        raise BadArrivalTrace(f"{where}: must be a whole number from 0 to {most}, was {text!r}")
     return value

@@ -18,7 +18,7 @@ from autoscaler.forecasting.history import NEVER, Booleans, Floats, Integers
 from autoscaler.forecasting.log_odds import pool
 
 if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Forecast, History, Question
+    from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
 
 _HALF_LIVES_MIN: Final = np.array([3.0, 10.0, 30.0, 120.0, 600.0, 2880.0])
 _LEAST: Final = 1e-4
@@ -66,7 +66,7 @@ def p_minute(
     history: History,
     recency: Recency,
     forecast: Forecast,
-    question: Question,
+    question: ForecastHorizon,
     is_periodic: Booleans,
 ) -> Floats:
     """(models,): P(arrival in the minute from the origin), recency and forecast together.

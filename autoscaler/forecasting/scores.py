@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ForecastTally:
     """Sums over forecasts; arrays by window, or by window and probability."""
 
     count: float
@@ -25,8 +25,10 @@ class Tally:
     p_arrival: Floats
     arrived: Floats
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+    def __add__(self, other: ForecastTally) -> ForecastTally:
+        return ForecastTally(
+            *(getattr(self, name) + getattr(other, name) for name in self.__slots__)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Scores:
 
 def tally(
     forecast: Forecast, seen: Floats, probabilities: tuple[float, ...], rows: Booleans
-) -> Tally:
+) -> ForecastTally:
     """Score forecasts of some rows; `seen` (models, windows) is what came."""
     came, quantiles = seen[rows], forecast.quantiles[rows]
     error = came[..., None] - quantiles
@@ -63,7 +65,7 @@ def tally(
     median = int(np.searchsorted(levels, 0.5).clip(0, levels.size - 1))
     some = (came > 0).astype(np.float64)
     p_arrival = forecast.p_arrival[rows]
-    return Tally(
+    return ForecastTally(
         count=float(rows.sum()),
         arrivals=came.sum(axis=0),
         absolute=np.abs(error[..., median]).sum(axis=0),
@@ -76,7 +78,7 @@ def tally(
     )
 
 
-def scores(total: Tally, window: int, probabilities: tuple[float, ...]) -> Scores:
+def scores(total: ForecastTally, window: int, probabilities: tuple[float, ...]) -> Scores:
     """Means of a sum, for one window; there must have been a forecast."""
     count = total.count
     reached, below = total.at_or_below[window] / count, total.below[window] / count

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.models.reconciler import Models
-    from autoscaler.kubernetes.pools.pool_registries import PoolLinks
+    from autoscaler.kubernetes.models.reconciler import ModelReconciler
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
     from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ RETRY_S = {Changed: 0.2, ClusterUnreachable: 2.0, RegistryUnavailable: 1.0, Deni
 class Controller:
     """One replica's loop."""
 
-    def __init__(self, objects: ClusterObjects, models: Models, links: PoolLinks) -> None:
+    def __init__(
+        self, objects: ClusterObjects, models: ModelReconciler, links: PoolRegistries
+    ) -> None:
         self._objects = objects
         self._models = models
         self._links = links

@@ -21,14 +21,14 @@ from autoscaler.kubernetes.admission.webhook_setup import (
 from autoscaler.kubernetes.admission.webhooks import admission_app
 from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.cluster.informer import ClusterFollower
+from autoscaler.kubernetes.cluster.informer import Informer
 from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
 from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
-from autoscaler.kubernetes.models.reconciler import Models
+from autoscaler.kubernetes.models.reconciler import ModelReconciler
 from autoscaler.kubernetes.operation_routes import operation_app
-from autoscaler.kubernetes.pools.pool_registries import PoolLinks
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
 from registry.settings_table import read_settings
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
     from autoscaler.kubernetes.admission.certificates import Certificates
-    from autoscaler.kubernetes.cluster.informer import Seen
+    from autoscaler.kubernetes.cluster.informer import ObjectEvent
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ LIST_EVERY_S = 300.0
 LIST_AGAIN_S = 2.0
 
 
-class _Stopped(Exception):
+class _StopRequested(Exception):
     """The controller was asked to stop."""
 
 
-class QuietServer(uvicorn.Server):
+class SignalFreeServer(uvicorn.Server):
     """uvicorn that leaves signals to the controller."""
 
     @contextlib.contextmanager
@@ -71,13 +71,13 @@ async def run(settings: ControllerSettings) -> None:
     client = await connect()
     api = ClusterApi(client, component=COMPONENT, instance=settings.own_identity)
     objects = ClusterObjects()
-    follower = ClusterFollower()
+    follower = Informer()
     try:
         async with asyncio.TaskGroup() as tasks:
-            links = PoolLinks(settings.redis_url, tasks, lambda: controller.registry_changed())
-            controller = Controller(objects, Models(settings, api, objects, links), links)
+            links = PoolRegistries(settings.redis_url, tasks, lambda: controller.registry_changed())
+            controller = Controller(objects, ModelReconciler(settings, api, objects, links), links)
 
-            def see(seen: Seen) -> None:
+            def see(seen: ObjectEvent) -> None:
                 objects.see(seen)
                 controller.wake()
 
@@ -91,7 +91,7 @@ async def run(settings: ControllerSettings) -> None:
             follower.start(see, fail)
             tasks.create_task(_list_all(api, objects, controller))
             tasks.create_task(controller.run())
-            webhooks: list[QuietServer] = []
+            webhooks: list[SignalFreeServer] = []
 
             def is_ready() -> bool:
                 has_webhooks = not settings.webhook_port or any(each.started for each in webhooks)
@@ -107,15 +107,17 @@ async def run(settings: ControllerSettings) -> None:
                 lead(True)
             await stop.wait()
             await links.close()
-            raise _Stopped
-    except* _Stopped:
+            raise _StopRequested
+    except* _StopRequested:
         logger.info("stopped")
     finally:
         await follower.stop()
         await client.close()
 
 
-def _operation_server(settings: ControllerSettings, is_ready: Callable[[], bool]) -> QuietServer:
+def _operation_server(
+    settings: ControllerSettings, is_ready: Callable[[], bool]
+) -> SignalFreeServer:
     config = uvicorn.Config(
         operation_app(is_ready),
         host=settings.host,
@@ -124,11 +126,11 @@ def _operation_server(settings: ControllerSettings, is_ready: Callable[[], bool]
         log_config=None,
         access_log=False,
     )
-    return QuietServer(config)
+    return SignalFreeServer(config)
 
 
 async def _serve_webhooks(
-    client: ApiClient, settings: ControllerSettings, servers: list[QuietServer]
+    client: ApiClient, settings: ControllerSettings, servers: list[SignalFreeServer]
 ) -> None:
     """Answer admission reviews, once there is a certificate, and keep that fresh."""
     current = _certificates(client, settings)
@@ -143,7 +145,7 @@ async def _serve_webhooks(
         log_config=None,
         access_log=False,
     )
-    server = QuietServer(config)
+    server = SignalFreeServer(config)
     servers.append(server)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from registry.settings_table import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
 
 
 def _url_of_models(text: str) -> str:
@@ -26,8 +26,8 @@ class ControllerSettings:
     namespace: str = option("pilotlight", str, "namespace of the controller, its lease and Secret")
     identity: str = option("", str, "name of this replica in elections; empty: the host name")
     host: str = option("0.0.0.0", str, "address to listen on")
-    port: int = option(8080, whole(0, 65535), "port of /healthz, /readyz and /metrics")
-    webhook_port: int = option(9443, whole(0, 65535), "port of the admission webhooks; 0: none")
+    port: int = option(8080, parse_int(0, 65535), "port of /healthz, /readyz and /metrics")
+    webhook_port: int = option(9443, parse_int(0, 65535), "port of the admission webhooks; 0: none")
     webhook_service: str = option(
         "pilotlight-webhook", str, "name of the webhooks' Service, for self-made certificates"
     )
@@ -48,7 +48,7 @@ class ControllerSettings:
     unload_timeout: float = option(
         60.0, positive_seconds, "how long a deleted model may take to leave all pods"
     )
-    elect: bool = option(True, truth, "elect a leader among replicas; only it acts")
+    elect: bool = option(True, parse_bool, "elect a leader among replicas; only it acts")
     log_level: str = option("INFO", str, "least level that is logged")
 
     @property

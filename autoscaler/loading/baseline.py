@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
-from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
@@ -52,8 +52,10 @@ def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ..
             if leaving is None:
                 continue
             words = f"{model.waiting.requests} wait"
-            actions += [Demote(each.key, name, params.sink_to, Why.ROOM, words) for each in leaving]
-            actions.append(Load(model.key, name, Tier.DEVICE, Why.WAITING, words))
+            actions += [
+                Demote(each.key, name, params.sink_to, ActionReason.ROOM, words) for each in leaving
+            ]
+            actions.append(Load(model.key, name, Tier.DEVICE, ActionReason.WAITING, words))
             del idle[name]
             last = name
             break

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
-from autoscaler.loading.work_allocation import Work
-from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.loading.work_allocation import WorkAllocation
+from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
@@ -41,7 +41,7 @@ def clockwork(params: Clockwork | None = None) -> LoadingPolicy[None]:
 
 def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:
     demand_s = {each.key: each.waiting.requests * each.infer_s for each in view.models}
-    work = Work(view, demand_s, params.horizon_s)
+    work = WorkAllocation(view, demand_s, params.horizon_s)
     actions: list[Action] = []
     idle = idle_pods(view)
     while idle:
@@ -55,16 +55,16 @@ def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...
         pod, leaving = found
         words = f"{work.unserved_s(pending):.2g} s of work nobody serves"
         for each in leaving:
-            actions.append(Demote(each.key, pod.pod.name, params.sink_to, Why.ROOM, words))
+            actions.append(Demote(each.key, pod.pod.name, params.sink_to, ActionReason.ROOM, words))
             work.remove(each, pod.pod.name)
-        actions.append(Load(pending.key, pod.pod.name, Tier.DEVICE, Why.WAITING, words))
+        actions.append(Load(pending.key, pod.pod.name, Tier.DEVICE, ActionReason.WAITING, words))
         work.add(pending, pod.pod.name)
         idle.remove(pod)
     return tuple(actions), None
 
 
 def _place(
-    work: Work, pending: ModelView, idle: list[IdlePod]
+    work: WorkAllocation, pending: ModelView, idle: list[IdlePod]
 ) -> tuple[IdlePod, list[ModelView]] | None:
     """A pod with room, else the one whose models are missed least; None: all are missed more."""
     best: tuple[float, str, IdlePod, list[ModelView]] | None = None
@@ -80,7 +80,9 @@ def _place(
     return None if best is None else (best[2], best[3])
 
 
-def _least_missed(work: Work, pending: ModelView, idle: IdlePod) -> list[ModelView] | None:
+def _least_missed(
+    work: WorkAllocation, pending: ModelView, idle: IdlePod
+) -> list[ModelView] | None:
     missing = pending.size_bytes - idle.free_bytes()
     name = idle.pod.name
     chosen: list[ModelView] = []

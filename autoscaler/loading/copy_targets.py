@@ -40,7 +40,7 @@ def expected_copies(demand: Demand, infer_s: Floats, params: CopyParams) -> Floa
     return result
 
 
-def wanted_copies(
+def target_copies(
     view: PoolView, expected: Floats, is_worth: Booleans, params: CopyParams
 ) -> list[int]:
     """Per model: by forecast where it is worth it, by what waits in any case, within its bounds."""

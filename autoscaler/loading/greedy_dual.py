@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_copies import idle_copies
-from autoscaler.planning.actions import Action, Demote, Why
+from autoscaler.planning.actions import Action, ActionReason, Demote
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
@@ -78,7 +78,7 @@ def _plan(params: GreedyDual, view: PoolView, state: Clock) -> tuple[tuple[Actio
                 break
             if any(copy.pod == pod for copy in idle_copies(model, view)):
                 words = f"priority {priority[model.key]:.3g} is the lowest"
-                actions.append(Demote(model.key, pod, params.sink_to, Why.ROOM, words))
+                actions.append(Demote(model.key, pod, params.sink_to, ActionReason.ROOM, words))
                 excess -= model.size_bytes
                 clock = max(clock, priority[model.key])
     return tuple(actions), Clock(clock, used)

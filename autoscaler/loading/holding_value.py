@@ -42,7 +42,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class HoldingValue:
     """What the tiers are worth to each model now."""
 
     per_s: Floats
@@ -58,7 +58,7 @@ class Worth:
         return float(self.per_s[row] * self.saved_s[Tier.DEVICE][row])
 
 
-def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
+def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValue:
     """The worth of each tier for each model. Tiers no pod has a budget of are left out."""
     models = view.models
     load_s = _load_times(view)
@@ -76,7 +76,7 @@ def worth_of(view: PoolView, demand: Demand, prices: Prices) -> Worth:
         margin[tier] = per_s * saved[tier] / cost
         is_worth[tier] = margin[tier] > 1
         from_s = np.where(is_worth[tier], load_s[tier], from_s)
-    return Worth(per_s, saved, margin, is_worth)
+    return HoldingValue(per_s, saved, margin, is_worth)
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.baselines.hybrid_histogram import Histogram, warm_span
+from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram, warm_span
 from autoscaler.loading.idle_copies import idle_copies
-from autoscaler.loading.load_placer import Room
-from autoscaler.loading.marginal_value import Stakes
-from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.loading.load_placer import LoadPlacer
+from autoscaler.loading.marginal_value import MarginalValue
+from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 class HybridHistogram:
     """Parameters of the rule."""
 
-    histogram: Histogram = field(default_factory=Histogram)
+    histogram: IdleTimeHistogram = field(default_factory=IdleTimeHistogram)
     sink_to: Tier = Tier.DISK
     loads_per_node: int = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class WarmWindows:
     """Warm spans as last worked out: they change with arrivals only."""
 
     last_active: Integers
@@ -44,15 +44,15 @@ class Spans:
     high_min: Floats
 
 
-def hybrid_histogram(params: HybridHistogram | None = None) -> LoadingPolicy[Spans | None]:
+def hybrid_histogram(params: HybridHistogram | None = None) -> LoadingPolicy[WarmWindows | None]:
     """The rule with its parameters."""
     plan = partial(_plan, params or HybridHistogram())
     return LoadingPolicy("hybrid-histogram", None, plan, reads_history=True)
 
 
 def _plan(
-    params: HybridHistogram, view: PoolView, spans: Spans | None
-) -> tuple[tuple[Action, ...], Spans | None]:
+    params: HybridHistogram, view: PoolView, spans: WarmWindows | None
+) -> tuple[tuple[Action, ...], WarmWindows | None]:
     if view.demand is None or view.demand.history is None:
         return (), spans
     history = view.demand.history
@@ -66,7 +66,7 @@ def _plan(
         span = f"warm from {spans.low_min[row]:.0f} to {spans.high_min[row]:.0f} min of idleness"
         keep_s = model.spec.policy.keep_alive_s or 0.0
         actions += [
-            Demote(model.key, copy.pod, params.sink_to, Why.IDLE, span)
+            Demote(model.key, copy.pod, params.sink_to, ActionReason.IDLE, span)
             for copy in idle_copies(model, view)
             if copy.idle_s >= keep_s
         ]
@@ -76,7 +76,9 @@ def _plan(
 def _preloads(
     params: HybridHistogram, view: PoolView, rows: Integers, leaving: list[Action]
 ) -> list[Action]:
-    room = Room(view, Stakes(view, None), loads_per_node=params.loads_per_node, leaving=leaving)
+    room = LoadPlacer(
+        view, MarginalValue(view, None), loads_per_node=params.loads_per_node, leaving=leaving
+    )
     actions: list[Action] = []
     for row in rows:
         model = view.models[row]
@@ -88,18 +90,18 @@ def _preloads(
         place = room.place(model, Tier.DEVICE, nothing_leaves, is_urgent=False)
         if place is not None:
             words = "its usual idle time is over"
-            actions.append(Load(model.key, place.pod, Tier.DEVICE, Why.FORECAST, words))
+            actions.append(Load(model.key, place.pod, Tier.DEVICE, ActionReason.FORECAST, words))
     return actions
 
 
-def _spans(history: History, known: Spans | None, params: Histogram) -> Spans:
+def _spans(history: History, known: WarmWindows | None, params: IdleTimeHistogram) -> WarmWindows:
     """Those known, worked out anew where a request came since."""
     last = history.active[:, -1]
     if known is None or known.last_active.shape != last.shape:
-        return Spans(last, *warm_span(history, params))
+        return WarmWindows(last, *warm_span(history, params))
     rows = np.flatnonzero(last != known.last_active)
     if not rows.size:
         return known
     low, high = known.low_min.copy(), known.high_min.copy()
     low[rows], high[rows] = warm_span(history.take(rows), params)
-    return Spans(last, low, high)
+    return WarmWindows(last, low, high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoscaler.planning.pool_view import Use
+from autoscaler.planning.pool_view import CopyUse
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool_view import ModelView, PoolView
@@ -34,7 +34,7 @@ def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
         return []
     idle = []
     for pod in warm:
-        use = model.uses.get(pod) or Use(last_s=model.last_arrival_s)
+        use = model.uses.get(pod) or CopyUse(last_s=model.last_arrival_s)
         if not use.ongoing:
             since_s = max(model.holders[pod].since_s, use.last_s)
             idle.append(IdleCopy(pod, max(0.0, view.time_s - since_s)))

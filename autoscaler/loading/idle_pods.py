@@ -10,14 +10,14 @@ from autoscaler.planning.pool_view import NEVER_S
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePod:
     """A pod without work, and what is on its device."""
 
-    pod: PodView
+    pod: PlannedPod
     warm: tuple[ModelView, ...]
     """The one whose last use is longest ago first."""
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_copies import idle_copies
-from autoscaler.planning.actions import Action, Demote, Why
+from autoscaler.planning.actions import Action, ActionReason, Demote
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
@@ -43,5 +43,7 @@ def _plan(params: KeepAlive, view: PoolView, _: None) -> tuple[tuple[Action, ...
         for copy in idle_copies(model, view):
             if copy.idle_s > keep_s:
                 words = f"idle for {copy.idle_s:.0f} s, kept for {keep_s:g} s"
-                actions.append(Demote(model.key, copy.pod, params.sink_to, Why.IDLE, words))
+                actions.append(
+                    Demote(model.key, copy.pod, params.sink_to, ActionReason.IDLE, words)
+                )
     return tuple(actions), None

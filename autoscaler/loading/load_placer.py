@@ -18,13 +18,13 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.loading.marginal_value import Stakes
+    from autoscaler.loading.marginal_value import MarginalValue
     from autoscaler.planning.actions import Action
-    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class EvictionCandidate:
     """An idle copy that could make room."""
 
     model: ModelView
@@ -33,20 +33,20 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoadPlacement:
     """A pod for a load, and who leaves for it."""
 
     pod: str
-    victims: tuple[Victim, ...] = ()
+    victims: tuple[EvictionCandidate, ...] = ()
 
 
-class Room:
+class LoadPlacer:
     """Free memory and loads under way, as the plan goes on."""
 
     def __init__(
         self,
         view: PoolView,
-        stakes: Stakes,
+        stakes: MarginalValue,
         *,
         loads_per_node: int,
         leaving: Sequence[Action] = (),
@@ -61,7 +61,7 @@ class Room:
         self._free = self._free_bytes()
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
         self._idle: dict[str, list[ModelView]] | None = None
-        self._victims: dict[str, list[Victim]] = {}
+        self._victims: dict[str, list[EvictionCandidate]] = {}
 
     def _free_bytes(self) -> dict[str, float]:
         """By pod; reckoned from the models on it: pods tell what they use a heartbeat late."""
@@ -79,7 +79,7 @@ class Room:
 
     def place(
         self, model: ModelView, tier: Tier, gain: float | None, *, is_urgent: bool
-    ) -> Place | None:
+    ) -> LoadPlacement | None:
         """A pod for a load that saves `gain` seconds per second; None: there is none now.
 
         Without `gain` it is what the pod can do of the work that nobody does in time. Urgent loads
@@ -91,20 +91,20 @@ class Room:
         open_to = [pod for pod in self._pods if self._is_open(pod, copies, is_urgent)]
         if tier is not Tier.DEVICE:
             best = min(open_to, key=lambda pod: self._rank(pod, model, nodes), default=None)
-            place = None if best is None else Place(best.name)
+            place = None if best is None else LoadPlacement(best.name)
         else:
             place = self._on_device(model, open_to, nodes, gain)
         if place is not None:
             self._take(place, model, tier)
         return place
 
-    def _is_open(self, pod: PodView, copies: set[str], is_urgent: bool) -> bool:
+    def _is_open(self, pod: PlannedPod, copies: set[str], is_urgent: bool) -> bool:
         if pod.name in copies:
             return False
         return is_urgent or self._loads[pod.node] < self._loads_per_node
 
     def _rank(
-        self, pod: PodView, model: ModelView, nodes: set[str]
+        self, pod: PlannedPod, model: ModelView, nodes: set[str]
     ) -> tuple[bool, float, float, int, float, str]:
         name, held = pod.name, model.holders.get(pod.name)
         load_s = model.load_from_s(held.tier if held is not None else Tier.REMOTE)
@@ -112,12 +112,12 @@ class Room:
         return pod.node in nodes, load_s, busy, self._loads[pod.node], -self._free[name], name
 
     def _on_device(
-        self, model: ModelView, open_to: list[PodView], nodes: set[str], gain: float | None
-    ) -> Place | None:
+        self, model: ModelView, open_to: list[PlannedPod], nodes: set[str], gain: float | None
+    ) -> LoadPlacement | None:
         free = [pod for pod in open_to if self._free[pod.name] >= model.size_bytes]
         if free:
-            return Place(min(free, key=lambda pod: self._rank(pod, model, nodes)).name)
-        best: tuple[float, str, tuple[Victim, ...]] | None = None
+            return LoadPlacement(min(free, key=lambda pod: self._rank(pod, model, nodes)).name)
+        best: tuple[float, str, tuple[EvictionCandidate, ...]] | None = None
         for pod in open_to if gain != 0.0 else ():
             victims = self._fewest(pod.name, model.size_bytes)
             if victims is None:
@@ -126,9 +126,9 @@ class Room:
             harm = sum(each.harm for each in victims)
             if harm < (relief if gain is None else gain):
                 best = min(best or (inf, "", ()), (harm - relief, pod.name, victims))
-        return None if best is None else Place(best[1], best[2])
+        return None if best is None else LoadPlacement(best[1], best[2])
 
-    def _fewest(self, pod: str, size_bytes: int) -> tuple[Victim, ...] | None:
+    def _fewest(self, pod: str, size_bytes: int) -> tuple[EvictionCandidate, ...] | None:
         """The copies of a pod least missed that make room, or None: all are not enough."""
         missing = size_bytes - self._free[pod]
         chosen = []
@@ -139,12 +139,14 @@ class Room:
                 return tuple(chosen)
         return None
 
-    def _victims_of(self, pod: str) -> list[Victim]:
+    def _victims_of(self, pod: str) -> list[EvictionCandidate]:
         if self._idle is None:
             self._idle = self._idle_models()
         found = self._victims.get(pod)
         if found is None:
-            found = [Victim(each, self._stakes.harm(each, pod)) for each in self._idle[pod]]
+            found = [
+                EvictionCandidate(each, self._stakes.harm(each, pod)) for each in self._idle[pod]
+            ]
             found.sort(key=lambda each: (each.harm / max(1, each.model.size_bytes), each.model.key))
             self._victims[pod] = found
         return found
@@ -158,7 +160,7 @@ class Room:
                     found[copy.pod].append(model)
         return found
 
-    def _take(self, place: Place, model: ModelView, tier: Tier) -> None:
+    def _take(self, place: LoadPlacement, model: ModelView, tier: Tier) -> None:
         self._loads[self._view.pods[place.pod].node] += 1
         self._placed[model.key].add(place.pod)
         if tier is not Tier.DEVICE:

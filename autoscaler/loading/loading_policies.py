@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.forecasting.baselines.hybrid_histogram import Histogram
+from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram
 from autoscaler.loading.baseline import baseline
 from autoscaler.loading.clockwork import clockwork
 from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
@@ -35,7 +35,7 @@ TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
     "keep-alive": lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
     "greedy-dual": lambda gigabytes: greedy_dual(GreedyDual(idle_bytes=1e9 * gigabytes)),
     "hybrid-histogram": lambda minutes: hybrid_histogram(
-        HybridHistogram(Histogram(range_min=int(minutes)))
+        HybridHistogram(IdleTimeHistogram(range_min=int(minutes)))
     ),
 }
 """By the parameter that trades memory for cold starts: the price of a device's memory in seconds

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.loading.work_allocation import Work
+from autoscaler.loading.work_allocation import WorkAllocation
 
 if TYPE_CHECKING:
-    from autoscaler.loading.holding_value import Worth
+    from autoscaler.loading.holding_value import HoldingValue
     from autoscaler.planning.pool_view import Demand, ModelView, PoolView
 
 _MINUTE_S: Final = 60.0
@@ -22,10 +22,12 @@ HORIZON_S: Final = 2.0
 """Work that is not done within it is late: a usual deadline."""
 
 
-class Stakes:
+class MarginalValue:
     """What copies gain and harm, as the plan goes on."""
 
-    def __init__(self, view: PoolView, worth: Worth | None, horizon_s: float = HORIZON_S) -> None:
+    def __init__(
+        self, view: PoolView, worth: HoldingValue | None, horizon_s: float = HORIZON_S
+    ) -> None:
         """Without `worth` cold starts do not count."""
         self._worth = worth
         self._horizon_s = horizon_s
@@ -33,7 +35,7 @@ class Stakes:
         self._copies = {
             model.key: sum(each.is_warm for each in model.holders.values()) for model in view.models
         }
-        self._work = Work(view, _demand_s(view, horizon_s), horizon_s)
+        self._work = WorkAllocation(view, _demand_s(view, horizon_s), horizon_s)
 
     def spare(self, pod: str) -> float:
         """Share of the horizon that a pod has nothing to do in."""

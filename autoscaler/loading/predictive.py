@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.loading.copy_targets import CopyParams, expected_copies, wanted_copies
-from autoscaler.loading.holding_value import Prices, worth_of
+from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
+from autoscaler.loading.holding_value import Prices, holding_value
 from autoscaler.loading.idle_copies import idle_copies
-from autoscaler.loading.load_placer import Room
-from autoscaler.loading.marginal_value import HORIZON_S, Stakes
-from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.loading.load_placer import LoadPlacer
+from autoscaler.loading.marginal_value import HORIZON_S, MarginalValue
+from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.loading.holding_value import Worth
+    from autoscaler.loading.holding_value import HoldingValue
     from autoscaler.planning.pool_view import ModelView, PoolView
 
 
@@ -58,25 +58,25 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
         return (), None
     if view.demand is None:
         return tuple(_load_missing(params, view, None, _floors(view, params), ())), None
-    worth = worth_of(view, view.demand, params.prices)
+    worth = holding_value(view, view.demand, params.prices)
     infer_s = np.array([each.infer_s for each in view.models])
     expected = expected_copies(view.demand, infer_s, params.copies)
-    wanted = wanted_copies(view, expected, worth.is_worth[Tier.DEVICE], params.copies)
+    wanted = target_copies(view, expected, worth.is_worth[Tier.DEVICE], params.copies)
     stays = worth.margin[Tier.DEVICE] > params.stay_share
-    kept = wanted_copies(view, expected, stays, params.copies)
+    kept = target_copies(view, expected, stays, params.copies)
     sinking = _sink(params, view, worth, kept)
     return (*sinking, *_load_missing(params, view, worth, wanted, sinking)), None
 
 
 def _floors(view: PoolView, params: Predictive) -> list[int]:
     nothing = np.zeros(len(view.models))
-    return wanted_copies(view, nothing, nothing > 0, params.copies)
+    return target_copies(view, nothing, nothing > 0, params.copies)
 
 
 # What goes
 
 
-def _sink(params: Predictive, view: PoolView, worth: Worth, kept: list[int]) -> list[Action]:
+def _sink(params: Predictive, view: PoolView, worth: HoldingValue, kept: list[int]) -> list[Action]:
     actions: list[Action] = []
     for row, (model, count) in enumerate(zip(view.models, kept, strict=True)):
         if not model.holders:
@@ -85,7 +85,7 @@ def _sink(params: Predictive, view: PoolView, worth: Worth, kept: list[int]) -> 
         actions += _sink_device(params, view, model, count, below)
         if below is not Tier.HOST and not model.spec.policy.pin:
             actions += [
-                Demote(model.key, pod, below, Why.IDLE, "not worth host memory")
+                Demote(model.key, pod, below, ActionReason.IDLE, "not worth host memory")
                 for pod, each in model.holders.items()
                 if each.tier is Tier.HOST and not each.is_warming and pod in view.pods
             ]
@@ -102,13 +102,13 @@ def _sink_device(
     keep_s = model.spec.policy.keep_alive_s or 0.0
     if count:
         keep_s = max(keep_s, params.extra_stay_s)
-    why = Why.COPIES if count else Why.IDLE
+    why = ActionReason.COPIES if count else ActionReason.IDLE
     words = f"{warm} copies, {count} wanted" if count else "saves less than its memory is worth"
     going = [copy for copy in idle_copies(model, view) if copy.idle_s >= keep_s]
     return [Demote(model.key, copy.pod, below, why, words) for copy in going[:extra]]
 
 
-def _below(worth: Worth, row: int) -> Tier:
+def _below(worth: HoldingValue, row: int) -> Tier:
     """The tier under the device that a model sinks to. Disks drop files by their own budgets."""
     return Tier.HOST if worth.is_worth[Tier.HOST][row] else Tier.DISK
 
@@ -117,14 +117,14 @@ def _below(worth: Worth, row: int) -> Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _WantedLoad:
     row: int
     tier: Tier
     gain: float | None
     """Seconds saved per second by the load; infinity where requests wait and nobody serves them,
     None for one more copy for a queue: that is as much as it would do of it."""
     is_urgent: bool
-    why: Why
+    why: ActionReason
     words: str
     may_evict: bool = True
     """A further copy for a forecast takes room that is free, and none that somebody has."""
@@ -136,7 +136,7 @@ _RANK: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 def _load_missing(
     params: Predictive,
     view: PoolView,
-    worth: Worth | None,
+    worth: HoldingValue | None,
     wanted: list[int],
     leaving: Sequence[Action],
 ) -> list[Action]:
@@ -148,14 +148,14 @@ def _load_missing(
     ]
     if not wishes:
         return []
-    stakes = Stakes(view, worth, params.horizon_s)
+    stakes = MarginalValue(view, worth, params.horizon_s)
 
-    def rank(wish: _Wish) -> tuple[bool, float, int]:
+    def rank(wish: _WantedLoad) -> tuple[bool, float, int]:
         gain = stakes.unserved(view.models[wish.row]) if wish.gain is None else wish.gain
         return not wish.is_urgent, -gain, wish.row
 
     wishes.sort(key=rank)
-    room = Room(view, stakes, loads_per_node=params.loads_per_node, leaving=leaving)
+    room = LoadPlacer(view, stakes, loads_per_node=params.loads_per_node, leaving=leaving)
     actions: list[Action] = []
     for wish in wishes[: params.loads_per_plan]:
         model = view.models[wish.row]
@@ -164,14 +164,16 @@ def _load_missing(
         if place is not None:
             words = f"for {model.key}"
             actions += [
-                Demote(each.model.key, place.pod, Tier.HOST, Why.ROOM, words)
+                Demote(each.model.key, place.pod, Tier.HOST, ActionReason.ROOM, words)
                 for each in place.victims
             ]
             actions.append(Load(model.key, place.pod, wish.tier, wish.why, wish.words))
     return actions
 
 
-def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list[_Wish]:
+def _wishes(
+    row: int, model: ModelView, count: int, worth: HoldingValue | None
+) -> list[_WantedLoad]:
     policy = model.spec.policy
     coming = sum(each.is_warm or each.is_warming for each in model.holders.values())
     gain, words = worth.saves(row) if worth is not None else 0.0, _words(worth, row)
@@ -180,7 +182,7 @@ def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list
         if not is_urgent and policy.preload is Preload.OFF:
             return []
         tier = Tier.DEVICE if is_urgent else policy.preload_tier
-        wish = _Wish(row, tier, gain, is_urgent, _why(model, coming), words)
+        wish = _WantedLoad(row, tier, gain, is_urgent, _why(model, coming), words)
         if tier is Tier.DEVICE:
             return [_nth(wish, model, at) for at in range(coming + 1, count + 1)]
         return _where_missing(wish, model)
@@ -189,10 +191,10 @@ def _wishes(row: int, model: ModelView, count: int, worth: Worth | None) -> list
     tier = _below(worth, row)
     if not worth.is_worth[tier][row]:
         return []
-    return _where_missing(_Wish(row, tier, 0.0, False, Why.FORECAST, words), model)
+    return _where_missing(_WantedLoad(row, tier, 0.0, False, ActionReason.FORECAST, words), model)
 
 
-def _nth(wish: _Wish, model: ModelView, at: int) -> _Wish:
+def _nth(wish: _WantedLoad, model: ModelView, at: int) -> _WantedLoad:
     """The wish for the copy that would be the `at`-th.
 
     The first saves cold starts, and is worth anything to who waits. One more only shortens a queue.
@@ -204,19 +206,19 @@ def _nth(wish: _Wish, model: ModelView, at: int) -> _Wish:
     return replace(wish, gain=(wish.gain or 0.0) / at, may_evict=at == 1)
 
 
-def _where_missing(wish: _Wish, model: ModelView) -> list[_Wish]:
+def _where_missing(wish: _WantedLoad, model: ModelView) -> list[_WantedLoad]:
     """The wish for a lower tier, unless the model is there or nearer already."""
     nearest = min((_RANK[each.tier] for each in model.holders.values()), default=_RANK[Tier.REMOTE])
     return [wish] if nearest > _RANK[wish.tier] else []
 
 
-def _why(model: ModelView, coming: int) -> Why:
+def _why(model: ModelView, coming: int) -> ActionReason:
     if model.waiting.requests:
-        return Why.WAITING
-    return Why.FORECAST if coming >= model.spec.policy.min_copies else Why.FLOOR
+        return ActionReason.WAITING
+    return ActionReason.FORECAST if coming >= model.spec.policy.min_copies else ActionReason.FLOOR
 
 
-def _words(worth: Worth | None, row: int) -> str:
+def _words(worth: HoldingValue | None, row: int) -> str:
     if worth is None:
         return "nothing was counted yet"
     return (

@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
-from autoscaler.planning.actions import Action, Demote, Load, Why
+from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier
 
@@ -84,10 +84,12 @@ def _plan(params: RoundRobin, view: PoolView, state: Circle) -> tuple[tuple[Acti
                 continue
             for each in leaving:
                 words = "its quantum is over"
-                actions.append(Demote(each.key, pod.pod.name, params.sink_to, Why.TURN, words))
+                actions.append(
+                    Demote(each.key, pod.pod.name, params.sink_to, ActionReason.TURN, words)
+                )
                 factors[each.key] = _adjusted(factors.get(each.key, 1.0), each, pod, view.time_s)
             words = f"its turn: {model.waiting.requests} wait"
-            actions.append(Load(model.key, pod.pod.name, Tier.DEVICE, Why.TURN, words))
+            actions.append(Load(model.key, pod.pod.name, Tier.DEVICE, ActionReason.TURN, words))
             idle.remove(pod)
             last = model.key
             break

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool_view import ModelView, PoolView
 
 
-class Work:
+class WorkAllocation:
     """Demand and load. Loads under way count as done."""
 
     def __init__(self, view: PoolView, demand_s: Mapping[str, float], horizon_s: float) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from registry.domain.model import Tier
 
 
-class Why(StrEnum):
+class ActionReason(StrEnum):
     """Reasons of actions, also a metric label."""
 
     FORECAST = "forecast"
@@ -44,7 +44,7 @@ class Load:
     key: str
     pod: str
     tier: Tier
-    why: Why
+    why: ActionReason
     words: str = ""
 
 
@@ -55,7 +55,7 @@ class Demote:
     key: str
     pod: str
     tier: Tier
-    why: Why
+    why: ActionReason
     words: str = ""
 
 
@@ -64,7 +64,7 @@ class SetPods:
     """Have so many pods."""
 
     pods: int
-    why: Why
+    why: ActionReason
     words: str = ""
 
 
@@ -73,7 +73,7 @@ class DrainPod:
     """Send a pod nothing new; it leaves when it has answered what it has."""
 
     pod: str
-    why: Why
+    why: ActionReason
     words: str = ""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoscaler.planning.pool_view import NEVER_S
 
 if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import PodView, PoolView
+    from autoscaler.planning.pool_view import PlannedPod, PoolView
 
 IN_USE_S = 60.0
 """A model is in use for so long after an arrival."""
@@ -44,7 +44,7 @@ def pod_uses(view: PoolView, *, in_use_s: float = IN_USE_S) -> dict[str, PodUse]
     }
 
 
-def _use(pod: PodView, latest_s: float | None, since_s: float) -> PodUse:
+def _use(pod: PlannedPod, latest_s: float | None, since_s: float) -> PodUse:
     if pod.inferring or pod.slots_busy:
         return PodUse.IN_USE_BUSY
     if latest_s is None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.planning.pool_view import (
     NEVER_S,
+    CopyUse,
     Limits,
     ModelView,
-    PodView,
+    PlannedPod,
     PoolView,
-    Use,
-    Waiting,
+    QueueDemand,
 )
 from registry.domain.estimates import PRIORS
 from registry.domain.model import Tier
@@ -28,14 +28,14 @@ _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observations:
     """What the registry's copy does not hold, by model; all of it may be absent."""
 
     arrived: Mapping[ModelName, int] = field(default_factory=dict)
     """Requests since the last plan."""
     last_arrival_s: Mapping[ModelName, float] = field(default_factory=dict)
-    waiting: Mapping[ModelName, Waiting] = field(default_factory=dict)
-    uses: Mapping[str, Mapping[str, Use]] = field(default_factory=dict)
+    waiting: Mapping[ModelName, QueueDemand] = field(default_factory=dict)
+    uses: Mapping[str, Mapping[str, CopyUse]] = field(default_factory=dict)
     """By key, then pod."""
     size_bytes: Mapping[str, int] = field(default_factory=dict)
     """By key, where it is known before any load."""
@@ -46,7 +46,7 @@ class Seen:
 def read_pool(
     state: ClusterState,
     now_s: float,
-    seen: Seen,
+    seen: Observations,
     *,
     limits: Limits | None = None,
     demand: Demand | None = None,
@@ -66,8 +66,8 @@ def read_pool(
     return PoolView(now_s, pods, models, demand, limits or Limits())
 
 
-def _pod(pod: PodState, seen: Seen) -> PodView:
-    return PodView(
+def _pod(pod: PodState, seen: Observations) -> PlannedPod:
+    return PlannedPod(
         name=pod.name,
         node=pod.node,
         phase=pod.phase,
@@ -81,7 +81,11 @@ def _pod(pod: PodState, seen: Seen) -> PodView:
 
 
 def _model(
-    state: ClusterState, name: ModelName, record: ModelRecord, seen: Seen, link: float | None
+    state: ClusterState,
+    name: ModelName,
+    record: ModelRecord,
+    seen: Observations,
+    link: float | None,
 ) -> ModelView:
     spec = record.serving
     holders, measured = state.holders(spec.key), state.measured(spec.key)
@@ -99,6 +103,6 @@ def _model(
         uses=seen.uses.get(spec.key, {}),
         arrived=seen.arrived.get(name, 0),
         last_arrival_s=seen.last_arrival_s.get(name, NEVER_S),
-        waiting=seen.waiting.get(name, Waiting()),
+        waiting=seen.waiting.get(name, QueueDemand()),
         failure=record.failure,
     )

@@ -16,7 +16,7 @@ from registry.domain.pod import PodPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.forecasting.history import Floats, Forecast, History, Question
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
     from registry.domain.cluster import Residency
     from registry.domain.model import LoadFailure, ModelSpec
 
@@ -25,7 +25,7 @@ NEVER_S = -inf
 
 
 @dataclass(frozen=True, slots=True)
-class PodView:
+class PlannedPod:
     """One pod."""
 
     name: str
@@ -48,7 +48,7 @@ class PodView:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CopyUse:
     """How one pod's copy of a model is used, where that is known."""
 
     ongoing: int = 0
@@ -59,7 +59,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueDemand:
     """Requests of one model in the gateways' waiting rooms."""
 
     requests: int = 0
@@ -84,12 +84,12 @@ class ModelView:
     """Expected time to the device by the tier a load starts from."""
     holders: Mapping[str, Residency] = field(default_factory=dict)
     """Where it is, by pod; pods without anything of it are absent."""
-    uses: Mapping[str, Use] = field(default_factory=dict)
+    uses: Mapping[str, CopyUse] = field(default_factory=dict)
     """By pod, where it is known."""
     arrived: int = 0
     """Requests since the last plan."""
     last_arrival_s: float = NEVER_S
-    waiting: Waiting = Waiting()
+    waiting: QueueDemand = QueueDemand()
     failure: LoadFailure | None = None
 
     @property
@@ -120,7 +120,7 @@ class Demand:
 
     history: History | None
     """What it was made from; None where models were forecast at different times."""
-    question: Question
+    question: ForecastHorizon
     forecast: Forecast
     p_minute: Floats
     """(models,): P(arrival within the next minute), see `autoscaler.forecasting.recency`."""
@@ -131,7 +131,7 @@ class PoolView:
     """A pool at one time."""
 
     time_s: float
-    pods: Mapping[str, PodView]
+    pods: Mapping[str, PlannedPod]
     models: tuple[ModelView, ...]
     demand: Demand | None = None
     """None: nothing was counted yet."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.planning.actions import Action, DrainPod, SetPods, Why
+from autoscaler.planning.actions import Action, ActionReason, DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from autoscaler.planning.pool_view import PodView, PoolView
+    from autoscaler.planning.pool_view import PlannedPod, PoolView
 
 _RANK: Final = {
     PodUse.COLD: 0,
@@ -33,7 +33,7 @@ _RANK: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PodParams:
+class ScalingParams:
     """Times in seconds."""
 
     stable_s: float = 60.0
@@ -54,7 +54,7 @@ class PodParams:
 
 
 @dataclass(frozen=True, slots=True)
-class PodState:
+class ScalingState:
     """What was wanted lately: (time, pods), times rising and pods falling."""
 
     wanted: tuple[tuple[float, int], ...] = ()
@@ -67,8 +67,8 @@ class PodState:
 
 
 def scale_pods(
-    view: PoolView, state: PodState, params: PodParams
-) -> tuple[tuple[Action, ...], PodState]:
+    view: PoolView, state: ScalingState, params: ScalingParams
+) -> tuple[tuple[Action, ...], ScalingState]:
     """The pods to have: nothing where the number stays as it is."""
     there = len(view.pods) if state.there is None else state.there
     current = there if state.current is None else state.current
@@ -77,26 +77,28 @@ def scale_pods(
     low, high = view.limits.min_pods, view.limits.max_pods
     bounded = max(need, low) if high is None else min(max(need, low), high)
     if bounded > need:
-        why, words = Why.FLOOR, f"at least {low} pods"
+        why, words = ActionReason.FLOOR, f"at least {low} pods"
     elif bounded < need:
-        why, words = Why.CEILING, f"{need} wanted, at most {high} pods"
+        why, words = ActionReason.CEILING, f"{need} wanted, at most {high} pods"
     known = state.wanted or ((view.time_s, current),)  # whoever is new lets what there is be
     recent = _remember(known, view.time_s, bounded, params.stable_s)
     pods = bounded if bounded >= current else min(current, recent[0][1])
     if high is not None and pods > high:
-        pods, why, words = high, Why.CEILING, f"at most {high} pods"
+        pods, why, words = high, ActionReason.CEILING, f"at most {high} pods"
     if pods == current:
         words = words or "as many as there are"
-    if pods < current and why not in (Why.FLOOR, Why.CEILING):
-        why, words = Why.IDLE, f"{pods} were enough for {params.stable_s:g} s"
+    if pods < current and why not in (ActionReason.FLOOR, ActionReason.CEILING):
+        why, words = ActionReason.IDLE, f"{pods} were enough for {params.stable_s:g} s"
     if pods == current and state.current is not None:
-        return (), PodState(recent, current, arrived)
+        return (), ScalingState(recent, current, arrived)
     surplus = len(view.pods) - pods
     leaving = [DrainPod(pod, why, words) for pod in _emptiest(view, surplus)] if surplus > 0 else []
-    return (SetPods(pods, why, words), *leaving), PodState(recent, pods, arrived)
+    return (SetPods(pods, why, words), *leaving), ScalingState(recent, pods, arrived)
 
 
-def _arrived(view: PoolView, state: PodState, params: PodParams) -> tuple[tuple[float, float], ...]:
+def _arrived(
+    view: PoolView, state: ScalingState, params: ScalingParams
+) -> tuple[tuple[float, float], ...]:
     """What came of late, with what came since the last plan. Bounded by the ticks within it."""
     now_s = view.time_s
     kept = tuple(each for each in state.arrived if now_s - params.rate_s < each[0] <= now_s)
@@ -105,28 +107,28 @@ def _arrived(view: PoolView, state: PodState, params: PodParams) -> tuple[tuple[
 
 
 def _need(
-    view: PoolView, current: int, arrived: tuple[tuple[float, float], ...], params: PodParams
-) -> tuple[int, Why, str]:
+    view: PoolView, current: int, arrived: tuple[tuple[float, float], ...], params: ScalingParams
+) -> tuple[int, ActionReason, str]:
     """Pods by what waits, by what is expected, and by copies that must be; the most of them."""
     waiting = sum(model.waiting.requests for model in view.models)
     accepting = {pod.name for pod in view.pods.values() if pod.is_accepting}
     needs = [
-        (*_for_expected(view, params), Why.FORECAST),
-        (*_for_copies(view), Why.COPIES),
-        (*_for_recent(view, params), Why.IDLE),
+        (*_for_expected(view, params), ActionReason.FORECAST),
+        (*_for_copies(view), ActionReason.COPIES),
+        (*_for_recent(view, params), ActionReason.IDLE),
     ]
     busy = sum(work_s for _, work_s in arrived) / params.rate_s
     by_rate = ceil(busy / (_slots(view) * params.busy_share) - 0.5) if accepting else 0
-    needs.append((by_rate, f"{busy:.2g} slots were asked for lately", Why.ARRIVING))
+    needs.append((by_rate, f"{busy:.2g} slots were asked for lately", ActionReason.ARRIVING))
     if waiting:  # first, since it names the cause where several ask for as many
         pods = _for_waiting(view, accepting, current, by_rate, params)
-        needs.insert(0, (pods, f"{waiting} requests wait", Why.WAITING))
+        needs.insert(0, (pods, f"{waiting} requests wait", ActionReason.WAITING))
     pods, words, why = max(needs, key=lambda each: each[0])
     return pods, why, words
 
 
 def _for_waiting(
-    view: PoolView, accepting: Collection[str], current: int, by_rate: int, params: PodParams
+    view: PoolView, accepting: Collection[str], current: int, by_rate: int, params: ScalingParams
 ) -> int:
     """Pods so that what waits is over in time, beside those for what goes on to come.
 
@@ -150,7 +152,7 @@ def _for_waiting(
     return max(current, 1, max(len(accepting), by_rate) + ceil(extra - 0.5))
 
 
-def _for_expected(view: PoolView, params: PodParams) -> tuple[int, str]:
+def _for_expected(view: PoolView, params: ScalingParams) -> tuple[int, str]:
     demand = view.demand
     if demand is None or not view.models:
         return 0, ""
@@ -171,7 +173,7 @@ def _for_copies(view: PoolView) -> tuple[int, str]:
     return must, f"a model is to have {must} copies"
 
 
-def _for_recent(view: PoolView, params: PodParams) -> tuple[int, str]:
+def _for_recent(view: PoolView, params: ScalingParams) -> tuple[int, str]:
     last_s = max((model.last_arrival_s for model in view.models), default=0.0)
     busy = any(pod.slots_busy or pod.inferring for pod in view.pods.values())
     is_recent = busy or view.time_s - last_s < params.idle_s
@@ -199,7 +201,7 @@ def _emptiest(view: PoolView, count: int) -> list[str]:
     """The pods to go: least in use first, then with the least on their device; ties by name."""
     uses = pod_uses(view)
 
-    def rank(pod: PodView) -> tuple[int, int, int, str]:
+    def rank(pod: PlannedPod) -> tuple[int, int, int, str]:
         busy = pod.slots_busy + pod.inferring
         return (_RANK[uses[pod.name]], busy, sum(pod.used_bytes.values()), pod.name)
 

@@ -25,7 +25,7 @@ class PoolSize:
     """Pods it was last given; None: what the registry says."""
 
 
-class PodOwner(Protocol):
+class Actuator(Protocol):
     """What the loop asks and tells at every tick."""
 
     def size(self) -> PoolSize | None:
@@ -38,7 +38,7 @@ class PodOwner(Protocol):
         """Have so many pods; said by the leader only, after the registry knows."""
 
 
-class PodsByRegistry:
+class RegistryActuator:
     """Pods of whoever follows the registry's record, within bounds from the settings."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:

@@ -20,7 +20,7 @@ class _Pause:
 
 
 @dataclass(slots=True)
-class Refusals:
+class Backoff:
     """Pauses by whom they are about. One owner; those long over are forgotten."""
 
     _pauses: dict[str, _Pause] = field(default_factory=dict)

@@ -14,14 +14,14 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.service.forecaster import Past
-from registry.redis.arrivals import Arrivals, Span
+from registry.redis.arrivals import ArrivalLog, CountWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.forecasting.history import Integers
     from registry.domain.model import ModelName
-    from registry.redis.arrivals import Counted
+    from registry.redis.arrivals import ArrivalCounts
     from registry.redis.client import Registry
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class DemandReader:
     def __init__(self, registry: Registry, pace: float = 1.0) -> None:
         """Counts are kept on a clock that runs `pace` times as fast as the registry's."""
         self._pace = pace
-        self._arrivals = Arrivals(registry)
+        self._arrivals = ArrivalLog(registry)
         self._counts: Counts | None = None
         self._taken: dict[int, dict[ModelName, int]] = {}
         """What was already added of the last seconds."""
@@ -60,7 +60,7 @@ class DemandReader:
         else:
             self._declare(self._counts, models, now_s)
             since_s = min(now_s, self._read_at_s) - RECENT_S
-            self._take(self._counts, await self._arrivals.read(Span.SECOND, since_s, now_s))
+            self._take(self._counts, await self._arrivals.read(CountWindow.SECOND, since_s, now_s))
         self._read_at_s = now_s
         oldest_s = now_s - 2 * RECENT_S
         self._taken = {at_s: taken for at_s, taken in self._taken.items() if at_s >= oldest_s}
@@ -70,10 +70,10 @@ class DemandReader:
         seconds_from_s = (now_s - _SECONDS_KEPT_S) // 60 * 60
         minutes_from_s = (now_s - 2 * _DAY_S) // 600 * 600 + 600
         tens = await self._arrivals.read(
-            Span.TEN_MINUTES, now_s - 14 * _DAY_S, minutes_from_s - 600
+            CountWindow.TEN_MINUTES, now_s - 14 * _DAY_S, minutes_from_s - 600
         )
-        minutes = await self._arrivals.read(Span.MINUTE, minutes_from_s, seconds_from_s - 60)
-        seconds = await self._arrivals.read(Span.SECOND, seconds_from_s, now_s)
+        minutes = await self._arrivals.read(CountWindow.MINUTE, minutes_from_s, seconds_from_s - 60)
+        seconds = await self._arrivals.read(CountWindow.SECOND, seconds_from_s, now_s)
         counts = Counts()
         self._taken = {}
         self._declare(counts, models, now_s)
@@ -98,7 +98,7 @@ class DemandReader:
             if str(name) in names
         }
 
-    def _take(self, counts: Counts, seconds: Sequence[Counted]) -> None:
+    def _take(self, counts: Counts, seconds: Sequence[ArrivalCounts]) -> None:
         fresh = []
         for item in seconds:
             taken = self._taken.setdefault(item.start_s, {})
@@ -137,7 +137,7 @@ class DemandReader:
             seconds = np.zeros_like(seconds)
         return Past(models, rows, history, seconds)
 
-    def _add(self, counts: Counts, items: Sequence[Counted]) -> None:
+    def _add(self, counts: Counts, items: Sequence[ArrivalCounts]) -> None:
         known = set(counts.names)
         items = [each for each in items if str(each.model) in known]
         counts.add(

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.planning.actions import Demote, Load
-from autoscaler.service.backoff import Refusals
+from autoscaler.service.backoff import Backoff
 from autoscaler.service.pods import PodRefused
-from registry.domain.action_log import ActionRecord, Outcome
+from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaling import Intended
+from registry.redis.autoscaling import IntendedAction
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,7 +37,7 @@ MOST_AT_ONCE: Final = 128
 ModelAction = Load | Demote
 
 
-class Actor:
+class ActionExecutor:
     """Begins actions as tasks of a group that its owner ends. Owned by the event loop."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Actor:
         self._state = state
         self._now_s = now_s
         self._under_way: set[str] = set()
-        self.refusals = Refusals()
+        self.refusals = Backoff()
 
     def begin(self, actions: Iterable[Action], token: int) -> None:
         """Begin those that are not under way, refused of late, or without a meaning any more."""
@@ -90,7 +90,7 @@ class Actor:
     async def _run(self, action: ModelAction, record: ActionRecord, token: int) -> None:
         try:
             intended = await self._autoscaling.intend(token, record, ttl_s=INTENT_S)
-            if intended is not Intended.OK:
+            if intended is not IntendedAction.OK:
                 self._metrics.skipped.labels(record.verb, intended).inc()
                 return
             ended = await self._carry_out(action, record)
@@ -116,16 +116,16 @@ class Actor:
             else:
                 await self._pods.sink(address, name, _kept(action.tier))
         except KeyError:
-            return replace(record, outcome=Outcome.FAILED, error="the pod is gone")
+            return replace(record, outcome=ActionOutcome.FAILED, error="the pod is gone")
         except PodRefused as refused:
             whom = action.pod if refused.is_pods_fault else record.id
             pause_s = self.refusals.refused(whom, self._now_s())
             details |= {"error": str(refused), "pause_s": f"{pause_s:g}"}
             logger.warning("%s failed", record.verb, extra=details)
-            return replace(record, outcome=Outcome.FAILED, error=str(refused))
+            return replace(record, outcome=ActionOutcome.FAILED, error=str(refused))
         self.refusals.took(action.pod)
         self.refusals.took(record.id)
-        return replace(record, outcome=Outcome.DONE)
+        return replace(record, outcome=ActionOutcome.DONE)
 
 
 def record_of(action: ModelAction, now_s: float) -> ActionRecord:

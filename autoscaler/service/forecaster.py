@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.burst_intervals import p_by_rhythm
-from autoscaler.planning.demand_forecast import LEARN_EVERY_S, expect, learn
+from autoscaler.planning.demand_forecast import LEARN_EVERY_S, fit_model, forecast_demand
 from autoscaler.planning.forecast_refresh import Freshness, due_rows, with_rows
 from autoscaler.planning.pool_view import NEVER_S
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand
 
 YOUNG_S: Final = 10.0
@@ -42,16 +42,19 @@ class Past:
     """(models, seconds): counts of the last minutes of all models, the second under way last."""
 
 
-class Forecaster:
+class DemandForecaster:
     """What is expected after a past, by what was learnt before. One owner."""
 
     def __init__(
-        self, expect: Callable[[History, Learnt], Demand] = expect, *, is_partial: bool = True
+        self,
+        forecast_demand: Callable[[History, FittedModel], Demand] = forecast_demand,
+        *,
+        is_partial: bool = True,
     ) -> None:
         """Without `is_partial` every forecast is of all models, and has its history."""
-        self._expect = expect
+        self._expect = forecast_demand
         self._is_partial = is_partial
-        self._learnt: Learnt | None = None
+        self._learnt: FittedModel | None = None
         self._learn_every_s = YOUNG_S
         self._base: Demand | None = None
         """Without rhythm."""
@@ -87,7 +90,7 @@ class Forecaster:
     def _whole(self, past: Past) -> Demand:
         history = past.history
         every_s = float(np.clip(history.known_minutes.max() * 6.0, YOUNG_S, LEARN_EVERY_S))
-        self._learnt = learn(history, past.models, self._learnt, every_s=every_s)
+        self._learnt = fit_model(history, past.models, self._learnt, every_s=every_s)
         self._learn_every_s = every_s
         return self._expect(history, self._learnt)
 

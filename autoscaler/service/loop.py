@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.planning.actions import DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool_snapshot import Seen, read_pool
-from autoscaler.planning.pool_view import Limits, Waiting
+from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import Limits, QueueDemand
 from autoscaler.planning.time_scale import at_pace
 from autoscaler.scaling.limits import contradictions
-from autoscaler.scaling.pods import PodParams, PodState, scale_pods
-from autoscaler.service.actuator import PodsByRegistry
+from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
+from autoscaler.service.actuator import RegistryActuator
 from autoscaler.service.demand import DemandReader
-from autoscaler.service.forecaster import Forecaster, is_sound
+from autoscaler.service.forecaster import DemandForecaster, is_sound
 from autoscaler.service.views import with_intents, without_refusers
-from registry.domain.action_log import POOL, ActionRecord, Outcome, WantedPods
+from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import Arrivals
+from registry.redis.arrivals import ArrivalLog
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool_view import Demand, PoolView
-    from autoscaler.service.actuator import PodOwner, PoolSize
-    from autoscaler.service.executor import Actor
+    from autoscaler.service.actuator import Actuator, PoolSize
+    from autoscaler.service.executor import ActionExecutor
     from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings
@@ -47,7 +47,7 @@ _STALE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TickPlan:
     """What one tick would do, and what it rests on."""
 
     view: PoolView
@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecasted:
+class ForecastResult:
     """A forecast of these models, and how long it took."""
 
     models: tuple[str, ...]
@@ -76,14 +76,14 @@ class Autoscaler:
         policy: LoadingPolicy[Any],
         metrics: AutoscalerMetrics,
         holder: str,
-        forecaster: Forecaster | None = None,
-        owner: PodOwner | None = None,
+        forecaster: DemandForecaster | None = None,
+        owner: Actuator | None = None,
     ) -> None:
         self._settings = settings
-        self._owner = owner or PodsByRegistry(settings)
+        self._owner = owner or RegistryActuator(settings)
         self._watch = watch
         self._autoscaling = autoscaling
-        self._arrivals = Arrivals(watch.registry)
+        self._arrivals = ArrivalLog(watch.registry)
         self._demand_reader = DemandReader(watch.registry, settings.pace)
         self._policy = policy
         self._state: Any = policy.start
@@ -91,18 +91,18 @@ class Autoscaler:
         self._holder = holder
         self._demand: Demand | None = None
         self._demand_models: tuple[str, ...] = ()
-        self._forecaster = forecaster or Forecaster(is_partial=not policy.reads_history)
-        self._forecasting: asyncio.Future[Forecasted] | None = None
+        self._forecaster = forecaster or DemandForecaster(is_partial=not policy.reads_history)
+        self._forecasting: asyncio.Future[ForecastResult] | None = None
         self._forecast_at_s = 0.0
         self._forecast_pause_s = settings.forecast_every
-        self._pods: PodState | None = None
+        self._pods: ScalingState | None = None
         self._last_wanted: WantedPods | None = None
         """What the registry said last. One that lost its data does not have all pods yet."""
         self._is_leading = False
         self._leads_since_s = 0.0
         self._told_refused: dict[str, str] = {}
 
-    async def run(self, actor: Actor) -> None:
+    async def run(self, actor: ActionExecutor) -> None:
         """Tick until cancelled."""
         await self._watch.wait_synced()
         while True:
@@ -117,7 +117,7 @@ class Autoscaler:
                 logger.exception("a plan failed; the next one starts anew")
             await asyncio.sleep(self._settings.tick)
 
-    async def _tick(self, actor: Actor) -> None:
+    async def _tick(self, actor: ActionExecutor) -> None:
         token = await self._autoscaling.lead(self._holder, ttl_s=self._settings.lease)
         self._lead(is_leading=token is not None)
         if self._watch.age_s() > _STALE_S:
@@ -139,7 +139,7 @@ class Autoscaler:
         self._metrics.is_leader.set(int(is_leading))
         self._owner.lead(is_leading=is_leading)
 
-    async def plan(self, actor: Actor | None = None) -> Plan:
+    async def plan(self, actor: ActionExecutor | None = None) -> TickPlan:
         """What is to be done now. Raises RegistryUnavailable."""
         now_s = self._watch.registry_now_s()
         names = sorted(self._watch.state.models)
@@ -152,11 +152,11 @@ class Autoscaler:
         self._adopt(size, under_way.wanted)
         started_s = time.perf_counter()
         self._forecast(now_s)
-        seen = Seen(
+        seen = Observations(
             arrived=self._demand_reader.arrived,
             last_arrival_s=self._demand_reader.last_arrival_s,
             waiting={
-                name: Waiting(each.requests, each.starved, each.oldest_s)
+                name: QueueDemand(each.requests, each.starved, each.oldest_s)
                 for name, each in waiting.items()
             },
         )
@@ -186,13 +186,13 @@ class Autoscaler:
         elif self._pods is not None and wanted is not None:
             return
         elif size.pods is None and wanted is not None:
-            self._pods = PodState(current=wanted.pods)
+            self._pods = ScalingState(current=wanted.pods)
         elif size.pods is None and last is not None:
-            self._pods = PodState(there=last.pods)
+            self._pods = ScalingState(there=last.pods)
         elif size.pods is None and time.monotonic() - self._leads_since_s < self._settings.lease:
             self._pods = None
         else:
-            self._pods = PodState(there=size.pods)
+            self._pods = ScalingState(there=size.pods)
 
     def _forecast(self, now_s: float) -> None:
         """Take in a forecast that is ready; begin another one when it is time.
@@ -218,7 +218,7 @@ class Autoscaler:
         loop = asyncio.get_running_loop()
         self._forecasting = loop.run_in_executor(None, self._forecast_in_thread, past)
 
-    def _forecast_in_thread(self, past: Past) -> Forecasted:
+    def _forecast_in_thread(self, past: Past) -> ForecastResult:
         started_s = time.perf_counter()
         demand: Demand | None = None
         try:
@@ -230,9 +230,9 @@ class Autoscaler:
             self._metrics.failures.labels("absurd-forecast").inc()
             logger.warning("the forecast is absurd; planning goes on without")
             demand = None
-        return Forecasted(past.models, demand, time.perf_counter() - started_s)
+        return ForecastResult(past.models, demand, time.perf_counter() - started_s)
 
-    def _take_forecast(self, ready: asyncio.Future[Forecasted]) -> None:
+    def _take_forecast(self, ready: asyncio.Future[ForecastResult]) -> None:
         forecasted = ready.result()
         self._metrics.forecast_seconds.observe(forecasted.took_s)
         self._demand, self._demand_models = forecasted.demand, forecasted.models
@@ -244,7 +244,7 @@ class Autoscaler:
         if self._forecasting is not None:
             await asyncio.wait([self._forecasting])
 
-    def _plan(self, view: PoolView) -> Plan:
+    def _plan(self, view: PoolView) -> TickPlan:
         actions: tuple[Action, ...] = ()
         try:
             actions, self._state = self._policy.plan(view, self._state)
@@ -253,12 +253,14 @@ class Autoscaler:
             logger.exception("the loading policy failed", extra={"policy": self._policy.name})
             self._state = self._policy.start
         if self._pods is not None:
-            params = PodParams(stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle)
+            params = ScalingParams(
+                stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle
+            )
             scaling, self._pods = scale_pods(view, self._pods, params)
             actions = (*scaling, *actions)
-        return Plan(view, actions, contradictions(view))
+        return TickPlan(view, actions, contradictions(view))
 
-    async def _scale(self, plan: Plan, token: int) -> None:
+    async def _scale(self, plan: TickPlan, token: int) -> None:
         """Say how many pods are wanted; whoever owns the pods carries it out."""
         wish = next((each for each in plan.actions if isinstance(each, SetPods)), None)
         if wish is None:
@@ -266,7 +268,7 @@ class Autoscaler:
         leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
         record = ActionRecord(
             "scale", POOL, str(wish.why), f"{wish.pods} pods: {wish.words}",
-            plan.view.time_s, outcome=Outcome.DONE,
+            plan.view.time_s, outcome=ActionOutcome.DONE,
         )  # fmt: skip
         wanted = WantedPods(wish.pods, leaving)
         try:
@@ -279,21 +281,21 @@ class Autoscaler:
             return
         self._owner.want(wanted)
         self._metrics.wanted_pods.set(wish.pods)
-        self._metrics.actions.labels("scale", wish.why, Outcome.DONE).inc()
+        self._metrics.actions.labels("scale", wish.why, ActionOutcome.DONE).inc()
         logger.info("scale", extra={"pods": wish.pods, "reason": str(wish.why),
                                     "words": wish.words, "leaving": leaving})  # fmt: skip
 
-    async def _tell_refused(self, plan: Plan, token: int) -> None:
+    async def _tell_refused(self, plan: TickPlan, token: int) -> None:
         """Say once of each model that its limits contradict each other or the pool's."""
         for key, text in plan.refused.items():
             if self._told_refused.get(key) != text:
                 record = ActionRecord(
                     "refuse", str(name_of_key(key)), "limits", text, plan.view.time_s,
-                    outcome=Outcome.FAILED, error=text,
+                    outcome=ActionOutcome.FAILED, error=text,
                 )  # fmt: skip
                 logger.warning("limits contradict", extra={"model": record.subject, "why": text})
                 await self._autoscaling.intend(token, record, ttl_s=0.001)
-                self._metrics.actions.labels("refuse", "limits", Outcome.FAILED).inc()
+                self._metrics.actions.labels("refuse", "limits", ActionOutcome.FAILED).inc()
         self._told_refused = plan.refused
 
     def _count_pods(self, view: PoolView) -> None:

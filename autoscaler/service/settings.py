@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from registry.settings_table import option, positive_seconds, redis_url, truth, whole
+from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +52,15 @@ class AutoscalerSettings:
         "range in minutes (hybrid-histogram); without it the policy's own",
     )  # fmt: skip
     min_pods: int | None = option(
-        None, _or_none(whole(0, 10_000)), "fewest pods; without it pods are not scaled"
+        None, _or_none(parse_int(0, 10_000)), "fewest pods; without it pods are not scaled"
     )
-    max_pods: int | None = option(None, _or_none(whole(1, 10_000)), "most pods")
+    max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "most pods")
     kubernetes: bool = option(
-        False, truth, "scale the pool's Deployment, in this pod's cluster or the kubeconfig's, "
-        "within the bounds of its InferenceService",
-    )  # fmt: skip
+        False,
+        parse_bool,
+        "scale the pool's Deployment, in this pod's cluster or the kubeconfig's, within the bounds "
+        "of its InferenceService",
+    )
     namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
     drain: float = option(
         300.0, positive_seconds, "how long a pod that is to go may finish what it has, in a cluster"
@@ -81,5 +83,5 @@ class AutoscalerSettings:
     )  # fmt: skip
     load_timeout: float = option(300.0, positive_seconds, "longest load that is waited for")
     metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")
-    metrics_port: int = option(0, whole(0, 65535), "port of the metrics; 0: none are served")
+    metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: none are served")
     log_level: str = option("INFO", str, "least level that is logged")

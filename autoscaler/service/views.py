@@ -11,8 +11,8 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
-    from autoscaler.service.backoff import Refusals
+    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
+    from autoscaler.service.backoff import Backoff
     from registry.domain.action_log import ActionRecord
 
 
@@ -44,10 +44,10 @@ def _comes_or_is_there(model: ModelView, pod: str) -> bool:
     return holder is not None and (holder.is_warm or holder.is_warming)
 
 
-def without_refusers(view: PoolView, refusals: Refusals, now_s: float) -> PoolView:
+def without_refusers(view: PoolView, refusals: Backoff, now_s: float) -> PoolView:
     """The view in which pods that refused of late take nothing."""
 
-    def known(pod: PodView) -> PodView:
+    def known(pod: PlannedPod) -> PlannedPod:
         if refusals.is_paused(pod.name, now_s):
             return replace(pod, is_accepting=False)
         return pod

@@ -21,14 +21,14 @@ import httpx
 from pilotlight.demo.calls import call
 from pilotlight.demo.workloads import make_cold, until_idle
 from pilotlight.platform.platform import Platform
-from pilotlight.platform.settings import PlatformSettings, PodSettings
-from pilotlight.state_dir import Home
+from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
+from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from load.experiments.liu.runs import Answer
+    from load.experiments.liu.runs import TimedAnswer
 
 PODS: Final = 3
 SLOTS: Final = 2
@@ -123,7 +123,7 @@ class LivePlatform:
             model_bytes=max(sizes),
         )
 
-    async def _one_by_one(self) -> list[Answer]:
+    async def _one_by_one(self) -> list[TimedAnswer]:
         """Every model from cold, then some requests more."""
         await self._all_cold()
         answers = []
@@ -159,7 +159,7 @@ class LivePlatform:
             answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
         )  # fmt: skip
 
-    async def _ask(self, number: int, policy: str, seed: int) -> Answer:
+    async def _ask(self, number: int, policy: str, seed: int) -> TimedAnswer:
         headers = {
             "x-pilotlight-policy": policy,
             "x-pilotlight-seed": str(seed),
@@ -182,7 +182,7 @@ class LivePlatform:
         )
 
 
-def _overhead_s(answer: Answer) -> float:
+def _overhead_s(answer: TimedAnswer) -> float:
     return answer.latency_s - sum(answer.stages_s.values())
 
 
@@ -195,11 +195,11 @@ async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
     weights = folder / "objects" / "models" / "all-minilm-l6-v2"
     shutil.copytree(Path(found.origin).parent / "model", weights)
     settings = PlatformSettings(
-        home=Home(folder / "home"),
+        home=StateDir(folder / "home"),
         objects=folder / "objects",
         pods=PODS,
         port=0,
-        pod=PodSettings(
+        pod=LocalPodSettings(
             slots=SLOTS,
             memory_bytes=MEMORY_BYTES,
             link_bytes_per_s=LINK_BYTES_PER_S,

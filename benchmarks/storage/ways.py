@@ -43,12 +43,12 @@ def _client() -> S3Client:
 def pilotlight(folder: Path) -> Callable[[], Path]:
     """The runtime's disk cache, as a pod uses it: listing, small files, weights, checksums."""
     from registry.domain.model import ModelName, ModelSpec
-    from runtime.storage.bandwidth import LinkRate
+    from runtime.storage.bandwidth import Bandwidth
     from runtime.storage.storages import Storages
     from runtime.tiers.disk_cache import DiskCache
 
     storages = Storages()
-    cache = DiskCache(folder, storages, LinkRate(None))
+    cache = DiskCache(folder, storages, Bandwidth(None))
     spec = ModelSpec(ModelName("default", "m"), f"s3://{BUCKET}/m")
     storages.open(spec.storage_uri, folder)  # the others' clients are made beforehand, too
 

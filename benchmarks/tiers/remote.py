@@ -17,7 +17,7 @@ from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelSpec
 from runtime.engines.networks.skeletons import Skeleton, Skeletons
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.weights.weight_source import DiskWeights
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def remote_ways(model: str, scratch: Path) -> Iterator[list[Contestant]]:
     """Needs the S3 server's address and account in the environment."""
     storages = Storages()
-    cache = DiskCache(scratch / "ours", storages, LinkRate(None))
+    cache = DiskCache(scratch / "ours", storages, Bandwidth(None))
     try:
         yield [_ours(model, cache), _boto3(model, scratch / "boto3")]
     finally:

@@ -1,7 +1,7 @@
-"""The line of waiting requests: who may join, whose turn it is, who has waited too long.
+"""Queued requests: which are admitted, which is dispatched next, which have waited too long.
 
-Pure bookkeeping around `decide` and the waiting room, without tasks and with the clock passed in:
-the dispatcher waits in it with futures, the simulator with events of virtual time.
+Pure bookkeeping around `route_request` and the fair queue, without tasks and with the clock passed
+in: the dispatcher waits with futures, the simulator with events of virtual time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from gateway.dispatch.fair_queue import Ticket, WaitingRoom, ticket
+from gateway.dispatch.fair_queue import FairQueue, QueueKey, queue_key
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
-from gateway.routing.route_request import Arrival, Decided, decide, is_held_up, is_proxied
-from gateway.routing.ski_rental import Losses
-from registry.domain.queue_stats import WaitingRequests
+from gateway.routing.route_request import (
+    IncomingRequest,
+    RoutingResult,
+    cannot_be_placed,
+    is_proxied,
+    route_request,
+)
+from gateway.routing.ski_rental import ColdStartCredit
+from registry.domain.queue_stats import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +31,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class Waiter:
+class QueuedRequest:
     """A request that waits. Mutable: what it waits for changes."""
 
-    arrival: Arrival
-    ticket: Ticket
+    arrival: IncomingRequest
+    key: QueueKey
     waited_from: str | None = None
     """The tier of a load that it waited for; None if it did not."""
     last: Reason = field(default=Reason.QUEUE_NO_SLOT)
@@ -38,41 +44,41 @@ class Waiter:
     """When it entered the line."""
 
 
-W = TypeVar("W", bound=Waiter)
+W = TypeVar("W", bound=QueuedRequest)
 
 STARVED_SHARE: Final = 0.6
 """Blinowski et al. 2024, 4.2.3: of the time from arrival to deadline."""
-_NOBODY: Final = WaitingRequests(0, 0, inf)
+_NOBODY: Final = QueueStats(0, 0, inf)
 
 
-class WaitingLine(Generic[W]):
+class AdmissionQueue(Generic[W]):
     """Who waits, and the decisions about them. `state` is read between changes only."""
 
     def __init__(
         self,
         state: ClusterState,
         now_s: Callable[[], float],
-        on_decided: Callable[[Arrival, Decided], None] | None = None,
+        on_decided: Callable[[IncomingRequest, RoutingResult], None] | None = None,
         *,
         by_deadline: bool = True,
         may_load: bool = True,
     ) -> None:
-        """Without `by_deadline` a model's queue is by arrival; for `may_load` see `decide`."""
+        """Without `by_deadline` queues are by arrival; for `may_load` see `route_request`."""
         self._by_deadline = by_deadline
         self._may_load = may_load
         self._state = state
         self._now_s = now_s
         self._on_decided = on_decided
-        self._room = WaitingRoom()
-        self._waiters: dict[Ticket, W] = {}
+        self._room = FairQueue()
+        self._waiters: dict[QueueKey, W] = {}
         self._moved_s: dict[ModelName, float] = {}
         """Per model that is waited for: when its queue last moved."""
-        self._losses = Losses()
+        self._losses = ColdStartCredit()
 
     def __len__(self) -> int:
         return self._room.size
 
-    def decide(self, arrival: Arrival) -> Decided:
+    def decide(self, arrival: IncomingRequest) -> RoutingResult:
         """Decide about a newcomer, which comes after those of its model that wait."""
         model, now_s = arrival.model, self._now_s()
         ahead = self._room.depth(model.namespace, model.name) if self._waiters else 0
@@ -80,10 +86,10 @@ class WaitingLine(Generic[W]):
         self._losses.note(model, decided.decision, now_s)
         return decided
 
-    def _decide(self, arrival: Arrival, now_s: float, ahead: int) -> Decided:
+    def _decide(self, arrival: IncomingRequest, now_s: float, ahead: int) -> RoutingResult:
         state = self._state
         moved_s = self._moved_s.get(arrival.model, now_s) if self._moved_s else now_s
-        decided = decide(
+        decided = route_request(
             arrival, state.models, state, now_s=now_s, ahead=ahead, stalled_s=now_s - moved_s,
             lost_s=self._losses.counted_s(arrival.model, now_s), may_load=self._may_load,
         )  # fmt: skip
@@ -91,16 +97,16 @@ class WaitingLine(Generic[W]):
             self._on_decided(arrival, decided)
         return decided
 
-    def by_model(self) -> dict[ModelName, WaitingRequests]:
+    def by_model(self) -> dict[ModelName, QueueStats]:
         """Who waits, by model: those past `STARVED_SHARE` of their time are starved."""
         if not self._waiters:
             return {}
         now_s = self._now_s()
-        found: dict[ModelName, WaitingRequests] = {}
+        found: dict[ModelName, QueueStats] = {}
         for waiter in self._waiters.values():
             arrival = waiter.arrival
             known = found.get(arrival.model, _NOBODY)
-            found[arrival.model] = WaitingRequests(
+            found[arrival.model] = QueueStats(
                 known.requests + 1,
                 known.starved + _is_starved(arrival, now_s),
                 min(known.oldest_s, arrival.arrival_s),
@@ -109,7 +115,7 @@ class WaitingLine(Generic[W]):
 
     # Joining and leaving
 
-    def admit(self, arrival: Arrival) -> tuple[ModelSpec, Ticket]:
+    def admit(self, arrival: IncomingRequest) -> tuple[ModelSpec, QueueKey]:
         """What a newcomer waits with; raises Rejected where its model is gone or its queue full."""
         record = self._state.models.get(arrival.model)
         if record is None:
@@ -124,7 +130,7 @@ class WaitingLine(Generic[W]):
                 f"{spec.policy.queue_depth}",
                 retry_after_s=max(1.0, depth * hold_s / max(1, len(self._state.pods))),
             )
-        return spec, ticket(
+        return spec, queue_key(
             tenant=arrival.model.namespace,
             model=arrival.model.name,
             sequence=arrival.sequence,
@@ -132,22 +138,22 @@ class WaitingLine(Generic[W]):
             deadline_s=_due_s(arrival) if self._by_deadline else None,
         )
 
-    def enter(self, waiter: W, decided: Decided) -> None:
+    def enter(self, waiter: W, decided: RoutingResult) -> None:
         """Let an admitted request wait, for the reason that was decided."""
         if isinstance(decided.decision, Wait):
             self._waits(waiter, decided, decided.decision.reason)
         waiter.since_s = self._now_s()
-        self._waiters[waiter.ticket] = waiter
+        self._waiters[waiter.key] = waiter
         self._moved_s.setdefault(waiter.arrival.model, waiter.since_s)
-        self._room.add(waiter.ticket)
+        self._room.add(waiter.key)
 
     def return_to_place(self, waiter: W) -> None:
         """One that was taken out too early waits on at its old place."""
-        self._room.add(waiter.ticket)
+        self._room.add(waiter.key)
 
     def leave(self, waiter: W) -> None:
         """The request waits no more, wherever it stands."""
-        place = waiter.ticket
+        place = waiter.key
         self._room.remove(place)
         del self._waiters[place]
         if not self._room.depth(place.tenant, place.model):
@@ -182,7 +188,7 @@ class WaitingLine(Generic[W]):
         self,
         *,
         is_leaving: Callable[[W], bool],
-        send: Callable[[W, Decided, SendTo], None],
+        send: Callable[[W, RoutingResult, SendTo], None],
         refuse: Callable[[W, Reject], None],
         only_if_free: bool = False,
     ) -> None:
@@ -197,19 +203,19 @@ class WaitingLine(Generic[W]):
 
         def tries(waiter: W) -> bool:
             if is_leaving(waiter):
-                return self._room.remove(waiter.ticket)
+                return self._room.remove(waiter.key)
             decided = self._decide(waiter.arrival, self._now_s(), 0)
             match decided.decision:
                 case Wait(reason=reason):
                     self._waits(waiter, decided, reason)
                     return False
                 case Reject() as decision:
-                    self._room.remove(waiter.ticket)
+                    self._room.remove(waiter.key)
                     refuse(waiter, decision)
                     return True
                 case SendTo() as decision:
-                    self._room.remove(waiter.ticket)
-                    self._room.took_turn(waiter.ticket.tenant)
+                    self._room.remove(waiter.key)
+                    self._room.took_turn(waiter.key.tenant)
                     self._losses.settle(waiter.arrival.model, decision)
                     self._moved_s[waiter.arrival.model] = self._now_s()
                     send(waiter, decided, decision)
@@ -233,13 +239,13 @@ class WaitingLine(Generic[W]):
         return [
             waiter
             for waiter in heads
-            if not is_held_up(
+            if not cannot_be_placed(
                 waiter.arrival, state.models, state,
                 least_inferring=least, knows_load=waiter.waited_from is not None,
             )
         ]  # fmt: skip
 
-    def _waits(self, waiter: W, decided: Decided, reason: Reason) -> None:
+    def _waits(self, waiter: W, decided: RoutingResult, reason: Reason) -> None:
         """Remember what a request waits for: a load under way makes it a cold start."""
         waiter.last = reason
         if reason is Reason.QUEUE_WARMING and waiter.waited_from is None:
@@ -252,11 +258,11 @@ class WaitingLine(Generic[W]):
         return "remote"
 
 
-def _due_s(arrival: Arrival) -> float | None:
+def _due_s(arrival: IncomingRequest) -> float | None:
     return arrival.due_s if arrival.deadline_s is None else arrival.deadline_s
 
 
-def _is_starved(arrival: Arrival, now_s: float) -> bool:
+def _is_starved(arrival: IncomingRequest, now_s: float) -> bool:
     due_s = _due_s(arrival)
     if due_s is None:
         return False
@@ -273,7 +279,7 @@ def rejected(decision: Reject) -> Rejected:
     )
 
 
-def spec_of(decided: Decided) -> ModelSpec:
+def spec_of(decided: RoutingResult) -> ModelSpec:
     """The generation that was decided about; raises Rejected where the model is gone."""
     if decided.spec is None:
         raise Rejected(Reason.MODEL_GONE, "the model does not exist any more")

@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.errors import BodyTooSlow, ShuttingDown, UpstreamTimeout
-from gateway.http.client_request import ClientGone
+from gateway.http.client_request import ClientDisconnected
 
 if TYPE_CHECKING:
     from gateway.dispatch.exchange import Exchange
 
 
-class Ending:
+class RequestCancellation:
     """Cancels the task that runs an exchange, and remembers why.
 
     An object with one timer and no closures: closures that know each other are cycles, and what
@@ -51,7 +51,7 @@ class Ending:
 
     def client_gone(self) -> None:
         """The client closed its connection."""
-        self._end(ClientGone)
+        self._end(ClientDisconnected)
 
     def _end(self, why: type[Exception]) -> None:
         if self._cause is None and self._task is not None:

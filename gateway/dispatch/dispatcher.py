@@ -10,20 +10,20 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.admission_queue import Waiter, WaitingLine, rejected, spec_of
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest, rejected, spec_of
 from gateway.dispatch.reservations import Reservation
 from gateway.routing.decision import Reject, SendTo, Wait
-from gateway.routing.route_request import Decided
+from gateway.routing.route_request import RoutingResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.dispatch.reservations import Reservations
-    from gateway.routing.route_request import Arrival
+    from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.explanations import Explanations
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
-    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.queue_stats import QueueStats
     from registry.domain.reservation import Refusal
 
 LOOK_AGAIN_S: Final = 0.25
@@ -45,11 +45,11 @@ class Placement:
     """The tier of a load the request waited for in the queue; None if it did not."""
 
 
-_Outcome = tuple[Decided, "asyncio.Future[Reservation | Refusal]"]
+_Outcome = tuple[RoutingResult, "asyncio.Future[Reservation | Refusal]"]
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter(Waiter):
+class _Waiter(QueuedRequest):
     turn: asyncio.Future[_Outcome] = field(kw_only=True)
 
 
@@ -64,7 +64,7 @@ class Dispatcher:
         now_s: Callable[[], float],
     ) -> None:
         self._reservations = reservations
-        self._line: WaitingLine[_Waiter] = WaitingLine(
+        self._line: AdmissionQueue[_Waiter] = AdmissionQueue(
             state, now_s, lambda arrival, decided: explanations.record(arrival, decided, state)
         )
         self._changed = asyncio.Event()
@@ -74,7 +74,7 @@ class Dispatcher:
         """Requests in the waiting room."""
         return len(self._line)
 
-    def waiting_by_model(self) -> dict[ModelName, WaitingRequests]:
+    def waiting_by_model(self) -> dict[ModelName, QueueStats]:
         """Who waits, by model."""
         return self._line.by_model()
 
@@ -83,7 +83,7 @@ class Dispatcher:
         if self._line:
             self._changed.set()
 
-    async def place(self, arrival: Arrival) -> Placement:
+    async def place(self, arrival: IncomingRequest) -> Placement:
         """Reserve a place for a request, waiting for one if its policy says so.
 
         Raises:
@@ -122,7 +122,7 @@ class Dispatcher:
 
     # One request's view
 
-    async def _wait(self, arrival: Arrival, decided: Decided) -> Placement:
+    async def _wait(self, arrival: IncomingRequest, decided: RoutingResult) -> Placement:
         spec, place = self._line.admit(arrival)
         waiter = _Waiter(arrival, place, turn=asyncio.get_running_loop().create_future())
         self._line.enter(waiter, decided)
@@ -178,7 +178,7 @@ class Dispatcher:
             is_leaving=_is_leaving, send=self._send, refuse=_refuse, only_if_free=only_if_free
         )
 
-    def _send(self, waiter: _Waiter, decided: Decided, decision: SendTo) -> None:
+    def _send(self, waiter: _Waiter, decided: RoutingResult, decision: SendTo) -> None:
         outcome = self._reservations.take(decision, spec_of(decided).key)
         waiter.turn.set_result((decided, outcome))
 
@@ -192,7 +192,7 @@ def _refuse(waiter: _Waiter, decision: Reject) -> None:
     waiter.turn.set_exception(rejected(decision))
 
 
-def _sendable(decided: Decided) -> SendTo:
+def _sendable(decided: RoutingResult) -> SendTo:
     match decided.decision:
         case SendTo() as decision:
             return decision
@@ -202,6 +202,6 @@ def _sendable(decided: Decided) -> SendTo:
             raise AssertionError("a decision to wait is handled before")
 
 
-def _placement(decided: Decided, taken: Reservation, waited_from: str | None) -> Placement:
+def _placement(decided: RoutingResult, taken: Reservation, waited_from: str | None) -> Placement:
     policy = decided.policy or spec_of(decided).policy.routing
     return Placement(taken, _sendable(decided), policy, spec_of(decided), waited_from)

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.dispatch.pod_request import framed, request_head
 from gateway.errors import NotTaken, UpstreamLost
-from gateway.http.headers import PodAnswer, read_answer
-from gateway.telemetry.request_telemetry import spent
+from gateway.http.headers import PodResponse, read_response
+from gateway.telemetry.request_telemetry import stage_timings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-from gateway.upstream.queue_proxy import UNANSWERED, is_pods, why_unanswered
+from gateway.upstream.queue_proxy import UNANSWERED, classify_response, is_from_pod
 from registry.knative_errors import Unanswered
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Dispatcher, Placement
-    from gateway.dispatch.passive_health import Doubts
+    from gateway.dispatch.passive_health import PassiveHealth
     from gateway.dispatch.reservations import Reservation, Reservations
     from gateway.dispatch.retries import RetryBudget
     from gateway.errors import BodyTooSlow
     from gateway.http.body import RequestBody
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
-    from gateway.routing.route_request import Arrival
+    from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.arrival_counter import ArrivalCounter
-    from gateway.telemetry.request_telemetry import Recorder
+    from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.pod_connection import PodConnection, PodPool
     from registry.domain.cluster import PodState
 
@@ -40,19 +40,19 @@ _TAKEN_ELSEWHERE: Final = frozenset(("slots", "draining", "device-full"))
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ExchangeContext:
     """What every exchange works with."""
 
     dispatcher: Dispatcher
-    doubts: Doubts
+    doubts: PassiveHealth
     pool: PodPool
     budget: RetryBudget
-    recorder: Recorder
+    recorder: RequestTelemetry
     reservations: Reservations
     arrivals: ArrivalCounter
 
 
-class _TryAgain(Exception):
+class _RetryElsewhere(Exception):
     """The pod has not executed the request; another place may be better."""
 
     def __init__(self, reason: str, *, is_own_doing: bool = False) -> None:
@@ -67,10 +67,10 @@ class Exchange:
 
     def __init__(
         self,
-        tools: Tools,
+        tools: ExchangeContext,
         client: ClientRequest,
         read: RequestHeaders,
-        arrival: Arrival,
+        arrival: IncomingRequest,
         body: RequestBody,
     ) -> None:
         self._tools = tools
@@ -99,7 +99,7 @@ class Exchange:
             try:
                 await self._try_once(until_s)
                 return
-            except _TryAgain as again:
+            except _RetryElsewhere as again:
                 self._tools.recorder.retried(again.reason)
                 if not again.is_own_doing and not self._tools.budget.spend():
                     raise NotTaken(
@@ -150,9 +150,9 @@ class Exchange:
             except PodConnectionLost as lost:
                 connection.close()
                 connection = await self._send_again(lost, entry, head)
-            answer = read_answer(connection.headers)
-            if not is_pods(connection, answer):
-                why = await why_unanswered(connection, self._tools.pool, entry.address)
+            answer = read_response(connection.headers)
+            if not is_from_pod(connection, answer):
+                why = await classify_response(connection, self._tools.pool, entry.address)
                 raise self._not_answered(why, placement.reservation)
             if answer.not_executed in _TAKEN_ELSEWHERE and self._may_go_on(answer.not_executed):
                 raise self._refused(answer.not_executed, placement.reservation)
@@ -167,7 +167,7 @@ class Exchange:
             return await self._tools.pool.connect(entry.address)
         except PodUnreachable:
             self._tools.doubts.suspect(entry)
-            raise _TryAgain("unreachable") from None
+            raise _RetryElsewhere("unreachable") from None
 
     async def _send(self, connection: PodConnection, head: bytes) -> None:
         """Send the request and wait for the answer's head. Raises PodConnectionLost."""
@@ -188,7 +188,7 @@ class Exchange:
             fresh = await self._tools.pool.connect(entry.address)
         except PodUnreachable:
             self._tools.doubts.suspect(entry)  # its process is gone, and the answer with it
-            raise _TryAgain("pod-died") from None
+            raise _RetryElsewhere("pod-died") from None
         if not lost.was_reused:
             fresh.close()
             raise UpstreamLost(
@@ -199,7 +199,7 @@ class Exchange:
         except PodConnectionLost:
             fresh.close()
             self._tools.doubts.suspect(entry)
-            raise _TryAgain("pod-died") from lost
+            raise _RetryElsewhere("pod-died") from lost
         except BaseException:
             fresh.close()
             raise
@@ -228,7 +228,7 @@ class Exchange:
             return False
         return self._body.can_be_sent
 
-    def _refused(self, reason: str, reservation: Reservation) -> _TryAgain:
+    def _refused(self, reason: str, reservation: Reservation) -> _RetryElsewhere:
         """What a pod's refusal to execute means for the next try, and for other requests."""
         if reason == "draining":
             self._tools.doubts.suspect(reservation.entry)
@@ -236,12 +236,12 @@ class Exchange:
             self._had_no_room = True
             self._tools.doubts.has_no_room(reservation.predict)
         elif self._tools.reservations.collided(reservation):
-            return _TryAgain(reason, is_own_doing=True)
+            return _RetryElsewhere(reason, is_own_doing=True)
         else:
             self._tools.reservations.hold_on(reservation.entry)
             self._tools.doubts.is_full(reservation.entry, self._refusals_total)
             self._refusals_total += 1
-        return _TryAgain(reason)
+        return _RetryElsewhere(reason)
 
     def _not_answered(self, why: Unanswered, reservation: Reservation) -> Exception:
         """What it means that only the queue-proxy before the pod answered."""
@@ -250,7 +250,7 @@ class Exchange:
         if why is Unanswered.NOT_REACHED:
             self._tools.doubts.suspect(reservation.entry)
             if self._body.can_be_sent:
-                return _TryAgain("pod-died")
+                return _RetryElsewhere("pod-died")
         return UpstreamLost(UNANSWERED[why])
 
     def _head(self, placement: Placement, until_s: float) -> bytes:
@@ -260,11 +260,11 @@ class Exchange:
 
     # The answer
 
-    async def _answer(self, connection: PodConnection, answer: PodAnswer, sent_s: float) -> None:
+    async def _answer(self, connection: PodConnection, answer: PodResponse, sent_s: float) -> None:
         client, recorder = self._client, self._tools.recorder
         if not connection.has_news:
             await connection.more_body()  # until then it can fail with a clear error
-        used = spent(self.queue_s, time.perf_counter() - sent_s, answer)
+        used = stage_timings(self.queue_s, time.perf_counter() - sent_s, answer)
         lines = recorder.head_lines(self, answer, used)
         client.begin(connection.status, lines, has_length=answer.has_length)
         is_over = self._pass_on(connection)
@@ -302,6 +302,6 @@ class Exchange:
         """Which version of a model with canaries answers; empty: it has none."""
         return self._client.target.version
 
-    def start(self, answer: PodAnswer) -> str:
+    def start(self, answer: PodResponse) -> str:
         """`warm`, or the tier this request had to wait from, in the queue or at the pod."""
         return answer.start if answer.start != "warm" else self._waited_from or "warm"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Ticket(NamedTuple):
+class QueueKey(NamedTuple):
     """A place in the waiting room. Order inside a model: priority, deadline, arrival.
 
     A tuple, since heads are sorted at every change: a dataclass' comparisons cost ten times that.
@@ -28,18 +28,18 @@ class Ticket(NamedTuple):
     model: str
 
 
-def ticket(
+def queue_key(
     *, tenant: str, model: str, sequence: int, priority: int = 0, deadline_s: float | None = None
-) -> Ticket:
+) -> QueueKey:
     """A ticket for a request of `model`; `sequence` says who came first."""
-    return Ticket(-priority, inf if deadline_s is None else deadline_s, sequence, tenant, model)
+    return QueueKey(-priority, inf if deadline_s is None else deadline_s, sequence, tenant, model)
 
 
-class WaitingRoom:
+class FairQueue:
     """Tickets by tenant and model, with tenants in the order of their turns."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, dict[str, list[Ticket]]] = {}
+        self._tenants: dict[str, dict[str, list[QueueKey]]] = {}
         self.size = 0
         """How many requests wait."""
 
@@ -50,13 +50,13 @@ class WaitingRoom:
         """How many requests of the model wait."""
         return len(self._tenants.get(tenant, {}).get(model, ()))
 
-    def add(self, place: Ticket) -> None:
+    def add(self, place: QueueKey) -> None:
         """Let a request wait; one that was taken out too early returns to its old place."""
         queues = self._tenants.setdefault(place.tenant, {})
         insort(queues.setdefault(place.model, []), place)
         self.size += 1
 
-    def remove(self, place: Ticket) -> bool:
+    def remove(self, place: QueueKey) -> bool:
         """Take a request out; False if it was not there."""
         queues = self._tenants.get(place.tenant, {})
         queue = queues.get(place.model, [])
@@ -70,7 +70,7 @@ class WaitingRoom:
                 del self._tenants[place.tenant]
         return True
 
-    def heads(self) -> Iterator[Ticket]:
+    def heads(self) -> Iterator[QueueKey]:
         """The first ticket of every model: tenants in turn, each tenant's most urgent first.
 
         One round takes the most urgent head of each tenant, the next round their second, and so on.

@@ -16,7 +16,7 @@ _FULL_FIRST_S: Final = 0.02
 _FULL_LONGEST_S: Final = 0.5
 
 
-class Doubts:
+class PassiveHealth:
     """Marks pods in the copy and takes the marks back; `look_again` is called when it does."""
 
     def __init__(self, look_again: Callable[[], None]) -> None:

@@ -8,11 +8,16 @@ if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
     from gateway.http.body import RequestBody
     from gateway.http.headers import RequestHeaders
-    from gateway.http.routes import Target
+    from gateway.http.routes import ModelTarget
 
 
 def request_head(
-    target: Target, read: RequestHeaders, placement: Placement, body: RequestBody, *, left_ms: float
+    target: ModelTarget,
+    read: RequestHeaders,
+    placement: Placement,
+    body: RequestBody,
+    *,
+    left_ms: float,
 ) -> bytes:
     """The head of the request; `left_ms` is what the pod may take."""
     reservation = placement.reservation

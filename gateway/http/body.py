@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.errors import BodyTooLarge, BodyTooSlow
+from gateway.errors import BodyTooSlow, RequestBodyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,5 +104,7 @@ class RequestBody:
         self.is_whole = self._source.is_whole
         return pieces
 
-    def _too_large(self, seen: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the body may have {self._most} bytes (--max-body-bytes), was {seen}")
+    def _too_large(self, seen: str) -> RequestBodyTooLarge:
+        return RequestBodyTooLarge(
+            f"the body may have {self._most} bytes (--max-body-bytes), was {seen}"
+        )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.flow_control import FlowControl
 
-    from gateway.http.routes import Target
+    from gateway.http.routes import ModelTarget
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _WITHOUT_BODY: Final = (204, 304)
 _CRASHED: Final = b'{"error": "the gateway failed in a way that was not expected; see its log"}'
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection: nobody waits for the answer."""
 
 
@@ -46,7 +46,7 @@ class ClientRequest:
 
     def __init__(
         self,
-        target: Target,
+        target: ModelTarget,
         headers: Headers,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -138,7 +138,7 @@ class ClientRequest:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self._pieces and not self.is_whole and not self._is_interrupted:
             if self.disconnected:
-                raise ClientGone
+                raise ClientDisconnected
             self._wake = self.loop.create_future()
             await self._wake
         self._is_interrupted = False

@@ -33,7 +33,7 @@ def _error_answer(
     return orjson.dumps(document), headers
 
 
-def answer_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
+def respond_with_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
     """Answer an inference request that failed."""
     body, headers = _error_answer(error, is_openai=client.target.openai_call is not None)
     if request_id:

@@ -129,7 +129,7 @@ def _milliseconds(name: str, value: bytes) -> float:
 
 
 @dataclass(slots=True)
-class PodAnswer:
+class PodResponse:
     """What the gateway reads of an answer's headers; the rest passes as it is."""
 
     passed: list[bytes]
@@ -142,10 +142,10 @@ class PodAnswer:
     not_executed: str | None = None
 
 
-def read_answer(headers: Headers) -> PodAnswer:
+def read_response(headers: Headers) -> PodResponse:
     """Split an answer's headers into what passes and what the gateway writes itself."""
     passed: list[bytes] = []
-    answer = PodAnswer(passed)
+    answer = PodResponse(passed)
     for name, value in headers:
         if name == b"server-timing":
             answer.stages_ms = _read_timing(value)

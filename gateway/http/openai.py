@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.errors import BadRequest, GatewayError, ModelNotFound
+from gateway.errors import BadRequest, GatewayError, UnknownModel
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _value(beginning: bytes, at: int) -> str:
 def model_named(text: str) -> ModelName:
     """The model of the namespace `default` that a body names. Raises ModelNotFound."""
     if len(text) > _LONGEST_NAME or not text.isprintable() or any(c in text for c in "/~\\"):
-        raise ModelNotFound(
+        raise UnknownModel(
             f"model {text[:_LONGEST_NAME]!r} does not exist here; models of other namespaces are"
             " at /serving/NAMESPACE/NAME/openai/v1"
         )
@@ -120,6 +120,6 @@ def error_document(error: GatewayError) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     status = int(error.status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code = "model_not_found" if isinstance(error, ModelNotFound) else str(error.reason)
-    param = "model" if isinstance(error, ModelNotFound) else None
+    code = "model_not_found" if isinstance(error, UnknownModel) else str(error.reason)
+    param = "model" if isinstance(error, UnknownModel) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

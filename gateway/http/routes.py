@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gateway.errors import BadRequest, GatewayError, ModelNotFound
+from gateway.errors import BadRequest, GatewayError, UnknownModel
 from gateway.http import openai
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"[0-9.]+|\[.*\]|localhost")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """An inference request's model, and the path it has at a pod."""
 
     model: ModelName
@@ -49,12 +49,12 @@ class Target:
     """The version that answers, once one of several is chosen."""
     canaries: tuple[Canary, ...] = ()
     """What takes a share of the model's requests."""
-    without_host: Target | None = None
+    without_host: ModelTarget | None = None
     """What the path alone asks for, where the Host named the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelPath:
     """A path with its `/serving/NAMESPACE/NAME` prefix taken off."""
 
     path: str
@@ -64,7 +64,7 @@ class Place:
     is_by_host: bool = False
 
 
-class Targets:
+class TargetResolver:
     """Finds the targets of inference requests, and remembers them until the models change."""
 
     def __init__(self, state: ClusterState, *, is_guarded: bool = False) -> None:
@@ -72,10 +72,10 @@ class Targets:
         self._canaries = Canaries(state)
         self._is_guarded = is_guarded
         """A Host then counts only where the path agrees: a refusal would tell that it is known."""
-        self._found: dict[tuple[bytes, bytes], Target | None] = {}
+        self._found: dict[tuple[bytes, bytes], ModelTarget | None] = {}
         self._models_version = -1
 
-    def find(self, path: bytes, host: bytes) -> Target | None:
+    def find(self, path: bytes, host: bytes) -> ModelTarget | None:
         """The target of a path as it was sent; None if it names none, or names one wrongly."""
         if self._models_version != self._state.models_version or len(self._found) > _REMEMBERED:
             self._found.clear()
@@ -93,11 +93,11 @@ class Targets:
         """Length of all paths and Hosts that are remembered."""
         return sum(len(path) + len(host) for path, host in self._found)
 
-    def _read(self, path: bytes, host: bytes) -> Target | None:
+    def _read(self, path: bytes, host: bytes) -> ModelTarget | None:
         text = path.decode("latin-1")
-        place = Place(text)
+        place = ModelPath(text)
         try:
-            place = place_of(text, host.decode("latin-1"), self._state.models)
+            place = parse_path(text, host.decode("latin-1"), self._state.models)
             if not is_inference(place.path):
                 return None
             target = target_of(place)
@@ -107,22 +107,22 @@ class Targets:
             target = replace(target, without_host=self._read(path, b""))
         return self.with_canaries(target)
 
-    def with_canaries(self, target: Target) -> Target:
+    def with_canaries(self, target: ModelTarget) -> ModelTarget:
         """The target with the model's canaries, where there are some."""
         found = self._canaries.of(target.model) if target.model in self._state.models else ()
         return replace(target, canaries=found) if found else target
 
 
-def place_of(path: str, host: str, known: Container[ModelName]) -> Place:
+def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
     """Read the namespace and model that prefix or Host name. Raises BadRequest."""
     match = _SERVING.fullmatch(path)
     if match:
         namespace, name = _plain(match[1]), _plain(match[2])
-        return Place(match[3] or "/", namespace, name)
+        return ModelPath(match[3] or "/", namespace, name)
     named = model_of_host(host, known)
     if named is None:
-        return Place(path)
-    return Place(path, named.namespace, named.name, is_by_host=True)
+        return ModelPath(path)
+    return ModelPath(path, named.namespace, named.name, is_by_host=True)
 
 
 def is_inference(path: str) -> bool:
@@ -132,7 +132,7 @@ def is_inference(path: str) -> bool:
     return openai.PATH.fullmatch(path) is not None
 
 
-def target_of(place: Place) -> Target:
+def target_of(place: ModelPath) -> ModelTarget:
     """The target of an inference path. Raises BadRequest, ModelNotFound."""
     if call := openai.PATH.fullmatch(place.path):
         return openai_target(place.namespace, place.name, call[1])
@@ -141,7 +141,7 @@ def target_of(place: Place) -> Target:
         raise BadRequest(f"{place.path!r} is no inference path")
     name = _plain(match[1] or match[2])
     if place.name is not None and place.name != name:
-        raise ModelNotFound(
+        raise UnknownModel(
             f"the path names model {name!r}, its prefix or Host {place.namespace}/{place.name}"
         )
     model = ModelName(place.namespace, name)
@@ -149,10 +149,10 @@ def target_of(place: Place) -> Target:
         pod_path = f"/v1/models/{model.path_segment}:predict"
     else:
         pod_path = f"/v2/models/{model.path_segment}/infer"
-    return Target(model, name, pod_path.encode(), str(model))
+    return ModelTarget(model, name, pod_path.encode(), str(model))
 
 
-def target_of_version(target: Target, model: ModelName) -> Target:
+def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
     """The same request to one of the model's versions, which its pod knows by its own name."""
     version = model.name.encode()
     if model == target.model:
@@ -162,11 +162,11 @@ def target_of_version(target: Target, model: ModelName) -> Target:
     return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
 
 
-def openai_target(namespace: str, name: str | None, call: str) -> Target:
+def openai_target(namespace: str, name: str | None, call: str) -> ModelTarget:
     """The target of one of OpenAI's calls; without a name it waits for the body's."""
     model = ModelName(namespace, name or "")
     path = f"/serving/{model.path_segment}/openai/v1/{call}"
-    return Target(
+    return ModelTarget(
         model, model.name, path.encode(), str(model), openai_call=call, is_named=name is not None
     )
 

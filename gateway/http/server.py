@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from gateway.app import Front
+    from gateway.app import GatewayApp
 
 MOST_HEAD_BYTES: Final = 64 * 1024
 """Longest request line and headers together, give or take one read of the socket."""
@@ -32,7 +32,7 @@ _INFERENCE_ENDS: Final = (
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, front: Front, **uvicorn: Any) -> None:
+    def __init__(self, front: GatewayApp, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._front = front
         self._host = b""
@@ -230,6 +230,6 @@ class GatewayProtocol(HttpToolsProtocol):
             served.client_gone()
 
 
-def protocol_for(front: Front) -> Callable[..., GatewayProtocol]:
+def protocol_for(front: GatewayApp) -> Callable[..., GatewayProtocol]:
     """What uvicorn is to call for each connection."""
     return partial(GatewayProtocol, front)

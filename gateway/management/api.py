@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from gateway.errors import GatewayError, ModelNotFound
+from gateway.errors import GatewayError, UnknownModel
 from gateway.management.openai_models import openai_models
 from gateway.management.openapi import with_inference_paths
 from gateway.selection.servable import can_be_served
@@ -127,7 +127,7 @@ def _add_models(api: FastAPI, watch: ClusterWatch) -> None:
         namespace = request.scope.get("pilotlight.namespace", "default")
         found = watch.state.models.get(ModelName(namespace, name))
         if found is None:
-            raise ModelNotFound(f"model {namespace}/{name} does not exist")
+            raise UnknownModel(f"model {namespace}/{name} does not exist")
         return found
 
     def readiness(request: Request, name: str) -> JSONResponse:

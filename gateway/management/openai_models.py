@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from gateway.errors import ModelNotFound
+from gateway.errors import UnknownModel
 from gateway.http.openai import error_document
 from registry.domain.model import ModelName
 
@@ -31,7 +31,7 @@ def openai_models(watch: ClusterWatch) -> APIRouter:
         """One model."""
         found = ModelName(request.scope.get("pilotlight.namespace", "default"), name)
         if found not in watch.state.models:
-            error = ModelNotFound(f"model {found} does not exist")
+            error = UnknownModel(f"model {found} does not exist")
             return JSONResponse(error_document(error), int(error.status))
         return JSONResponse(_card(found))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from gateway.routing.decision import Decision, Loss, Option, Reason, SendTo, Wait
+from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.latency_model import proxy_to, run_at, wait_for
 from gateway.routing.pod_selection import (
     best_cold,
@@ -25,7 +25,7 @@ from registry.domain.reservation import LoadMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.routing.decision import Forecast
+    from gateway.routing.decision import LatencyEstimate
     from gateway.routing.views import ClusterView, PodView, RequestView
 
 _COLD_START: Final = "cold start"
@@ -35,7 +35,7 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
     """Weigh every way to serve the request now; take the one that is forecast to end first."""
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
-    ways: list[tuple[Forecast, SendTo | Wait, str]] = []
+    ways: list[tuple[LatencyEstimate, SendTo | Wait, str]] = []
     if pod := fewest_inferring(warm):
         forecast = run_at(pod, request, cluster, now_s)
         if pod.inferring == 0:  # nothing can be sooner: every way takes at least this long
@@ -98,21 +98,21 @@ def _proxy(
     )
 
 
-def _credit_s(request: RequestView, cold: Forecast, now_s: float) -> float:
+def _credit_s(request: RequestView, cold: LatencyEstimate, now_s: float) -> float:
     """What is taken off a cold start's forecast."""
     deadline_s = request.deadline_s
     return 0.0 if deadline_s is not None and now_s + cold.seconds > deadline_s else request.lost_s
 
 
-def _loss(decision: SendTo | Wait, cold: Forecast, hold_s: float) -> Loss | None:
+def _loss(decision: SendTo | Wait, cold: LatencyEstimate, hold_s: float) -> ColdStartLoss | None:
     """What a request loses that is served by a warm copy, but not at once and alone."""
     assert decision.forecast is not None, "every way that was weighed has one"
     lost_s = decision.forecast.seconds - hold_s
-    return Loss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
+    return ColdStartLoss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
 
 
 def _smallest(
-    ways: list[tuple[Forecast, SendTo | Wait, str]], credit_s: float = 0.0
+    ways: list[tuple[LatencyEstimate, SendTo | Wait, str]], credit_s: float = 0.0
 ) -> SendTo | Wait:
     """The first of equals, with all ways as its options."""
     forecast, decision, _ = ways[0]
@@ -127,10 +127,10 @@ def _smallest(
     decision.forecast = forecast
     decision.options = tuple(
         [
-            Option(way, choice.entry, choice.predict, expected,
+            RoutingOption(way, choice.entry, choice.predict, expected,
                    credit_s if way is _COLD_START else 0.0)
             if isinstance(choice, SendTo)
-            else Option(way, "", "", expected)
+            else RoutingOption(way, "", "", expected)
             for expected, choice, way in ways
         ]
     )  # fmt: skip

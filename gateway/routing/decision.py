@@ -34,7 +34,7 @@ class Reason(StrEnum):
 
 
 @dataclass(slots=True)
-class Forecast:
+class LatencyEstimate:
     """When a request would be answered, counted from now, and what that rests on."""
 
     seconds: float
@@ -43,19 +43,19 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Option:
+class RoutingOption:
     """One way a policy weighed, for `pilotlight explain`."""
 
     way: str
     entry: str
     predict: str
-    forecast: Forecast
+    forecast: LatencyEstimate
     credit_s: float = 0.0
     """Taken off its forecast where ways are compared."""
 
 
 @dataclass(slots=True)
-class Loss:
+class ColdStartLoss:
     """What a request loses for want of another copy, and the time to load one, in seconds."""
 
     seconds: float
@@ -74,9 +74,9 @@ class SendTo:
     """With `LoadMode.LOAD`: most copies elsewhere for which the load is still wanted; -1: any."""
     target_ongoing: int = 0
     """Most requests in the predict pod's inference stage; 0: any."""
-    forecast: Forecast | None = None
-    options: tuple[Option, ...] = ()
-    loss: Loss | None = None
+    forecast: LatencyEstimate | None = None
+    options: tuple[RoutingOption, ...] = ()
+    loss: ColdStartLoss | None = None
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class Wait:
     """Stay in the gateway's queue until something changes."""
 
     reason: Reason
-    forecast: Forecast | None = None
-    options: tuple[Option, ...] = ()
-    loss: Loss | None = None
+    forecast: LatencyEstimate | None = None
+    options: tuple[RoutingOption, ...] = ()
+    loss: ColdStartLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)

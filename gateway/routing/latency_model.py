@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Final
 
-from gateway.routing.decision import Forecast
+from gateway.routing.decision import LatencyEstimate
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gateway.routing.decision import SendTo
     from gateway.routing.views import ClusterView, PodView, RequestView
     from registry.domain.cluster import Residency
-    from registry.domain.estimates import Estimate, Measurements, StageTimes
+    from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
 
 _STEPPED_AHEAD: Final = 64
 
 
 def load_rest(
-    residency: Residency | None, pod: PodView, measured: Measurements, now_s: float
+    residency: Residency | None, pod: PodView, measured: ModelEstimates, now_s: float
 ) -> Estimate | None:
     """How long until the model is on the pod's device; None where it is there already.
 
@@ -47,7 +47,9 @@ def load_rest(
     return type(whole)(rest_s if rest_s > 0 else elapsed_s, whole.is_measured)
 
 
-def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: float) -> Forecast:
+def run_at(
+    pod: PodView, request: RequestView, cluster: ClusterView, now_s: float
+) -> LatencyEstimate:
     """Entry and predict pod the same, with a slot free now: cold, warming or warm.
 
     Liu's eq. 1 without its second term: the other requests' end is not this one's. Inference waits
@@ -58,7 +60,7 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
     load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
     load_s = load.seconds if load else 0.0
     backlog_s = pod.inferring * times.share_s
-    return Forecast(
+    return LatencyEstimate(
         max(load_s, backlog_s) + times.hold_s,
         times.is_measured and (load is None or load.is_measured),
     )
@@ -66,7 +68,7 @@ def run_at(pod: PodView, request: RequestView, cluster: ClusterView, now_s: floa
 
 def wait_for(
     pods: Sequence[PodView], request: RequestView, cluster: ClusterView, now_s: float
-) -> Forecast:
+) -> LatencyEstimate:
     """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
     Liu's eq. 2, with n counted over all slots of all pods that hold the model or are loading it: a
@@ -88,7 +90,7 @@ def wait_for(
     wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
     if request.stalled_s > (2 * times.hold_s if is_ending else 0.0):
         wait_s = max(wait_s, request.stalled_s)
-    return Forecast(wait_s + times.hold_s, is_measured)
+    return LatencyEstimate(wait_s + times.hold_s, is_measured)
 
 
 def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
@@ -118,7 +120,7 @@ def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
 
 def proxy_to(
     predict: PodView, entry: PodView, request: RequestView, cluster: ClusterView, now_s: float
-) -> Forecast:
+) -> LatencyEstimate:
     """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
 
     The way there (the entry pod's first fetch of the tokenizer, the network) and the backlog (a
@@ -132,7 +134,7 @@ def proxy_to(
     way_s = network.seconds + (assets.seconds if assets else 0.0)
     load = load_rest(holders.get(predict.name), predict, measured, now_s)
     backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
-    return Forecast(
+    return LatencyEstimate(
         max(way_s, backlog_s) + times.hold_s,
         times.is_measured
         and network.is_measured
@@ -141,9 +143,9 @@ def proxy_to(
     )
 
 
-def forecast_of(
+def estimate_of(
     decision: SendTo, request: RequestView, cluster: ClusterView, now_s: float
-) -> Forecast:
+) -> LatencyEstimate:
     """The forecast of a decision, whichever policy made it."""
     if decision.forecast is not None:
         return decision.forecast

@@ -81,7 +81,7 @@ def _comes_before(pod: PodView, other: PodView) -> bool:
     return pod.name < other.name
 
 
-def roomiest(pods: Sequence[PodView], draw: float) -> PodView:
+def most_free_memory(pods: Sequence[PodView], draw: float) -> PodView:
     """The pod whose memory takes the most without an eviction, then as `least_loaded`."""
     most = max([pod.free_bytes for pod in pods])
     return least_loaded([pod for pod in pods if pod.free_bytes == most], draw)
@@ -109,11 +109,11 @@ def best_cold(
     `draw` in the order of names. None: no pod has a free slot, but for those named.
     """
     if nearest := _nearest_free(cluster, key, but):
-        return roomiest(nearest, draw)
+        return most_free_memory(nearest, draw)
     if len(cluster.pods) > _FEW:
         return cluster.roomiest(draw, but)
     free = _free_but(cluster, but)
-    return roomiest(free, draw) if free else None
+    return most_free_memory(free, draw) if free else None
 
 
 def _free_but(cluster: ClusterView, but: Collection[str]) -> list[PodView]:

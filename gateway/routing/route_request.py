@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
-from gateway.routing.latency_model import forecast_of
+from gateway.routing.latency_model import estimate_of
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from gateway.routing.views import RequestView
 from registry.domain.model import RoutingPolicy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Arrival:
+class IncomingRequest:
     """A request as it came in. Times in seconds on the registry's clock."""
 
     id: str
@@ -39,7 +39,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Decided:
+class RoutingResult:
     """A decision and what it was made for."""
 
     decision: Decision
@@ -48,8 +48,8 @@ class Decided:
     """The generation that serves; None where the model is gone."""
 
 
-def decide(
-    arrival: Arrival,
+def route_request(
+    arrival: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
     cluster: ClusterView,
     *,
@@ -58,7 +58,7 @@ def decide(
     stalled_s: float = 0.0,
     lost_s: float = 0.0,
     may_load: bool = True,
-) -> Decided:
+) -> RoutingResult:
     """Decide about one request now.
 
     `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago;
@@ -68,11 +68,11 @@ def decide(
     record = models.get(arrival.model)
     if record is None:
         gone = Reject(Reason.MODEL_GONE, f"model {arrival.model} does not exist")
-        return Decided(gone, arrival.policy, None)
+        return RoutingResult(gone, arrival.policy, None)
     spec = record.serving
     policy = arrival.policy or spec.policy.routing
     if record.failure is not None and _is_shut(record.failure, spec, cluster, now_s):
-        return Decided(_load_failed(record.failure, now_s), policy, spec)
+        return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
     request = RequestView(  # by position: names cost a tenth of a decision
         spec.key, arrival.arrival_s, arrival.draw, arrival.sequence,
         spec.policy.target_ongoing_requests, ahead, stalled_s, arrival.deadline_s,
@@ -83,10 +83,10 @@ def decide(
         decision = Wait(Reason.QUEUE_NO_SLOT)
     if arrival.deadline_s is not None:
         decision = _within_deadline(decision, request, arrival.deadline_s, cluster, now_s)
-    return Decided(decision, policy, spec)
+    return RoutingResult(decision, policy, spec)
 
 
-def is_proxied(arrival: Arrival, models: Mapping[ModelName, ModelRecord]) -> bool:
+def is_proxied(arrival: IncomingRequest, models: Mapping[ModelName, ModelRecord]) -> bool:
     """Whether the request's policy is `remote-proxy`."""
     record = models.get(arrival.model)
     if record is None:
@@ -94,15 +94,15 @@ def is_proxied(arrival: Arrival, models: Mapping[ModelName, ModelRecord]) -> boo
     return (arrival.policy or record.serving.policy.routing) is RoutingPolicy.REMOTE_PROXY
 
 
-def is_held_up(
-    arrival: Arrival,
+def cannot_be_placed(
+    arrival: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
     cluster: ClusterView,
     *,
     least_inferring: int,
     knows_load: bool,
 ) -> bool:
-    """Whether `decide` is known to say that the request waits on, at a fraction of the cost.
+    """Whether `route_request` is known to say that the request waits on, at a fraction of the cost.
 
     Under `remote-proxy` whoever is sent takes a place below the target in some pod's inference
     stage, and no pod has fewer than `least_inferring` there. Unless the request `knows_load`, a
@@ -146,7 +146,7 @@ def _within_deadline(
     if isinstance(decision, Reject):
         return decision
     if isinstance(decision, SendTo):
-        forecast = forecast_of(decision, request, cluster, now_s)
+        forecast = estimate_of(decision, request, cluster, now_s)
     elif decision.forecast is not None:
         forecast = decision.forecast
     else:

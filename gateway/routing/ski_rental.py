@@ -16,7 +16,7 @@ from gateway.routing.decision import Reject, SendTo
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
-    from gateway.routing.decision import Decision, Loss
+    from gateway.routing.decision import ColdStartLoss, Decision
     from registry.domain.model import ModelName
 
 KEPT: Final = 4096
@@ -24,7 +24,7 @@ KEPT: Final = 4096
 
 
 @dataclass(slots=True)
-class _Lost:
+class _ModelCredit:
     """Seconds lost: those that count, and those of the two latest spans, each a load's time."""
 
     since_s: float
@@ -47,12 +47,12 @@ class _Lost:
         self.since_s = now_s
 
 
-class Losses:
+class ColdStartCredit:
     """By model, of the requests of one gateway. Times in seconds, the clock is passed in."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._by_model: dict[ModelName, _Lost] = {}
+        self._by_model: dict[ModelName, _ModelCredit] = {}
 
     def counted_s(self, model: ModelName, now_s: float) -> float:
         """What counts now against the model's next load."""
@@ -73,12 +73,12 @@ class Losses:
         if self._by_model and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
             self._by_model.pop(model, None)
 
-    def _add(self, model: ModelName, loss: Loss, now_s: float) -> None:
+    def _add(self, model: ModelName, loss: ColdStartLoss, now_s: float) -> None:
         lost = self._by_model.get(model)
         if lost is None:
             if len(self._by_model) >= self._kept:
                 del self._by_model[next(iter(self._by_model))]
-            lost = self._by_model[model] = _Lost(now_s, loss.load_s)
+            lost = self._by_model[model] = _ModelCredit(now_s, loss.load_s)
         lost.span_s = loss.load_s
         lost.pass_time(now_s)
         lost.latest_s += loss.seconds

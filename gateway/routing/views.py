@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from registry.domain.cluster import Residency
-    from registry.domain.estimates import Measurements
+    from registry.domain.estimates import ModelEstimates
     from registry.domain.pod import PodInfo
 
 
@@ -74,7 +74,7 @@ class ClusterView(Protocol):
     def holders(self, key: str) -> Mapping[str, Residency]:
         """Per pod that has anything of the model: where it is."""
 
-    def measured(self, key: str) -> Measurements:
+    def measured(self, key: str) -> ModelEstimates:
         """What is known of the model's times."""
 
 

@@ -11,13 +11,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import Arrivals
+from registry.redis.arrivals import ArrivalLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from registry.domain.model import ModelName
-    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.queue_stats import QueueStats
     from registry.redis.client import Registry
 
 TELL_S: Final = 1.0
@@ -36,11 +36,11 @@ class ArrivalCounter:
         self,
         registry: Registry,
         gateway: str,
-        waiting: Callable[[], Mapping[ModelName, WaitingRequests]],
+        waiting: Callable[[], Mapping[ModelName, QueueStats]],
         waiting_total: Callable[[], int],
     ) -> None:
         """`waiting_total` is asked at every look, `waiting` only for a report."""
-        self._arrivals = Arrivals(registry)
+        self._arrivals = ArrivalLog(registry)
         self._gateway = gateway
         self._waiting = waiting
         self._waiting_total = waiting_total

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.routing.decision import Option, Reject, SendTo, Wait
+from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.routing.decision import Forecast
-    from gateway.routing.route_request import Arrival, Decided
+    from gateway.routing.decision import LatencyEstimate
+    from gateway.routing.route_request import IncomingRequest, RoutingResult
     from registry.domain.cluster import ClusterState, Residency
 
 KEPT: Final = 4096
@@ -20,8 +20,8 @@ _MOST_CANDIDATES: Final = 32
 
 @dataclass(slots=True)
 class _Explanation:
-    arrival: Arrival
-    decided: Decided
+    arrival: IncomingRequest
+    decided: RoutingResult
     pods: list[tuple[str, int, int, int, bool]]
     """Name, slots taken, slots, requests inferring, accepting: as the decision saw them."""
     holders: Mapping[str, Residency]
@@ -35,7 +35,7 @@ class Explanations:
         self._kept = kept
         self._by_id: dict[str, _Explanation] = {}
 
-    def record(self, arrival: Arrival, decided: Decided, state: ClusterState) -> None:
+    def record(self, arrival: IncomingRequest, decided: RoutingResult, state: ClusterState) -> None:
         """Remember a decision; one to wait again for the same reason is not news."""
         known = self._by_id.get(arrival.id)
         if known is not None and known.arrival is not arrival:
@@ -101,7 +101,7 @@ def _decision(decision: SendTo | Wait | Reject) -> dict[str, Any]:
 
 
 def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
-    options: tuple[Option, ...] = () if isinstance(decision, Reject) else decision.options
+    options: tuple[RoutingOption, ...] = () if isinstance(decision, Reject) else decision.options
     return [
         {
             "way": option.way,
@@ -114,7 +114,7 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
     ]
 
 
-def _forecast(forecast: Forecast | None) -> dict[str, Any]:
+def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:
     if forecast is None:
         return {}
     return {"expected_s": round(forecast.seconds, 6), "measured": forecast.is_measured}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Series:
+class HistogramSeries:
     """One labelled series of a histogram."""
 
     __slots__ = ("bounds", "counts", "total")
@@ -33,7 +33,7 @@ class Series:
         self.total += value
 
 
-class Histogram(Collector):
+class LatencyHistogram(Collector):
     """A histogram with one label, observed from one thread."""
 
     def __init__(
@@ -48,14 +48,14 @@ class Histogram(Collector):
         self._documentation = documentation
         self._label = label
         self._bounds = tuple(bounds)
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, HistogramSeries] = {}
         registry.register(self)
 
-    def labels(self, value: str) -> Series:
+    def labels(self, value: str) -> HistogramSeries:
         """The series of a label value."""
         series = self._series.get(value)
         if series is None:
-            series = self._series[value] = Series(self._bounds)
+            series = self._series[value] = HistogramSeries(self._bounds)
         return series
 
     def collect(self) -> Iterable[HistogramMetricFamily]:

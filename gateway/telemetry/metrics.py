@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.telemetry.histograms import Histogram
+from gateway.telemetry.histograms import LatencyHistogram
 from gateway.telemetry.request_counts import RequestCounts
 
 _STAGE_BUCKETS = (
@@ -60,5 +60,5 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
 
-    def _histogram(self, name: str, documentation: str, label: str) -> Histogram:
-        return Histogram(name, documentation, label, _STAGE_BUCKETS, self.registry)
+    def _histogram(self, name: str, documentation: str, label: str) -> LatencyHistogram:
+        return LatencyHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """How a request ended, in labels."""
 
     model: str
@@ -30,10 +30,10 @@ class RequestCounts(Collector):
     """How many requests ended in which way."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._counts: defaultdict[Outcome, int] = defaultdict(int)
+        self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
         registry.register(self)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RequestOutcome) -> None:
         """Count one request."""
         self._counts[outcome] += 1
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.telemetry.request_counts import Outcome
+from gateway.telemetry.request_counts import RequestOutcome
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
     from gateway.dispatch.exchange import Exchange
     from gateway.errors import GatewayError
-    from gateway.http.headers import PodAnswer
-    from gateway.telemetry.histograms import Series
+    from gateway.http.headers import PodResponse
+    from gateway.telemetry.histograms import HistogramSeries
     from gateway.telemetry.metrics import GatewayMetrics
 
 
-class Spent(NamedTuple):
+class StageTimings(NamedTuple):
     """Where the time of one request went, in milliseconds."""
 
     queue_ms: float
@@ -42,10 +42,10 @@ class Spent(NamedTuple):
         ).encode()
 
 
-def spent(queue_s: float, pod_s: float, answer: PodAnswer) -> Spent:
+def stage_timings(queue_s: float, pod_s: float, answer: PodResponse) -> StageTimings:
     """Where the time went, by the gateway's clock and the pod's own `server-timing`."""
     told = (answer.stages_ms or {}).get
-    return Spent(
+    return StageTimings(
         queue_s * 1000,
         pod_s * 1000,
         told("load", 0.0),
@@ -56,15 +56,15 @@ def spent(queue_s: float, pod_s: float, answer: PodAnswer) -> Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _StageHistograms:
     """The histograms of one policy."""
 
-    duration: Series
-    predicted: Series
-    prediction_error: Series
+    duration: HistogramSeries
+    predicted: HistogramSeries
+    prediction_error: HistogramSeries
 
 
-class Recorder:
+class RequestTelemetry:
     """Writes `server-timing` and counts, with the label lookups done once per label set."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
@@ -77,9 +77,11 @@ class Recorder:
         self._preprocess, self._infer, self._postprocess = map(
             stage, (Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
         )
-        self._times: dict[str, _Times] = {}
+        self._times: dict[str, _StageHistograms] = {}
 
-    def head_lines(self, exchange: Exchange, answer: PodAnswer, spent: Spent) -> list[bytes]:
+    def head_lines(
+        self, exchange: Exchange, answer: PodResponse, stage_timings: StageTimings
+    ) -> list[bytes]:
         """The header lines that a pod's answer goes out with, in pieces."""
         placement = exchange.placed
         reservation = placement.reservation
@@ -92,27 +94,31 @@ class Recorder:
             b"\r\nx-pilotlight-policy: ", placement.policy.encode(),
             b"\r\nx-pilotlight-reason: ", placement.decision.reason.encode(),
             b"\r\nx-pilotlight-start: ", exchange.start(answer).encode(),
-            b"\r\nserver-timing: ", spent.server_timing(), b"\r\n",
+            b"\r\nserver-timing: ", stage_timings.server_timing(), b"\r\n",
         )  # fmt: skip
         if exchange.version:
             lines += (b"x-pilotlight-version: ", exchange.version, b"\r\n")
         return lines
 
-    def answered(self, exchange: Exchange, answer: PodAnswer, spent: Spent, status: int) -> None:
+    def answered(
+        self, exchange: Exchange, answer: PodResponse, stage_timings: StageTimings, status: int
+    ) -> None:
         """Count a pod's answer."""
         placement = exchange.placed
         decision, policy = placement.decision, str(placement.policy)
         start = exchange.start(answer)
-        self._count(Outcome(exchange.model_text, policy, str(decision.reason), start, status))
-        self._queue.observe(spent.queue_ms / 1000)
-        self._load.observe(spent.load_ms / 1000)
-        self._preprocess.observe(spent.preprocess_ms / 1000)
-        self._infer.observe(spent.infer_ms / 1000)
-        self._postprocess.observe(spent.postprocess_ms / 1000)
-        self._network.observe(spent.network_ms / 1000)
+        self._count(
+            RequestOutcome(exchange.model_text, policy, str(decision.reason), start, status)
+        )
+        self._queue.observe(stage_timings.queue_ms / 1000)
+        self._load.observe(stage_timings.load_ms / 1000)
+        self._preprocess.observe(stage_timings.preprocess_ms / 1000)
+        self._infer.observe(stage_timings.infer_ms / 1000)
+        self._postprocess.observe(stage_timings.postprocess_ms / 1000)
+        self._network.observe(stage_timings.network_ms / 1000)
         times = self._times.get(policy) or self._times_of(policy)
-        pod_s = spent.pod_ms / 1000
-        times.duration.observe(spent.queue_ms / 1000 + pod_s)
+        pod_s = stage_timings.pod_ms / 1000
+        times.duration.observe(stage_timings.queue_ms / 1000 + pod_s)
         forecast = decision.forecast
         if forecast is not None and forecast.is_measured:
             times.predicted.observe(forecast.seconds)
@@ -122,7 +128,7 @@ class Recorder:
         """Count a request that the gateway answered itself."""
         policy = exchange.placement.policy.value if exchange.placement else "none"
         reason = str(error.reason)
-        self._count(Outcome(exchange.model_text, policy, reason, "", int(error.status)))
+        self._count(RequestOutcome(exchange.model_text, policy, reason, "", int(error.status)))
 
     def retried(self, reason: str) -> None:
         """Count a request that goes to another pod."""
@@ -132,9 +138,9 @@ class Recorder:
         """Count a client that left before its answer."""
         self._metrics.disconnects.inc()
 
-    def _times_of(self, policy: str) -> _Times:
+    def _times_of(self, policy: str) -> _StageHistograms:
         metrics = self._metrics
-        times = self._times[policy] = _Times(
+        times = self._times[policy] = _StageHistograms(
             duration=metrics.durations.labels(policy),
             predicted=metrics.predicted.labels(policy),
             prediction_error=metrics.prediction_errors.labels(policy),

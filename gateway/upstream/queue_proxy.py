@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import UpstreamLost
-from gateway.http.headers import read_answer
+from gateway.http.headers import read_response
 from gateway.upstream.pod_connection import PodUnreachable
 from registry.knative_errors import LONGEST_BYTES, STATUSES, Unanswered, read_queue_proxy
 
 if TYPE_CHECKING:
-    from gateway.http.headers import PodAnswer
+    from gateway.http.headers import PodResponse
     from gateway.upstream.pod_connection import PodConnection, PodPool
 
 UNANSWERED: Final = {
@@ -23,12 +23,12 @@ UNANSWERED: Final = {
 _LOOK_TIMEOUT_S: Final = 5.0
 
 
-def is_pods(connection: PodConnection, answer: PodAnswer) -> bool:
+def is_from_pod(connection: PodConnection, answer: PodResponse) -> bool:
     """Whether the pod itself has answered."""
     return bool(connection.status not in STATUSES or answer.pod or answer.not_executed)
 
 
-async def why_unanswered(connection: PodConnection, pool: PodPool, address: str) -> Unanswered:
+async def classify_response(connection: PodConnection, pool: PodPool, address: str) -> Unanswered:
     """Why somebody else has answered for the pod. Raises PodConnectionLost."""
     why = await _read(connection)
     if why is Unanswered.BROKEN_OFF and await _has_died(pool, address):
@@ -57,7 +57,7 @@ async def _has_died(pool: PodPool, address: str) -> bool:
         async with asyncio.timeout(_LOOK_TIMEOUT_S):
             connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
             await connection.head()
-            if is_pods(connection, read_answer(connection.headers)):
+            if is_from_pod(connection, read_response(connection.headers)):
                 return False
             why = await _read(connection)
     except (TimeoutError, UpstreamLost):

@@ -44,7 +44,7 @@ LIVE_MODEL: Final = "tiny-t5"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BurstScenario:
     """What the pool is like when the burst comes."""
 
     words: str
@@ -62,15 +62,17 @@ class Setting:
 
 SETTINGS: Final = (
     *(
-        Setting(f"no pods; one starts in {start_s:g} s{'' if is_known else '; times unknown'}",
-                start_s, is_known)
+        BurstScenario(
+            f"no pods; one starts in {start_s:g} s{'' if is_known else '; times unknown'}",
+            start_s, is_known,
+        )
         for is_known in (True, False)
         for start_s in (1.0, 3.0, 10.0)
     ),
-    Setting("no pods; one starts in 3 s; colocation-queueing",
+    BurstScenario("no pods; one starts in 3 s; colocation-queueing",
             routing=RoutingPolicy.COLOCATION_QUEUEING),
-    Setting("8 pods without models", pods_before=8),
-    Setting("8 pods without models; colocation-queueing", pods_before=8,
+    BurstScenario("8 pods without models", pods_before=8),
+    BurstScenario("8 pods without models; colocation-queueing", pods_before=8,
             routing=RoutingPolicy.COLOCATION_QUEUEING),
 )  # fmt: skip
 _COLUMNS: Final = (
@@ -108,7 +110,7 @@ def run(settings: Settings) -> Result:
 def _draw(
     folder: Path,
     outcomes: Mapping[BurstTask, Burst],
-    settings: Sequence[Setting],
+    settings: Sequence[BurstScenario],
     models: int,
     seed: int,
 ) -> Path:
@@ -117,7 +119,7 @@ def _draw(
     return burst_plot.draw(outcomes, tasks, folder)
 
 
-def _row(models: int, setting: Setting, runs: Sequence[Burst]) -> tuple[Cell, ...]:
+def _row(models: int, setting: BurstScenario, runs: Sequence[Burst]) -> tuple[Cell, ...]:
     return (
         models,
         setting.words,

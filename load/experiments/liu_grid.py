@@ -18,7 +18,7 @@ from load.experiments.liu.runs import mean_s, percentile_s
 from load.experiments.liu.scenarios import FIXED_POLICIES, POLICIES
 from load.experiments.liu.simulated import (
     PODS,
-    Times,
+    ModelTimings,
     answers_of,
     cluster_of,
     model_of,
@@ -54,7 +54,7 @@ _BUSY_SHARE: Final = 0.4
 class CellTask:
     """One cell of the grid under one workload, all seeds of it."""
 
-    times: Times
+    times: ModelTimings
     workload: str
     seeds: tuple[int, ...]
 
@@ -106,14 +106,14 @@ def run(settings: Settings) -> Result:
     return Result(tuple(tables), tuple(notes), tuple(images))
 
 
-def cells(*, is_quick: bool) -> Iterator[Times]:
+def cells(*, is_quick: bool) -> Iterator[ModelTimings]:
     """Every point of the grid; the ends of the long axis only with `is_quick`."""
     axes = (LOADS_S, INFERS_S, POSTPROCESSINGS_S, NETWORKS_S)
     step = 4 if is_quick else 1
     for load_s, infer_s, postprocess_s, network_s in itertools.product(
         *(axis[::step] for axis in axes)
     ):
-        yield Times(load_s, infer_s, postprocess_s, network_s)
+        yield ModelTimings(load_s, infer_s, postprocess_s, network_s)
 
 
 def play_cell(task: CellTask) -> Won:
@@ -156,7 +156,7 @@ def _stream_s(task: CellTask, policy: str, seed: int) -> float:
 # Tables
 
 
-def _summary_table(grid: Mapping[tuple[str, Times], Won]) -> Table:
+def _summary_table(grid: Mapping[tuple[str, ModelTimings], Won]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for workload in WORKLOADS:
         found = [won for (of, _), won in grid.items() if of == workload]
@@ -179,7 +179,7 @@ def _summary_table(grid: Mapping[tuple[str, Times], Won]) -> Table:
     )  # fmt: skip
 
 
-def _map_table(workload: str, grid: Mapping[tuple[str, Times], Won]) -> Table:
+def _map_table(workload: str, grid: Mapping[tuple[str, ModelTimings], Won]) -> Table:
     cells = {times: won for (of, times), won in grid.items() if of == workload}
     loads_s = sorted({times.load_s for times in cells})
     rows: list[tuple[Cell, ...]] = []
@@ -192,7 +192,7 @@ def _map_table(workload: str, grid: Mapping[tuple[str, Times], Won]) -> Table:
     )
 
 
-def _row(times: Times) -> tuple[float, float, float, float]:
+def _row(times: ModelTimings) -> tuple[float, float, float, float]:
     return times.infer_s, times.postprocess_s, times.network_s, times.load_s
 
 

@@ -14,7 +14,7 @@ from load.experiments.liu.figures import draw_figures
 from load.experiments.liu.runs import mean_s, mean_stages_s
 from load.experiments.liu.scenarios import FULL, SIMPLE_REQUESTS
 from load.experiments.liu.simulated import simple_run
-from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Size, Task, spread
+from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Size, SizeTask, spread
 from load.experiments.liu.thesis import ABSENT, thesis_figures
 from load.experiments.parallel_map import run_side_by_side
 from load.stages import STAGES
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Result:
     live_sizes = _live_sizes(settings)
     seeds = settings.seeds or tuple(range(1, 4 if settings.is_quick else 101))
     thesis = thesis_figures(settings)
-    tasks = [Task(size, policy, seed) for size in SIZES
+    tasks = [SizeTask(size, policy, seed) for size in SIZES
              for policy in (BEFORE, AFTER) for seed in seeds]  # fmt: skip
     simulated = _grouped(tasks, run_side_by_side(_simple, tasks, settings, what="6.2 simulated"))
     live = _live_runs(settings, live_sizes, seeds)
@@ -57,13 +57,13 @@ def run(settings: Settings) -> Result:
     return Result(tuple(tables), tuple(_notes(settings, thesis, seeds)), images)
 
 
-def _simple(task: Task) -> SimpleRun:
+def _simple(task: SizeTask) -> SimpleRun:
     size = task.size
     return simple_run(size.model, size.times, task.policy, task.seed, requests=task.requests)
 
 
 def _grouped(
-    tasks: Sequence[Task], runs: Sequence[SimpleRun]
+    tasks: Sequence[SizeTask], runs: Sequence[SimpleRun]
 ) -> dict[tuple[str, str], list[SimpleRun]]:
     grouped: dict[tuple[str, str], list[SimpleRun]] = {}
     for task, found in zip(tasks, runs, strict=True):

@@ -18,7 +18,7 @@ from load.experiments.liu.scenarios import (
     THESIS_SLEEP_S,
     WIN_SCENARIOS,
 )
-from load.experiments.liu.simulated import Times, times_of, win_run
+from load.experiments.liu.simulated import ModelTimings, times_of, win_run
 from load.experiments.liu.thesis import ABSENT, thesis_figures
 from load.experiments.parallel_map import run_side_by_side
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from load.experiments.liu.runs import WinRun
     from load.experiments.liu.scenarios import WinScenario
 
-THESIS_PACE: Final = Times(load_s=3.0, infer_s=1.0)
+THESIS_PACE: Final = ModelTimings(load_s=3.0, infer_s=1.0)
 """T5-small: cold start 3 s (6.3), inference 1 s (6.4.3)."""
 _FIRST_FIGURE: Final = {"6.4.1": 44, "6.4.2": 47, "6.4.3": 52}
 """Number of each table's first cell in `sigmaos_results.csv`."""
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Result:
     return Result(tuple(tables), tuple(notes))
 
 
-def _simulated(base: Times, sleep_s: float, seed: int) -> dict[tuple[str, str], WinRun]:
+def _simulated(base: ModelTimings, sleep_s: float, seed: int) -> dict[tuple[str, str], WinRun]:
     return {
         (scenario.section, policy): win_run(
             scenario, times_of(scenario, base, sleep_s), policy, seed, sleep_s=sleep_s
@@ -150,13 +150,13 @@ def _ways(run: WinRun) -> str:
     return ", ".join(sorted(f"{answer.reason} ({answer.start})" for answer in run.answers))
 
 
-def _pace(runs: Sequence[WinRun]) -> Times:
+def _pace(runs: Sequence[WinRun]) -> ModelTimings:
     answers = [answer for each in runs for answer in each.answers]
     loads_s = [answer.stages_s.get("load", 0.0) for answer in answers if answer.start == "remote"]
     infers_s = [
         answer.stages_s.get("infer", 0.0) for answer in answers if answer.pod == answer.predict_pod
     ]
-    return Times(percentile_s(loads_s or [0.0], 0.5), percentile_s(infers_s, 0.5))
+    return ModelTimings(percentile_s(loads_s or [0.0], 0.5), percentile_s(infers_s, 0.5))
 
 
 def _mixture_table(settings: Settings, seeds: Sequence[int]) -> Table:

@@ -14,14 +14,14 @@ from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.parallel_map import run_side_by_side
 from load.experiments.prewarm import forecast_cache, plot
 from load.experiments.prewarm.curves import at_equal_memory
-from load.experiments.prewarm.runs import OURS, PARAMETERS, PEERS, VALUES, Task, run_one
-from load.experiments.prewarm.scenario import Span
+from load.experiments.prewarm.runs import OURS, PARAMETERS, PEERS, VALUES, PrewarmTask, run_one
+from load.experiments.prewarm.scenario import ReplayWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from load.experiments.prewarm.curves import AtEqualMemory
-    from load.experiments.prewarm.runs import Outcome
+    from load.experiments.prewarm.runs import PrewarmResult
 
 FILE: Final = "gentd26_per_minute.csv.gz"
 _HOURS: Final = (14 * 24, 16 * 24)
@@ -32,7 +32,7 @@ _QUICK_VALUES: Final = 3
 
 def run(settings: Settings) -> Result:
     """All runs, the comparison at equal memory, and the plot."""
-    span = Span(trace_file(settings), *(_QUICK_HOURS if settings.is_quick else _HOURS))
+    span = ReplayWindow(trace_file(settings), *(_QUICK_HOURS if settings.is_quick else _HOURS))
     outcomes = _outcomes(span, settings)
     equal = at_equal_memory(outcomes)
     images = (plot.draw(outcomes, settings.out),) if settings.out is not None else ()
@@ -52,7 +52,7 @@ def trace_file(settings: Settings) -> str:
     return str(file)
 
 
-def _outcomes(span: Span, settings: Settings) -> list[Outcome]:
+def _outcomes(span: ReplayWindow, settings: Settings) -> list[PrewarmResult]:
     models = tuple(span.models())
     with tempfile.TemporaryDirectory() as folder:
         forecasts = Path(folder) / "forecasts.npz"
@@ -63,7 +63,7 @@ def _outcomes(span: Span, settings: Settings) -> list[Outcome]:
 
         forecast_cache.record(span, list(models), forecasts, tell)
         tasks = [
-            Task(policy, value, span, models, forecasts)
+            PrewarmTask(policy, value, span, models, forecasts)
             for policy in (OURS, *PEERS)
             for value in _some(VALUES[policy], settings)
         ]
@@ -77,7 +77,7 @@ def _some(values: Sequence[float], settings: Settings) -> Sequence[float]:
     return [values[at * last // (_QUICK_VALUES - 1)] for at in range(_QUICK_VALUES)]
 
 
-def _runs_table(outcomes: Sequence[Outcome]) -> Table:
+def _runs_table(outcomes: Sequence[PrewarmResult]) -> Table:
     rows = tuple(
         (each.policy, PARAMETERS[each.policy], each.value, each.idle_model_h, each.cold,
          100 * each.cold_share, 100 * each.p75, each.preloads)
@@ -109,7 +109,9 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _notes(span: Span, outcomes: Sequence[Outcome], equal: Sequence[AtEqualMemory]) -> list[str]:
+def _notes(
+    span: ReplayWindow, outcomes: Sequence[PrewarmResult], equal: Sequence[AtEqualMemory]
+) -> list[str]:
     fewer = sum(each.is_fewer for each in equal)
     ratios = [each.p75_ratio for each in equal if each.p75_ratio is not None]
     failed = sum(each.failed for each in outcomes)

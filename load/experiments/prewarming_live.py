@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Experiment, Result, Table
-from load.experiments.prewarm.live import PACE, Held, Slice, simulated, times_of
+from load.experiments.prewarm.live import PACE, MemoryHeld, Slice, simulated, times_of
 from load.experiments.prewarm.runs import OURS
 from load.experiments.prewarming import FILE, trace_file
 
 if TYPE_CHECKING:
     from load.experiments.experiment import Cell, Settings
-    from load.experiments.prewarm.live import Times
+    from load.experiments.prewarm.live import MeasuredTimes
     from load.report.run import Run
 
 _VALUES: Final = {OURS: 2.0, "keep-alive": 10.0, "greedy-dual": 3.0, "hybrid-histogram": 40.0}
@@ -52,21 +52,21 @@ def run(settings: Settings) -> Result:
     return Result((table,), tuple(_notes(piece, times)))
 
 
-def _row(policy: str, value: float, live: Held, simulation: Held) -> tuple[Cell, ...]:
+def _row(policy: str, value: float, live: MemoryHeld, simulation: MemoryHeld) -> tuple[Cell, ...]:
     return (
         policy, value, live.requests, live.cold, simulation.cold,
         live.idle_model_h, simulation.idle_model_h, live.failed,
     )  # fmt: skip
 
 
-def _held(found: Run) -> Held:
+def _held(found: Run) -> MemoryHeld:
     byte_s = found.wasted_memory_byte_s
     idle_h = None if byte_s is None else byte_s * PACE / found.about["model_bytes"] / 3600
     failed = found.requests - int(found.is_ok.sum())
-    return Held(found.requests, int(found.is_cold.sum()), failed, idle_h)
+    return MemoryHeld(found.requests, int(found.is_cold.sum()), failed, idle_h)
 
 
-def _notes(piece: Slice, times: Times) -> list[str]:
+def _notes(piece: Slice, times: MeasuredTimes) -> list[str]:
     loads = ", ".join(
         f"{seconds / PACE:.3f} s from {tier}" for tier, seconds in times.load_s.items()
     )

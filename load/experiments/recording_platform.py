@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 
-class KeptLive:
+class RecordingPlatform:
     """It is `load.experiments.live_platform.LivePlatform`, and tells what another one comes to."""
 
     def __init__(self, platform: LivePlatform, keep: Keep) -> None:

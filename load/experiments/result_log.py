@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class KeptRuns:
+class ResultLog:
     """A file of results; as a context it is open, and empty at first."""
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class KeptRuns:
         """How many results it holds."""
         self._file = path.open("wb", buffering=0)
 
-    def __enter__(self) -> KeptRuns:
+    def __enter__(self) -> ResultLog:
         return self
 
     def __exit__(self, *_: object) -> None:

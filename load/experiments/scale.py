@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.parallel_map import run_side_by_side
-from load.experiments.scaling.clusters import Sized, SizeTask, play_size
-from load.experiments.scaling.registry_load import Loaded, LoadTask, load_registry
+from load.experiments.scaling.clusters import ClusterSizeTask, Sized, play_size
+from load.experiments.scaling.registry_load import LoadTask, RegistryLoadResult, load_registry
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(settings: Settings) -> Result:
 def _sizes_table(settings: Settings, seed: int) -> Table:
     sizes = SIZES[:1] if settings.is_quick else SIZES
     tasks = [
-        SizeTask(pods, models, _requests(settings, pods), policy, seed)
+        ClusterSizeTask(pods, models, _requests(settings, pods), policy, seed)
         for pods, models in sizes
         for policy in POLICIES
     ]
@@ -71,7 +71,7 @@ def _requests(settings: Settings, pods: int) -> int:
     return REQUESTS if pods < _LARGE_PODS else 2 * REQUESTS
 
 
-def _size_row(task: SizeTask, found: Sized) -> tuple[Cell, ...]:
+def _size_row(task: ClusterSizeTask, found: Sized) -> tuple[Cell, ...]:
     return (
         task.pods, task.models, task.requests, task.policy.value,
         f"{found.cold_starts / task.requests:.2%}",
@@ -103,7 +103,7 @@ def _registry_table(settings: Settings, seed: int) -> Table:
     )  # fmt: skip
 
 
-def _registry_row(task: LoadTask, found: Loaded) -> tuple[Cell, ...]:
+def _registry_row(task: LoadTask, found: RegistryLoadResult) -> tuple[Cell, ...]:
     return (
         task.pods, task.models, task.gateways, task.clients, found.per_s, found.refused,
         found.redis_us, found.gateway_us, found.limit_per_s,

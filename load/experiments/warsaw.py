@@ -12,7 +12,7 @@ from load.experiments.experiment import Experiment, Result, Settings, Table
 from load.experiments.parallel_map import run_side_by_side
 from load.experiments.published_figures import absent, reported_figures
 from load.experiments.schedulers import plot
-from load.experiments.schedulers.runs import Task, run_one
+from load.experiments.schedulers.runs import SchedulerTask, run_one
 from load.experiments.schedulers.scheduler_configs import LINEUP
 from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
 from load.experiments.schedulers.workload import Workload
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from load.experiments.experiment import Cell
-    from load.experiments.schedulers.runs import Outcome
+    from load.experiments.schedulers.runs import SchedulerResult
 
 FILE: Final = "warsaw_facts.csv"
 MACHINES: Final = 6
@@ -34,14 +34,14 @@ def run(settings: Settings) -> Result:
     facts = reported_figures(settings, FILE)
     workload = _QUICK if settings.is_quick else Workload()
     seeds = settings.seeds or (SEEDS[:1] if settings.is_quick else SEEDS)
-    tasks = [Task(name, seed, MACHINES, workload) for seed in seeds for name in LINEUP]
+    tasks = [SchedulerTask(name, seed, MACHINES, workload) for seed in seeds for name in LINEUP]
     outcomes = run_side_by_side(run_one, tasks, settings, what="runs")
     images = (plot.draw(outcomes, settings.out),) if settings.out is not None else ()
     tables = (_runs_table(outcomes, workload), _claims_table(outcomes, facts))
     return Result(tables, tuple(_notes(settings, workload, seeds, outcomes)), images)
 
 
-_COLUMNS: Final[Mapping[str, Callable[[Outcome], float]]] = {
+_COLUMNS: Final[Mapping[str, Callable[[SchedulerResult], float]]] = {
     "missed %": lambda run: 100 * run.missed,
     "steady %": lambda run: 100 * run.missed_steady,
     "in spikes %": lambda run: 100 * run.missed_in_spikes,
@@ -54,7 +54,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Outcome], float]]] = {
 }
 
 
-def _runs_table(outcomes: Sequence[Outcome], workload: Workload) -> Table:
+def _runs_table(outcomes: Sequence[SchedulerResult], workload: Workload) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name in LINEUP:
         runs = [each for each in outcomes if each.scheduler == name]
@@ -66,7 +66,7 @@ def _runs_table(outcomes: Sequence[Outcome], workload: Workload) -> Table:
     )
 
 
-def _claims_table(outcomes: Sequence[Outcome], facts: Mapping[int, float]) -> Table:
+def _claims_table(outcomes: Sequence[SchedulerResult], facts: Mapping[int, float]) -> Table:
     seeds = by_seed(outcomes)
     rows: list[tuple[Cell, ...]] = []
     for claim in CLAIMS:
@@ -98,7 +98,10 @@ def _short(value: float) -> str:
 
 
 def _notes(
-    settings: Settings, workload: Workload, seeds: Sequence[int], outcomes: Sequence[Outcome]
+    settings: Settings,
+    workload: Workload,
+    seeds: Sequence[int],
+    outcomes: Sequence[SchedulerResult],
 ) -> list[str]:
     first = outcomes[0]
     notes = [

@@ -19,7 +19,7 @@ _LONGEST_ERROR: Final = 300
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestResult:
     """What became of one request. Times in seconds since the run's start; None: it never was."""
 
     sent_s: float | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from load.generator.errors import BadTrace
+from load.generator.errors import UnplayableTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ _CHUNK: Final = 256
 """Rows turned into Python values at a time: a few tenths of a millisecond on the loop's thread."""
 
 
-class Arrival(NamedTuple):
+class TraceArrival(NamedTuple):
     """One row of a trace."""
 
     row: int
@@ -33,7 +33,7 @@ class Arrival(NamedTuple):
     deadline_s: float | None
 
 
-class Appearance(NamedTuple):
+class ModelAppearance(NamedTuple):
     """A model of a trace, and where it is first asked for."""
 
     tenant: str
@@ -49,19 +49,19 @@ class Appearance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class TraceSurvey:
     """What a trace holds, as far as a run goes."""
 
     requests: int
     last_s: float
-    models: tuple[Appearance, ...]
+    models: tuple[ModelAppearance, ...]
     """In order of appearance."""
 
 
-def survey(trace: Trace, duration_s: float | None) -> Prospect:
+def survey(trace: Trace, duration_s: float | None) -> TraceSurvey:
     """Pass through a trace once. Raises BadTrace where it holds nothing to send."""
     requests, last_s = 0, 0.0
-    models: dict[tuple[str, str], Appearance] = {}
+    models: dict[tuple[str, str], ModelAppearance] = {}
     for batch in trace:
         times = batch.column("at_s").to_numpy()
         rows = len(times) if duration_s is None else int(np.searchsorted(times, duration_s))
@@ -69,18 +69,18 @@ def survey(trace: Trace, duration_s: float | None) -> Prospect:
         pairs = part.select(["tenant", "model"]).to_pydict()
         for index, pair in enumerate(zip(pairs["tenant"], pairs["model"], strict=True)):
             if pair not in models:
-                models[pair] = Appearance(*pair, requests + index + 1, float(times[index]))
+                models[pair] = ModelAppearance(*pair, requests + index + 1, float(times[index]))
         requests += rows
         last_s = float(times[rows - 1]) if rows else last_s
         if rows < len(times):
             break
     if not requests:
         within = "" if duration_s is None else f" within --duration {duration_s:g} s"
-        raise BadTrace(f"the trace holds no request{within}")
-    return Prospect(requests, last_s, tuple(models.values()))
+        raise UnplayableTrace(f"the trace holds no request{within}")
+    return TraceSurvey(requests, last_s, tuple(models.values()))
 
 
-async def survey_aside(trace: Trace, duration_s: float | None) -> Prospect:
+async def survey_aside(trace: Trace, duration_s: float | None) -> TraceSurvey:
     """`survey` in a thread, which ends with the next batch where this is cancelled."""
     is_over = threading.Event()
     batches = takewhile(lambda _: not is_over.is_set(), trace)
@@ -92,7 +92,7 @@ async def survey_aside(trace: Trace, duration_s: float | None) -> Prospect:
 
 def share(
     trace: Trace, *, worker: int, workers: int, duration_s: float | None
-) -> Iterator[list[Arrival]]:
+) -> Iterator[list[TraceArrival]]:
     """Every `workers`-th arrival from the `worker`-th on, in chunks, before `duration_s`."""
     first = 0
     for batch in trace:
@@ -103,7 +103,7 @@ def share(
             indices = mine[at : at + _CHUNK]
             columns = [column.to_pylist() for column in batch.take(indices).columns]
             numbers = count(first + int(indices[0]), workers)
-            yield [Arrival(*row) for row in zip(numbers, *columns, strict=False)]
+            yield [TraceArrival(*row) for row in zip(numbers, *columns, strict=False)]
         first += len(times)
         if rows < len(times):
             return

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from load.generator.content import Content, Kind
-from load.generator.settings import Protocol
+from load.generator.content import Content, ContentKind
+from load.generator.settings import RequestProtocol
 from load.generator.synthetic_images import picture
-from load.generator.synthetic_text import Words
+from load.generator.synthetic_text import SyntheticText
 
 if TYPE_CHECKING:
-    from load.generator.arrivals import Arrival
+    from load.generator.arrivals import TraceArrival
 
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)
@@ -53,32 +53,32 @@ class RawTensor:
 class Bodies:
     """Makes bodies; the same seed, row and content give the same bytes."""
 
-    def __init__(self, protocol: Protocol, seed: int) -> None:
+    def __init__(self, protocol: RequestProtocol, seed: int) -> None:
         self._protocol = protocol
         self._seed = seed
-        self._words = Words(seed)
+        self._words = SyntheticText(seed)
 
-    def body(self, arrival: Arrival, content: Content) -> Body:
+    def body(self, arrival: TraceArrival, content: Content) -> Body:
         """The body of one HTTP request."""
-        if content.kind is Kind.BODY:
+        if content.kind is ContentKind.BODY:
             return Body(base64.b64decode(content.data))
-        if self._protocol is Protocol.OPENAI:
+        if self._protocol is RequestProtocol.OPENAI:
             return self._openai(arrival)
-        if self._protocol is Protocol.V1:
+        if self._protocol is RequestProtocol.V1:
             return Body(json.dumps({"instances": self._instances(arrival, content)}).encode())
         return _binary(self.tensors(arrival, content))
 
-    def tensors(self, arrival: Arrival, content: Content) -> list[RawTensor]:
+    def tensors(self, arrival: TraceArrival, content: Content) -> list[RawTensor]:
         """The V2 inputs of one request."""
-        if content.kind is Kind.TENSORS:
+        if content.kind is ContentKind.TENSORS:
             return [self._numbers(arrival, *each) for each in content.inputs]
         items = self._items(arrival, content)
         data = b"".join(len(item).to_bytes(4, "little") + item for item in items)
         return [RawTensor(content.tensor, "BYTES", (len(items),), data)]
 
-    def _items(self, arrival: Arrival, content: Content) -> list[bytes]:
+    def _items(self, arrival: TraceArrival, content: Content) -> list[bytes]:
         count = max(1, arrival.input_size)
-        if content.kind is Kind.IMAGE:
+        if content.kind is ContentKind.IMAGE:
             if content.data:
                 return [content.data.encode()] * count
             return [picture(self._seed, arrival.row + index) for index in range(count)]
@@ -87,8 +87,8 @@ class Bodies:
             for index in range(count)
         ]
 
-    def _instances(self, arrival: Arrival, content: Content) -> list[Any]:
-        if content.kind is Kind.TENSORS:
+    def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
+        if content.kind is ContentKind.TENSORS:
             tensor = self._numbers(arrival, *content.inputs[0])
             array: np.ndarray[Any, Any] = np.frombuffer(
                 tensor.data, _DTYPES[tensor.datatype]
@@ -96,12 +96,12 @@ class Bodies:
             values: list[Any] = array.tolist()
             return values
         texts = [item.decode() for item in self._items(arrival, content)]
-        if content.kind is Kind.IMAGE:
+        if content.kind is ContentKind.IMAGE:
             return [{"image_bytes": {"b64": text}} for text in texts]
         return texts
 
     def _numbers(
-        self, arrival: Arrival, name: str, datatype: str, shape: tuple[int, ...]
+        self, arrival: TraceArrival, name: str, datatype: str, shape: tuple[int, ...]
     ) -> RawTensor:
         free = [max(1, arrival.input_size), *[1] * len(shape)]
         sizes = tuple(size if size > 0 else free[at] for at, size in enumerate(shape))
@@ -115,7 +115,7 @@ class Bodies:
             values *= 2  # 0 and 1: within every vocabulary
         return RawTensor(name, datatype, sizes, values.astype(_DTYPES[datatype]).tobytes())
 
-    def _openai(self, arrival: Arrival) -> Body:
+    def _openai(self, arrival: TraceArrival) -> Body:
         fields: dict[str, Any] = {"model": arrival.model}
         if arrival.output_size <= 0:
             texts = [item.decode() for item in self._items(arrival, Content())]

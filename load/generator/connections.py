@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.upstream.pod_connection import PodConnection
 
 if TYPE_CHECKING:
-    from load.generator.target_url import Origin
+    from load.generator.target_url import TargetUrl
 
 _IDLE_S: Final = 4.0
 """uvicorn closes idle connections after 5 s; ours are not used again when older than this."""
@@ -19,7 +19,7 @@ _IDLE_S: Final = 4.0
 class Connections:
     """Idle connections, the latest used first. How many are open is the caller's to bound."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: TargetUrl) -> None:
         self._origin = origin
         self._loop = asyncio.get_running_loop()
         self._idle: deque[PodConnection] = deque()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PICTURES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 
-class Kind(StrEnum):
+class ContentKind(StrEnum):
     """Kinds of content."""
 
     TEXT = "text"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 class Content:
     """What one model is sent."""
 
-    kind: Kind = Kind.TEXT
+    kind: ContentKind = ContentKind.TEXT
     tensor: str = "text"
     """Name of the V2 input that takes it."""
     data: str = ""
@@ -48,11 +48,11 @@ class Content:
     def from_fields(cls, fields: Mapping[str, Any]) -> Content:
         """What `to_fields` gave, also after its way through JSON."""
         inputs = tuple((name, kind, tuple(shape)) for name, kind, shape in fields["inputs"])
-        return cls(Kind(fields["kind"]), fields["tensor"], fields["data"], inputs)
+        return cls(ContentKind(fields["kind"]), fields["tensor"], fields["data"], inputs)
 
 
 TEXT: Final = Content()
-IMAGE: Final = Content(Kind.IMAGE, "image")
+IMAGE: Final = Content(ContentKind.IMAGE, "image")
 
 
 def read_payloads(options: Sequence[str]) -> dict[str, Content]:
@@ -80,12 +80,12 @@ def _content_of(value: str) -> Content:
     raw = path.read_bytes()
     data = base64.b64encode(raw).decode()
     if path.suffix.lower() in _PICTURES:
-        return Content(Kind.IMAGE, "image", data)
+        return Content(ContentKind.IMAGE, "image", data)
     try:
         json.loads(raw)
     except ValueError as error:
         raise ValueError(f"must be a picture or a JSON body: {error}") from error
-    return Content(Kind.BODY, data=data)
+    return Content(ContentKind.BODY, data=data)
 
 
 def content_of_metadata(metadata: Any) -> Content | None:
@@ -102,5 +102,5 @@ def content_of_metadata(metadata: Any) -> Content | None:
     first, datatype, _ = inputs[0]
     if len(inputs) == 1 and datatype == "BYTES":
         is_image = "image" in first.lower()
-        return Content(Kind.IMAGE if is_image else Kind.TEXT, first)
-    return Content(Kind.TENSORS, inputs=tuple(inputs))
+        return Content(ContentKind.IMAGE if is_image else ContentKind.TEXT, first)
+    return Content(ContentKind.TENSORS, inputs=tuple(inputs))

@@ -9,7 +9,7 @@ class GeneratorError(LoadError):
     """Root: the text says what was wrong and what to do."""
 
 
-class BadTrace(GeneratorError):
+class UnplayableTrace(GeneratorError):
     """The trace holds nothing to send."""
 
 

@@ -14,11 +14,11 @@ from load.generator.settings import SERVER_NAME, Layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.generator.answers import Outcome
-    from load.generator.arrivals import Arrival
+    from load.generator.answers import RequestResult
+    from load.generator.arrivals import TraceArrival
     from load.generator.content import Content
     from load.generator.settings import RunSettings
-    from load.generator.target_url import Origin
+    from load.generator.target_url import TargetUrl
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 _SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"
@@ -40,7 +40,9 @@ _LONGEST_ERROR: Final = 300
 class GrpcSender:
     """Puts requests to a pod or KServe predictor; the gateway speaks HTTP only."""
 
-    def __init__(self, settings: RunSettings, origin: Origin, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: RunSettings, origin: TargetUrl, now_s: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._now_s = now_s
         self._bodies = Bodies(settings.protocol, settings.seed)
@@ -52,7 +54,7 @@ class GrpcSender:
         )
 
     async def send(
-        self, arrival: Arrival, content: Content, request_id: str, outcome: Outcome
+        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
     ) -> None:
         """Fill in the outcome of one request; whatever goes wrong becomes its error."""
         request = self._request(arrival, content, request_id)
@@ -70,7 +72,7 @@ class GrpcSender:
         pairs = [*(await call.initial_metadata() or ()), *(await call.trailing_metadata() or ())]
         outcome.read_headers((_bytes(name), _bytes(value)) for name, value in pairs)
 
-    def _request(self, arrival: Arrival, content: Content, request_id: str) -> Any:
+    def _request(self, arrival: TraceArrival, content: Content, request_id: str) -> Any:
         settings = self._settings
         tensors = self._bodies.tensors(arrival, content)
         name = inference_path(
@@ -99,7 +101,7 @@ class GrpcSender:
         await self._channel.close()
 
 
-def _channel(origin: Origin) -> grpc.aio.Channel:
+def _channel(origin: TargetUrl) -> grpc.aio.Channel:
     target = f"{origin.host}:{origin.port}"
     options = [("grpc.max_receive_message_length", -1)]
     if origin.is_encrypted:
@@ -107,7 +109,7 @@ def _channel(origin: Origin) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target, options)
 
 
-async def layout_of(origin: Origin) -> Layout:
+async def layout_of(origin: TargetUrl) -> Layout:
     """What a target says it is; plain where it does not say, or nobody answers."""
     async with _channel(origin) as channel:
         ask = channel.unary_unary(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.upstream.pod_connection import PodConnectionLost
-from load.generator.answers import MOST_KEPT, Outcome, error_of, stream_error
+from load.generator.answers import MOST_KEPT, RequestResult, error_of, stream_error
 from load.generator.bodies import Bodies
 from load.generator.connections import Connections
 from load.generator.paths import inference_path
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.upstream.pod_connection import PodConnection
-    from load.generator.arrivals import Arrival
+    from load.generator.arrivals import TraceArrival
     from load.generator.bodies import Body
     from load.generator.content import Content
     from load.generator.settings import RunSettings
-    from load.generator.target_url import Origin
+    from load.generator.target_url import TargetUrl
 
 
 class HttpSender:
     """Puts requests in V1, V2 or OpenAI's protocol."""
 
-    def __init__(self, settings: RunSettings, origin: Origin, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: RunSettings, origin: TargetUrl, now_s: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._origin = origin
         self._now_s = now_s
@@ -33,7 +35,7 @@ class HttpSender:
         self._connections = Connections(origin)
 
     async def send(
-        self, arrival: Arrival, content: Content, request_id: str, outcome: Outcome
+        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
     ) -> None:
         """Fill in the outcome of one request; whatever goes wrong becomes its error."""
         body = self._bodies.body(arrival, content)
@@ -58,7 +60,7 @@ class HttpSender:
                 connection.close()
 
     async def _exchange(
-        self, connection: PodConnection, head: bytes, body: Body, outcome: Outcome
+        self, connection: PodConnection, head: bytes, body: Body, outcome: RequestResult
     ) -> None:
         def on_news() -> None:
             if outcome.first_byte_s is None and connection.has_head:
@@ -78,7 +80,7 @@ class HttpSender:
         elif body.is_streamed:
             outcome.error = stream_error(tail)
 
-    def _head(self, arrival: Arrival, body: Body, request_id: str) -> bytes:
+    def _head(self, arrival: TraceArrival, body: Body, request_id: str) -> bytes:
         settings = self._settings
         path = inference_path(
             settings.protocol, settings.layout, tenant=arrival.tenant, model=arrival.model,

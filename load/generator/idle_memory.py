@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from load.generator.settings import Layout, Protocol
+from load.generator.settings import Layout, RequestProtocol
 
 if TYPE_CHECKING:
     from load.generator.settings import RunSettings
@@ -20,7 +20,7 @@ _TIMEOUT_S: Final = 10.0
 _METRIC: Final = "pilotlight_idle_memory_byte_seconds"
 
 
-class IdleMemory:
+class IdleMemoryProbe:
     """What idle models held of the target's pods during a run."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -38,7 +38,7 @@ class IdleMemory:
 
 
 async def _byte_s(settings: RunSettings) -> float | None:
-    if settings.protocol is Protocol.GRPC or settings.layout is Layout.PLAIN:
+    if settings.protocol is RequestProtocol.GRPC or settings.layout is Layout.PLAIN:
         return None
     base = settings.url if "://" in settings.url else f"http://{settings.url}"
     is_gateway = settings.layout is Layout.GATEWAY

@@ -22,7 +22,7 @@ _AT_A_TIME: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TargetDescription:
     """What a target says of itself."""
 
     layout: Layout
@@ -34,7 +34,7 @@ class Found:
 
 async def inspect(
     url: str, models: Sequence[tuple[str, str]], *, host_header: str | None = None
-) -> Found:
+) -> TargetDescription:
     """Ask an HTTP target what it is and what its models take. Raises TargetUnreachable."""
     base = url if "://" in url else f"http://{url}"
     async with httpx.AsyncClient(
@@ -62,7 +62,7 @@ async def inspect(
         answers = await asyncio.gather(*(ask(*each) for each in models))
     missing = tuple(name for name, answer in answers if answer and answer.status_code == 404)
     contents = {name: content for name, answer in answers if (content := _content(answer))}
-    return Found(layout, contents, missing)
+    return TargetDescription(layout, contents, missing)
 
 
 async def _layout(client: httpx.AsyncClient) -> Layout:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from load.generator.answers import Outcome
+from load.generator.answers import RequestResult
 from load.generator.content import TEXT, Content
 from load.generator.latencies import Latencies
 from load.generator.record_parts import record_row
@@ -21,7 +21,7 @@ from load.generator.settings import LATE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from load.generator.arrivals import Arrival
+    from load.generator.arrivals import TraceArrival
     from load.generator.record_parts import RecordPart
     from load.generator.settings import RunSettings
 
@@ -30,13 +30,13 @@ class Sender(Protocol):
     """Puts one request: over HTTP, or over gRPC."""
 
     async def send(
-        self, arrival: Arrival, content: Content, request_id: str, outcome: Outcome
+        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
     ) -> None:
         """Fill in the outcome; raises nothing but cancellation."""
 
 
 @dataclass(slots=True)
-class Tally:
+class SendCounts:
     """What has happened so far, for the progress bar."""
 
     due: int = 0
@@ -57,9 +57,9 @@ class Player:
     now_s: Callable[[], float]
     """Seconds since the run's start."""
     most_in_flight: int
-    tally: Tally = field(default_factory=Tally)
+    tally: SendCounts = field(default_factory=SendCounts)
 
-    async def play(self, chunks: Iterator[list[Arrival]]) -> None:
+    async def play(self, chunks: Iterator[list[TraceArrival]]) -> None:
         """Send everything at its time; returns when all is answered, failed or timed out."""
         contents = {
             name: Content.from_fields(each) for name, each in self.settings.payloads.items()
@@ -81,7 +81,7 @@ class Player:
             await asyncio.sleep(0)  # when behind: answers must be read, too
 
     def _begin(
-        self, group: asyncio.TaskGroup, arrival: Arrival, contents: dict[str, Content]
+        self, group: asyncio.TaskGroup, arrival: TraceArrival, contents: dict[str, Content]
     ) -> None:
         self.tally.due += 1
         if self.tally.in_flight >= self.most_in_flight:
@@ -89,15 +89,15 @@ class Player:
                 f"not sent: {self.most_in_flight} requests of this process were in flight; "
                 "raise --max-in-flight or lower the load"
             )
-            self._record(arrival, Outcome(error=error))
+            self._record(arrival, RequestResult(error=error))
             return
         self.tally.in_flight += 1
         name = f"{arrival.tenant}/{arrival.model}"
         content = contents.get(name) or contents.get(arrival.model) or TEXT
         group.create_task(self._send(arrival, content))
 
-    async def _send(self, arrival: Arrival, content: Content) -> None:
-        outcome = Outcome()
+    async def _send(self, arrival: TraceArrival, content: Content) -> None:
+        outcome = RequestResult()
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 await self.sender.send(arrival, content, self._id(arrival), outcome)
@@ -112,7 +112,7 @@ class Player:
             self.tally.in_flight -= 1
             self._record(arrival, outcome)
 
-    def _record(self, arrival: Arrival, outcome: Outcome) -> None:
+    def _record(self, arrival: TraceArrival, outcome: RequestResult) -> None:
         tally = self.tally
         tally.done += 1
         tally.by_status[outcome.status] += 1
@@ -124,5 +124,5 @@ class Player:
             record_row(arrival, outcome, request_id=self._id(arrival), policy=self.settings.policy)
         )
 
-    def _id(self, arrival: Arrival) -> str:
+    def _id(self, arrival: TraceArrival) -> str:
         return f"{self.settings.seed}-{arrival.row}"

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from load.generator.settings import Layout, Protocol
+from load.generator.settings import Layout, RequestProtocol
 
 
 def inference_path(
-    protocol: Protocol, layout: Layout, *, tenant: str, model: str, is_generation: bool
+    protocol: RequestProtocol, layout: Layout, *, tenant: str, model: str, is_generation: bool
 ) -> str:
     """The path of one request; for gRPC the name of the model."""
     name = model_segment(layout, tenant=tenant, model=model)
     match protocol:
-        case Protocol.V1:
+        case RequestProtocol.V1:
             path = f"/v1/models/{name}:predict"
-        case Protocol.V2:
+        case RequestProtocol.V2:
             path = f"/v2/models/{name}/infer"
-        case Protocol.OPENAI:
+        case RequestProtocol.OPENAI:
             path = f"/openai/v1/{'completions' if is_generation else 'embeddings'}"
-        case Protocol.GRPC:
+        case RequestProtocol.GRPC:
             return f"{tenant}~{model}" if layout is Layout.POD else model
-    return _prefix(layout, tenant, model, is_openai=protocol is Protocol.OPENAI) + path
+    return _prefix(layout, tenant, model, is_openai=protocol is RequestProtocol.OPENAI) + path
 
 
 def metadata_path(layout: Layout, *, tenant: str, model: str) -> str:

@@ -12,8 +12,8 @@ from load.stages import STAGES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from load.generator.answers import Outcome
-    from load.generator.arrivals import Arrival
+    from load.generator.answers import RequestResult
+    from load.generator.arrivals import TraceArrival
 
 ROWS_AT_A_TIME: Final = 512
 
@@ -24,7 +24,7 @@ def parts_folder(output: Path) -> Path:
 
 
 def record_row(
-    arrival: Arrival, outcome: Outcome, *, request_id: str, policy: str | None
+    arrival: TraceArrival, outcome: RequestResult, *, request_id: str, policy: str | None
 ) -> tuple[Any, ...]:
     """One row in the order of RECORD_SCHEMA."""
     return (

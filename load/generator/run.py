@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.generator.arrivals import survey_aside
 from load.generator.errors import BadTarget, WorkerFailed
-from load.generator.idle_memory import IdleMemory
+from load.generator.idle_memory import IdleMemoryProbe
 from load.generator.inspection import inspect
 from load.generator.merging import merge_parts, write_about
 from load.generator.progress import added_up
 from load.generator.record_parts import parts_folder
-from load.generator.settings import Protocol
+from load.generator.settings import RequestProtocol
 from load.generator.target_url import host_headers, is_host, parse_url
-from load.generator.worker import Orders
+from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable
 
-    from load.generator.arrivals import Appearance, Prospect
+    from load.generator.arrivals import ModelAppearance, TraceSurvey
     from load.generator.progress import RunProgress
     from load.generator.settings import RunSettings
 
@@ -48,19 +48,19 @@ class Prepared:
     """A run that can begin."""
 
     settings: RunSettings
-    prospect: Prospect
-    missing: tuple[Appearance, ...]
+    prospect: TraceSurvey
+    missing: tuple[ModelAppearance, ...]
     """Models that the target does not know."""
 
 
 async def prepare(settings: RunSettings) -> Prepared:
     """Survey the trace and ask the target what it is. Raises GeneratorError."""
-    origin = parse_url(settings.url, is_grpc=settings.protocol is Protocol.GRPC)
+    origin = parse_url(settings.url, is_grpc=settings.protocol is RequestProtocol.GRPC)
     trace = open_trace(settings.trace, seed=settings.seed)
     prospect = await survey_aside(trace, settings.duration_s)
     _require_hosts(settings, prospect)
     settings = replace(settings, processes=min(settings.processes, settings.most_in_flight))
-    if settings.protocol is Protocol.GRPC:
+    if settings.protocol is RequestProtocol.GRPC:
         from load.generator.grpc_sender import layout_of  # gRPC is not loaded for the others
 
         return Prepared(replace(settings, layout=await layout_of(origin)), prospect, ())
@@ -79,7 +79,7 @@ async def prepare(settings: RunSettings) -> Prepared:
     return Prepared(settings, prospect, missing)
 
 
-def _require_hosts(settings: RunSettings, prospect: Prospect) -> None:
+def _require_hosts(settings: RunSettings, prospect: TraceSurvey) -> None:
     for each in prospect.models:
         for host in host_headers(settings.host_header, each.tenant, each.model).values():
             if not is_host(host):
@@ -90,7 +90,7 @@ def _require_hosts(settings: RunSettings, prospect: Prospect) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RunResult:
     """How a run ended."""
 
     progress: RunProgress
@@ -105,7 +105,7 @@ async def play(
     *,
     stop: asyncio.Event,
     on_progress: Callable[[RunProgress], None],
-) -> Played:
+) -> RunResult:
     """Play the trace until its end or until `stop`; the records are in `output` afterwards.
 
     `output` is a `claimed_output`.
@@ -117,8 +117,8 @@ async def play(
     settings, parts = prepared.settings, parts_folder(output)
     about = _about(prepared)
     write_about(parts, about)
-    crew = _Crew(prepared, parts, on_progress)
-    memory = IdleMemory(settings)
+    crew = _WorkerPool(prepared, parts, on_progress)
+    memory = IdleMemoryProbe(settings)
     wasted_byte_s: float | None = None
     try:
         await crew.work(stop, memory.begin)
@@ -132,7 +132,7 @@ async def play(
             "processes": settings.processes,
         }
         await asyncio.to_thread(merge_parts, parts, output, about)
-    return Played(progress, stop.is_set(), wasted_byte_s is not None)
+    return RunResult(progress, stop.is_set(), wasted_byte_s is not None)
 
 
 def _about(prepared: Prepared) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _about(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-class _Crew:
+class _WorkerPool:
     """The worker processes of one run."""
 
     def __init__(
@@ -197,7 +197,7 @@ class _Crew:
                     await worker.wait()
 
     async def _start(self, number: int) -> Process:
-        orders = Orders(self._settings, number, self._parts / f"worker-{number}.arrows")
+        orders = WorkerConfig(self._settings, number, self._parts / f"worker-{number}.arrows")
         paths = [_CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "load.generator.worker",

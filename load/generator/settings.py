@@ -13,7 +13,7 @@ MOST_IN_FLIGHT: Final = 4096
 TIMEOUT_S: Final = 300.0
 
 
-class Protocol(StrEnum):
+class RequestProtocol(StrEnum):
     """How requests are put."""
 
     V1 = "v1"
@@ -43,7 +43,7 @@ class RunSettings:
 
     trace: str
     url: str
-    protocol: Protocol = Protocol.V1
+    protocol: RequestProtocol = RequestProtocol.V1
     layout: Layout = Layout.PLAIN
     policy: str | None = None
     host_header: str | None = None
@@ -69,6 +69,6 @@ class RunSettings:
     def from_json(cls, text: str) -> RunSettings:
         """What `to_json` wrote."""
         fields = json.loads(text)
-        fields["protocol"] = Protocol(fields["protocol"])
+        fields["protocol"] = RequestProtocol(fields["protocol"])
         fields["layout"] = Layout(fields["layout"])
         return cls(**fields)

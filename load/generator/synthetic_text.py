@@ -30,7 +30,7 @@ _STRIDE: Final = 2_654_435_761
 """Knuth's multiplicative hash: neighbouring rows begin far apart in the sequence."""
 
 
-class Words:
+class SyntheticText:
     """A sequence of words drawn once; a text is a stretch of it, chosen by the request's row."""
 
     def __init__(self, seed: int) -> None:

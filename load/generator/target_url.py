@@ -14,7 +14,7 @@ _PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TargetUrl:
     """Where requests go."""
 
     scheme: str
@@ -35,7 +35,7 @@ class Origin:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse_url(url: str, *, is_grpc: bool) -> Origin:
+def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
     """Read a URL; the scheme may be left out. Raises BadTarget."""
     whole = url if "://" in url else f"{'grpc' if is_grpc else 'http'}://{url}"
     allowed = ("grpc", "grpcs", "http", "https") if is_grpc else ("http", "https")
@@ -49,7 +49,7 @@ def parse_url(url: str, *, is_grpc: bool) -> Origin:
     if parts.username is not None:
         raise BadTarget("--url must not hold a user or password")
     number = port if port is not None else _PORTS[parts.scheme]
-    return Origin(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
+    return TargetUrl(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
 
 
 def is_host(text: str) -> bool:

@@ -25,21 +25,21 @@ from load.generator.arrivals import share
 from load.generator.http_sender import HttpSender
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
-from load.generator.settings import Protocol, RunSettings
+from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
 from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.generator.pacing import Tally
+    from load.generator.pacing import SendCounts
 
 _TELL_S: Final = 0.25
 _GC_THRESHOLD: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkerConfig:
     """What one worker is to do."""
 
     settings: RunSettings
@@ -52,7 +52,7 @@ class Orders:
         return json.dumps({**fields, "part": str(self.part)})
 
     @classmethod
-    def from_json(cls, line: str) -> Orders:
+    def from_json(cls, line: str) -> WorkerConfig:
         """What `to_json` wrote."""
         fields = json.loads(line)
         settings = RunSettings.from_json(fields["settings"])
@@ -71,7 +71,7 @@ def main() -> None:
 
 async def _work() -> None:
     commands = await _standard_input()
-    orders = Orders.from_json((await commands.readline()).decode())
+    orders = WorkerConfig.from_json((await commands.readline()).decode())
     records = RecordPart(orders.part)
     try:
         await _play(orders, records, commands)
@@ -79,7 +79,7 @@ async def _work() -> None:
         records.close()
 
 
-async def _play(orders: Orders, records: RecordPart, commands: asyncio.StreamReader) -> None:
+async def _play(orders: WorkerConfig, records: RecordPart, commands: asyncio.StreamReader) -> None:
     settings = orders.settings
     start_s = 0.0
 
@@ -114,7 +114,7 @@ async def _play(orders: Orders, records: RecordPart, commands: asyncio.StreamRea
 
 
 def _sender(settings: RunSettings, now_s: Callable[[], float]) -> Any:
-    is_grpc = settings.protocol is Protocol.GRPC
+    is_grpc = settings.protocol is RequestProtocol.GRPC
     origin = parse_url(settings.url, is_grpc=is_grpc)
     if is_grpc:
         from load.generator.grpc_sender import GrpcSender  # seconds to import
@@ -129,7 +129,7 @@ async def _stop_on_order(commands: asyncio.StreamReader, playing: asyncio.Task[N
     playing.cancel()
 
 
-async def _tell_on(tally: Tally, records: RecordPart) -> None:
+async def _tell_on(tally: SendCounts, records: RecordPart) -> None:
     """Tell progress and write what is there, until cancelled."""
     while True:
         await asyncio.sleep(_TELL_S)
@@ -137,7 +137,7 @@ async def _tell_on(tally: Tally, records: RecordPart) -> None:
         _tell(_progress(tally))
 
 
-def _progress(tally: Tally) -> dict[str, Any]:
+def _progress(tally: SendCounts) -> dict[str, Any]:
     return {
         "due": tally.due,
         "done": tally.done,

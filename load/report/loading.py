@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class TimeSpans:
     """Stretches of time, sorted, that do not overlap. Seconds."""
 
     begins: Floats
@@ -29,18 +29,18 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class PodUsage:
     """One model on one pod."""
 
     pod: str
     model: str
-    loading: Spans
-    inferring: Spans
-    loaded: Spans
+    loading: TimeSpans
+    inferring: TimeSpans
+    loaded: TimeSpans
     """From a load's end, or the first use, to the last use before the next load."""
 
 
-def usages(run: Run) -> list[Usage]:
+def usages(run: Run) -> list[PodUsage]:
     """Every pair of pod and model that requests met, by pod, then by model."""
     known = run.predict_pod.codes >= 0
     keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
@@ -59,19 +59,19 @@ def loading_s(run: Run) -> float:
     return sum(each.loading.total_s for each in usages(run))
 
 
-def merged(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> Spans:
+def merged(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
     """The union of stretches; gaps up to `gap_s` are closed."""
     if not len(begins):
-        return Spans(begins, ends)
+        return TimeSpans(begins, ends)
     order = np.argsort(begins, kind="stable")
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     is_new = np.concatenate(([True], begins[1:] > ends[:-1] + gap_s))
     first = np.flatnonzero(is_new)
     last = np.concatenate((first[1:] - 1, [len(begins) - 1]))
-    return Spans(begins[first], ends[last])
+    return TimeSpans(begins[first], ends[last])
 
 
-def _usage(run: Run, rows: Ints) -> Usage:
+def _usage(run: Run, rows: Ints) -> PodUsage:
     sent = np.where(np.isnan(run.sent_s[rows]), run.scheduled_s[rows], run.sent_s[rows])
     stage = {
         name: np.nan_to_num(run.stages_ms[name][rows].astype(np.float64)) / 1000
@@ -85,7 +85,7 @@ def _usage(run: Run, rows: Ints) -> Usage:
     loading = merged(load_begins[cold], load_ends[cold])
     used = run.is_ok[rows] | (stage["infer"] > 0)
     infer_begins, infer_ends = infer_begins[used], infer_ends[used]
-    return Usage(
+    return PodUsage(
         pod=run.predict_pod.names[run.predict_pod.codes[rows[0]]],
         model=run.model.names[run.model.codes[rows[0]]],
         loading=loading,
@@ -94,14 +94,14 @@ def _usage(run: Run, rows: Ints) -> Usage:
     )
 
 
-def _loaded(loading: Spans, infer_begins: Floats, infer_ends: Floats) -> Spans:
+def _loaded(loading: TimeSpans, infer_begins: Floats, infer_ends: Floats) -> TimeSpans:
     """Inferences sorted by begin and by end. Requests do not tell when a model was dropped."""
     if not len(infer_begins):
-        return Spans(loading.ends, loading.ends)
+        return TimeSpans(loading.ends, loading.ends)
     begins, limits = loading.ends, np.concatenate((loading.begins[1:], [np.inf]))
     if not len(begins) or infer_begins[0] < loading.begins[0]:  # warm before its first load
         begins = np.concatenate((infer_begins[:1], begins))
         limits = np.concatenate((loading.begins, [np.inf]))
     latest = np.searchsorted(infer_ends, limits, side="right") - 1
     last_use = np.where(latest >= 0, infer_ends[np.maximum(latest, 0)], begins)
-    return Spans(begins, np.maximum(begins, last_use))
+    return TimeSpans(begins, np.maximum(begins, last_use))

@@ -23,7 +23,7 @@ Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class GroupedNames:
     """A column of names: `codes[i]` is an index into `names`, -1 for none."""
 
     codes: np.ndarray[Any, np.dtype[np.int32]]
@@ -54,11 +54,11 @@ class Run:
     name: str
     about: Mapping[str, Any]
     """What the file, or the summary beside it, says of the run."""
-    tenant: Names
-    model: Names
-    policy: Names
-    predict_pod: Names
-    start: Names
+    tenant: GroupedNames
+    model: GroupedNames
+    policy: GroupedNames
+    predict_pod: GroupedNames
+    start: GroupedNames
     scheduled_s: Floats
     sent_s: Floats
     first_byte_s: Floats

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from load.generator.merging import METADATA_KEY, read_parts
 from load.generator.record_parts import parts_folder
 from load.report.errors import BadRun, BadRuns
-from load.report.run import Names, Run
+from load.report.run import GroupedNames, Run
 from load.schema import RECORD_SCHEMA
 from load.stages import STAGES
 
@@ -170,13 +170,13 @@ def _json_object(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _codes(column: pa.ChunkedArray) -> Names:
+def _codes(column: pa.ChunkedArray) -> GroupedNames:
     """Dictionary codes over all chunks; -1 stands for null."""
     whole = column.unify_dictionaries().combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = whole.chunk(0)
     codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return Names(codes.astype(np.int32, copy=False), tuple(whole.dictionary.to_pylist()))
+    return GroupedNames(codes.astype(np.int32, copy=False), tuple(whole.dictionary.to_pylist()))
 
 
 def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:

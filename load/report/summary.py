@@ -12,7 +12,7 @@ from load.report.loading import loading_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from load.report.run import Floats, Names, Run
+    from load.report.run import Floats, GroupedNames, Run
 
 PERCENTILES: Final = (50, 90, 95, 99)
 
@@ -60,7 +60,7 @@ def percentiles(values: Floats) -> dict[str, float | None]:
     return {name: float(value) for name, value in zip(names, found, strict=True)}
 
 
-def _by(names: Names, run: Run) -> dict[str, Any]:
+def _by(names: GroupedNames, run: Run) -> dict[str, Any]:
     return {
         name: {
             "requests": len(rows),

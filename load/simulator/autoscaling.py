@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.actions import Demote, Load
-from autoscaler.planning.demand_forecast import Learnt, expect, learn
-from autoscaler.planning.pool_snapshot import Seen, read_pool
-from autoscaler.planning.pool_view import Waiting
+from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
+from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import QueueDemand
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ FIRST_FORECAST_S: Final = 60.0
 """Before that nothing is forecast."""
 
 
-class Forecaster(Protocol):
+class DemandSource(Protocol):
     """Who says what is expected: live forecasts, or those of an earlier run."""
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
@@ -51,15 +51,15 @@ class LiveForecasts:
     """Forecasts as the live autoscaler makes them."""
 
     def __init__(self) -> None:
-        self._learnt: Learnt | None = None
+        self._learnt: FittedModel | None = None
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
         """Learn when it is due, and forecast."""
         if now_s < FIRST_FORECAST_S:
             return None
         history = counts.history_of(models, now_s)
-        self._learnt = learn(history, models, self._learnt)
-        return expect(history, self._learnt)
+        self._learnt = fit_model(history, models, self._learnt)
+        return forecast_demand(history, self._learnt)
 
 
 class PacedForecasts:
@@ -89,7 +89,7 @@ class PlannedAutoscaler:
         every_s: float = _EVERY_S,
         epoch_s: float = 0.0,
         counts: Counts | None = None,
-        forecaster: Forecaster | None = None,
+        forecaster: DemandSource | None = None,
         is_forecasting: bool = True,
     ) -> None:
         """`epoch_s` is the time of the run's start on the clock of `counts` from before it.
@@ -129,11 +129,11 @@ class PlannedAutoscaler:
     def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
         """Forecast, plan, act."""
         demand = self._expected(state, self._epoch_s + now_s) if self._is_forecasting else None
-        seen = Seen(
+        seen = Observations(
             arrived=self._arrived,
             last_arrival_s=self._last_s,
             waiting={
-                name: Waiting(each.requests, each.starved, each.oldest_s)
+                name: QueueDemand(each.requests, each.starved, each.oldest_s)
                 for name, each in actions.waiting().items()
             },
             uses=actions.uses(),

@@ -16,12 +16,12 @@ from runtime.device.batch import MOST_SEQUENCES
 
 if TYPE_CHECKING:
     from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.simulated_request import Flight
+    from load.simulator.simulated_request import SimulatedRequest
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
-    flight: Flight
+class _Sequence:
+    flight: SimulatedRequest
     last: int
     """Number of the iteration that makes its last token."""
 
@@ -34,8 +34,8 @@ class ContinuousBatch:
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
         self._most_rows = min(plan.spec.policy.max_batch_size or MOST_SEQUENCES, MOST_SEQUENCES)
-        self._waiting: deque[Flight] = deque()
-        self._members: list[_Member] = []
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._members: list[_Sequence] = []
         self._rows = 0
         self._iterations = 0
 
@@ -49,14 +49,14 @@ class ContinuousBatch:
         """Whether the first who waits can join at the next iteration."""
         return bool(self._waiting) and self._has_room(self._waiting[0])
 
-    def _has_room(self, flight: Flight) -> bool:
+    def _has_room(self, flight: SimulatedRequest) -> bool:
         return not self._members or self._rows + flight.rows <= self._most_rows
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: SimulatedRequest) -> None:
         """One more waits to join."""
         self._waiting.append(flight)
 
-    def admit(self) -> tuple[int, list[Flight]]:
+    def admit(self) -> tuple[int, list[SimulatedRequest]]:
         """Let in whom there is room for: their rows, and those whose time was over before."""
         before, late = self._rows, []
         while self.may_grow:
@@ -65,7 +65,7 @@ class ContinuousBatch:
                 late.append(flight)
                 continue
             last = self._iterations + max(1, flight.output_size)
-            self._members.append(_Member(flight, last))
+            self._members.append(_Sequence(flight, last))
             self._rows += flight.rows
         return self._rows - before, late
 
@@ -83,7 +83,7 @@ class ContinuousBatch:
         deadlines_s = [member.flight.arrival.deadline_s for member in self._members]
         return min((each for each in deadlines_s if each is not None), default=inf)
 
-    def advance(self, iterations: int) -> tuple[list[Flight], list[Flight]]:
+    def advance(self, iterations: int) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
         """Make tokens: who has all of them now, and who left for another reason."""
         self._iterations += iterations
         done, gone, stay = [], [], []

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from load.simulator.iterations import Iterations, Request, Turn
 from registry.domain.profile import Profile
-from runtime.device.batch import Waiting
+from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import Lane
+from runtime.device.device_model import DeviceModel
 from runtime.device.queue import PATIENCE_S, DeviceQueue
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.event_queue import Kernel
-    from load.simulator.simulated_request import Flight
+    from load.simulator.event_queue import EventQueue
+    from load.simulator.simulated_request import SimulatedRequest
 
 
 class SimulatedDevice:
@@ -36,13 +36,13 @@ class SimulatedDevice:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: EventQueue,
         *,
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float], None],
-        late: Callable[[Flight], None],
+        done: Callable[[SimulatedRequest, float, float], None],
+        late: Callable[[SimulatedRequest], None],
     ) -> None:
         self._kernel = kernel
         self._speed = speed
@@ -52,19 +52,19 @@ class SimulatedDevice:
         self._late = late
         self._times = BatchTimes()
         self._queue: DeviceQueue[Request | Turn] = DeviceQueue(self._times)
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, DeviceModel] = {}
         self._seconds: dict[tuple[str, int], float] = {}
         self._numbers = count(1)
         self._is_busy = False
         self._look_s = inf
-        self._end: Callable[[tuple[list[Flight], float, int]], None] = self._ended
+        self._end: Callable[[tuple[list[SimulatedRequest], float, int]], None] = self._ended
         """Bound once: it is set for every batch."""
         self._iterations = Iterations(
             kernel, self._queue, self._numbers,
             speed=speed, jitter=jitter, rng=rng, done=done, late=late, freed=self._freed,
         )  # fmt: skip
 
-    def infer(self, flight: Flight) -> None:
+    def infer(self, flight: SimulatedRequest) -> None:
         """Run the request's inference when its turn comes."""
         if flight.is_over:
             self._late(flight)
@@ -81,7 +81,7 @@ class SimulatedDevice:
             self._run([flight])  # alone, and nothing to wait for: that is its batch
             return
         deadline_s = flight.arrival.deadline_s
-        waiting = Waiting(
+        waiting = QueuedRows(
             sequence=next(self._numbers),
             due_s=now_s + PATIENCE_S if deadline_s is None else deadline_s,
             queued_s=now_s,
@@ -96,11 +96,11 @@ class SimulatedDevice:
         else:
             self._next()
 
-    def _lane(self, plan: ModelPlan) -> Lane:
+    def _lane(self, plan: ModelPlan) -> DeviceModel:
         key = plan.spec.key
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key, key, policy=plan.spec.policy)
+            lane = self._lanes[key] = DeviceModel(key, key, policy=plan.spec.policy)
             self._times.adopt(Profile(key, "simulated", plan.infer))
         return lane
 
@@ -128,7 +128,7 @@ class SimulatedDevice:
         if not self._is_busy and self._queue:
             self._next()
 
-    def _run(self, flights: list[Flight]) -> None:
+    def _run(self, flights: list[SimulatedRequest]) -> None:
         plan = flights[0].plan
         rows = flights[0].rows if len(flights) == 1 else sum(each.rows for each in flights)
         place = (plan.spec.key, rows)
@@ -143,7 +143,7 @@ class SimulatedDevice:
         self._is_busy = True
         self._kernel.after(seconds, self._end, (flights, seconds, rows))
 
-    def _ended(self, batch: tuple[list[Flight], float, int]) -> None:
+    def _ended(self, batch: tuple[list[SimulatedRequest], float, int]) -> None:
         flights, seconds, rows = batch
         self._is_busy = False
         for flight in flights:

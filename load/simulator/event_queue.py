@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-class Kernel:
+class EventQueue:
     """The clock of a run and what is to happen in it."""
 
     __slots__ = ("_events", "_number", "now_s")

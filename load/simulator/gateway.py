@@ -10,14 +10,14 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.admission_queue import Waiter, WaitingLine, rejected
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest, rejected
 from gateway.dispatch.retries import RetryBudget
 from gateway.errors import Rejected
 from gateway.routing.decision import Reject, SendTo, Wait
-from gateway.routing.route_request import Arrival, Decided
-from load.simulator.queue_options import Queueing
+from gateway.routing.route_request import IncomingRequest, RoutingResult
+from load.simulator.queue_options import QueueOptions
 from load.simulator.results.rows import NEVER_S
-from load.simulator.simulated_request import Flight
+from load.simulator.simulated_request import SimulatedRequest
 from registry.domain.model import ModelName
 from registry.domain.reservation import Refusal
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from load.simulator.arrivals import Row
     from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.event_queue import Kernel
+    from load.simulator.event_queue import EventQueue
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pod import SimulatedPod
     from load.simulator.results.rows import Rows
     from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
-    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.queue_stats import QueueStats
 
 LOOK_AGAIN_S: Final = 0.25
 """As in `gateway.dispatch.dispatcher`: a quiet waiting room is looked at this often."""
@@ -43,8 +43,8 @@ _MODEL_NOT_FOUND: Final = "model-not-found"
 
 
 @dataclass(eq=False, slots=True)
-class _InLine(Waiter):
-    flight: Flight = field(kw_only=True)
+class _QueuedSimulatedRequest(QueuedRequest):
+    flight: SimulatedRequest = field(kw_only=True)
     tries: int = 0
 
 
@@ -53,17 +53,17 @@ class SimulatedGateway:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: EventQueue,
         registry: MemoryRegistry,
         rows: Rows,
         summary: Summary,
         *,
         policy: RoutingPolicy | None,
         seed: int,
-        queueing: Queueing | None = None,
+        queueing: QueueOptions | None = None,
         draws: Iterator[float] | None = None,
     ) -> None:
-        queueing = queueing or Queueing()
+        queueing = queueing or QueueOptions()
         self.pods: dict[str, SimulatedPod] = {}
         self.models: dict[tuple[str, str], tuple[ModelName, ModelPlan]] = {}
         """What is known by tenant and name."""
@@ -88,12 +88,12 @@ class SimulatedGateway:
         self._sequence = 0
         self._budget = RetryBudget()
         self._serves_late = queueing.serves_late
-        self._line: WaitingLine[_InLine] = WaitingLine(
+        self._line: AdmissionQueue[_QueuedSimulatedRequest] = AdmissionQueue(
             registry.state, kernel.now, by_deadline=queueing.by_deadline, may_load=queueing.may_load
         )
         self._is_changed = False
         self._is_looking = False
-        self._in_flight: dict[str, Flight] = {}
+        self._in_flight: dict[str, SimulatedRequest] = {}
 
     # Arrival
 
@@ -114,7 +114,7 @@ class SimulatedGateway:
         if deadline_s is None:
             deadline_s = plan.spec.policy.deadline_s
         at_s = None if deadline_s is None else now_s + deadline_s
-        arrival = Arrival(
+        arrival = IncomingRequest(
             self._id_prefix + str(self._row),
             name,
             now_s,
@@ -124,7 +124,7 @@ class SimulatedGateway:
             None if self._serves_late else at_s,
             at_s,
         )
-        flight = Flight(arrival, plan, input_size, output_size)
+        flight = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._kernel.at(arrival.deadline_s, self._deadline, arrival)
         self._place(flight)
@@ -143,7 +143,7 @@ class SimulatedGateway:
 
     # Placing
 
-    def _place(self, flight: Flight) -> None:
+    def _place(self, flight: SimulatedRequest) -> None:
         arrival = flight.arrival
         for _ in range(_DIRECT_TRIES):  # decide and reserve again where the state had changed
             if self._is_changed:  # who waits goes first, so that tenants take turns
@@ -160,7 +160,7 @@ class SimulatedGateway:
                 return
         self._wait(flight, decided)
 
-    def _reserve(self, flight: Flight, decided: Decided, decision: SendTo) -> bool:
+    def _reserve(self, flight: SimulatedRequest, decided: RoutingResult, decision: SendTo) -> bool:
         arrival, spec = flight.arrival, decided.spec
         if spec is None:
             return False
@@ -191,21 +191,21 @@ class SimulatedGateway:
         entry.take(flight)
         return True
 
-    def _give_back(self, flight: Flight) -> None:
+    def _give_back(self, flight: SimulatedRequest) -> None:
         id_ = flight.arrival.id
         self._in_flight.pop(id_, None)
         self._registry.release(id_, flight.entry.name, flight.predict.name)
 
     # Waiting
 
-    def _wait(self, flight: Flight, decided: Decided) -> None:
+    def _wait(self, flight: SimulatedRequest, decided: RoutingResult) -> None:
         arrival = flight.arrival
         try:
             spec, place = self._line.admit(arrival)
         except Rejected as error:
             self._reject(flight, error)
             return
-        waiter = _InLine(arrival, place, flight=flight)
+        waiter = _QueuedSimulatedRequest(arrival, place, flight=flight)
         self._line.enter(waiter, decided)
         flight.policy = decided.policy
         self._in_flight[arrival.id] = flight
@@ -213,7 +213,7 @@ class SimulatedGateway:
         self.kick()
         self._look_again()
 
-    def _ran_out(self, waiter: _InLine) -> None:
+    def _ran_out(self, waiter: _QueuedSimulatedRequest) -> None:
         if not waiter.flight.is_over and waiter.tries >= 0:
             record = self._state.models.get(waiter.arrival.model)
             spec = record.serving if record else waiter.flight.plan.spec
@@ -221,7 +221,7 @@ class SimulatedGateway:
             self._leave(waiter)
             self._reject(waiter.flight, error)
 
-    def _leave(self, waiter: _InLine) -> None:
+    def _leave(self, waiter: _QueuedSimulatedRequest) -> None:
         waiter.tries = -1
         self._line.leave(waiter)
 
@@ -254,7 +254,9 @@ class SimulatedGateway:
             is_leaving=_never, send=self._send, refuse=self._refuse, only_if_free=only_if_free
         )
 
-    def _send(self, waiter: _InLine, decided: Decided, decision: SendTo) -> None:
+    def _send(
+        self, waiter: _QueuedSimulatedRequest, decided: RoutingResult, decision: SendTo
+    ) -> None:
         waiter.flight.waited_from = waiter.waited_from
         if self._reserve(waiter.flight, decided, decision):
             self._leave(waiter)
@@ -262,12 +264,12 @@ class SimulatedGateway:
         waiter.tries += 1  # give what will mend it time to come
         self._kernel.after(min(0.001 * 2**waiter.tries, 0.1), self._return, waiter)
 
-    def _return(self, waiter: _InLine) -> None:
+    def _return(self, waiter: _QueuedSimulatedRequest) -> None:
         if waiter.tries >= 0:
             self._line.return_to_place(waiter)
             self.kick()
 
-    def _refuse(self, waiter: _InLine, decision: Reject) -> None:
+    def _refuse(self, waiter: _QueuedSimulatedRequest, decision: Reject) -> None:
         self._leave(waiter)
         self._reject(waiter.flight, rejected(decision))
 
@@ -276,30 +278,30 @@ class SimulatedGateway:
         """Whether anybody waits."""
         return bool(self._line)
 
-    def waiting(self) -> dict[ModelName, WaitingRequests]:
+    def waiting(self) -> dict[ModelName, QueueStats]:
         """Who waits, by model."""
         return self._line.by_model()
 
     # What pods say
 
-    def answered(self, flight: Flight) -> None:
+    def answered(self, flight: SimulatedRequest) -> None:
         """The answer is here: give the slot back, and tell the client."""
         self._give_back(flight)
         self._finish(flight, 200, None)
         self.kick()
 
-    def failed(self, flight: Flight, status: int, message: str) -> None:
+    def failed(self, flight: SimulatedRequest, status: int, message: str) -> None:
         """The pod answered with an error."""
         self._give_back(flight)
         self._finish(flight, status, message)
         self.kick()
 
-    def refused(self, flight: Flight) -> None:
+    def refused(self, flight: SimulatedRequest) -> None:
         """Models in use hold the pod's memory: elsewhere, while the retry budget lasts."""
         self._again(flight)
         self.kick()
 
-    def lost(self, flight: Flight) -> None:
+    def lost(self, flight: SimulatedRequest) -> None:
         """The predict pod did not answer its entry pod."""
         if not flight.is_over:
             self.failed(flight, 503, f"predict pod {flight.predict.name} is not to be reached")
@@ -335,7 +337,7 @@ class SimulatedGateway:
 
         self._kernel.after(_SUSPECT_S, forgive)
 
-    def _again(self, flight: Flight) -> None:
+    def _again(self, flight: SimulatedRequest) -> None:
         if flight.is_over:
             return
         self._give_back(flight)
@@ -344,7 +346,7 @@ class SimulatedGateway:
         else:
             self._place(flight.again())
 
-    def _deadline(self, arrival: Arrival) -> None:
+    def _deadline(self, arrival: IncomingRequest) -> None:
         """The gateway answers for the pod; who waits in line hears it there."""
         flight = self._in_flight.get(arrival.id)
         if flight is not None and flight.placed_s >= 0:
@@ -352,14 +354,14 @@ class SimulatedGateway:
             self._finish(flight, 504, "the deadline passed before the pod answered", "deadline")
             self.kick()
 
-    def _reject(self, flight: Flight, error: Rejected) -> None:
+    def _reject(self, flight: SimulatedRequest, error: Rejected) -> None:
         self._in_flight.pop(flight.arrival.id, None)
         self._finish(flight, int(error.status), str(error), str(error.reason))
 
     # The end
 
     def _finish(
-        self, flight: Flight, status: int, error: str | None, reason: str | None = None
+        self, flight: SimulatedRequest, status: int, error: str | None, reason: str | None = None
     ) -> None:
         flight.is_over = True
         self.open_total -= 1
@@ -382,5 +384,5 @@ class SimulatedGateway:
         )  # fmt: skip
 
 
-def _never(_: _InLine) -> bool:
+def _never(_: _QueuedSimulatedRequest) -> bool:
     return False

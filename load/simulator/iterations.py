@@ -12,18 +12,18 @@ from math import exp, inf, nextafter
 from typing import TYPE_CHECKING
 
 from load.simulator.continuous import ContinuousBatch
-from runtime.device.batch import Waiting
+from runtime.device.batch import QueuedRows
 from runtime.device.queue import PATIENCE_S, Queued
-from runtime.generation.processor_sharing import SharedTime
+from runtime.generation.processor_sharing import ProcessorSharing
 
 if TYPE_CHECKING:
     import itertools
     import random
     from collections.abc import Callable, Sequence
 
-    from load.simulator.event_queue import Kernel
-    from load.simulator.simulated_request import Flight
-    from runtime.device.device_model import Lane
+    from load.simulator.event_queue import EventQueue
+    from load.simulator.simulated_request import SimulatedRequest
+    from runtime.device.device_model import DeviceModel
     from runtime.device.queue import DeviceQueue
 
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Request(Queued):
     """A request that waits for an inference."""
 
-    flight: Flight
+    flight: SimulatedRequest
 
 
 @dataclass(eq=False, slots=True)
@@ -82,15 +82,15 @@ class Iterations:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: EventQueue,
         queue: DeviceQueue[Request | Turn],
         numbers: itertools.count[int],
         *,
         speed: float,
         jitter: float,
         rng: random.Random,
-        done: Callable[[Flight, float, float], None],
-        late: Callable[[Flight], None],
+        done: Callable[[SimulatedRequest, float, float], None],
+        late: Callable[[SimulatedRequest], None],
         freed: Callable[[], None],
     ) -> None:
         """`freed` hears when the device is free again; the others are as for the device."""
@@ -107,11 +107,11 @@ class Iterations:
         self._lined = 0
         """Turns in the queue."""
         self._stretch: Stretch | None = None
-        self._shared = SharedTime(kernel.now)
-        self._marks_s: dict[Flight, float] = {}
+        self._shared = ProcessorSharing(kernel.now)
+        self._marks_s: dict[SimulatedRequest, float] = {}
         """Of the shared time."""
 
-    def add(self, flight: Flight, lane: Lane) -> None:
+    def add(self, flight: SimulatedRequest, lane: DeviceModel) -> None:
         """Have the request join its model's batch at the next iteration that has room."""
         batch = self._batches.get(lane.key)
         if batch is None:
@@ -124,8 +124,8 @@ class Iterations:
         if was_over or batch.may_grow:
             self.cut()
 
-    def _line_up(self, lane: Lane, batch: ContinuousBatch, now_s: float) -> None:
-        waiting = Waiting(next(self._numbers), now_s + PATIENCE_S, now_s)
+    def _line_up(self, lane: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:
+        waiting = QueuedRows(next(self._numbers), now_s + PATIENCE_S, now_s)
         self._enqueue(Turn(lane, waiting, batch))
 
     def _enqueue(self, turn: Turn) -> None:
@@ -185,8 +185,8 @@ class Iterations:
         if stretch is not self._stretch:  # it was cut
             return
         self._stretch = None
-        done: list[Flight] = []
-        gone: list[Flight] = []
+        done: list[SimulatedRequest] = []
+        gone: list[SimulatedRequest] = []
         for place in range(len(stretch.turns)):
             self._settle(stretch, place, done, gone)
         for flight in done:
@@ -194,15 +194,21 @@ class Iterations:
         self._lose(gone)
         self._freed()
 
-    def _lose(self, flights: Sequence[Flight]) -> None:
+    def _lose(self, flights: Sequence[SimulatedRequest]) -> None:
         for flight in flights:
             self._share_s(flight)
             self._late(flight)
 
-    def _share_s(self, flight: Flight) -> float:
+    def _share_s(self, flight: SimulatedRequest) -> float:
         return self._shared.leave(self._marks_s.pop(flight))
 
-    def _settle(self, stretch: Stretch, place: int, done: list[Flight], gone: list[Flight]) -> None:
+    def _settle(
+        self,
+        stretch: Stretch,
+        place: int,
+        done: list[SimulatedRequest],
+        gone: list[SimulatedRequest],
+    ) -> None:
         """Let a batch go on in the line, the one that ran longest ago first."""
         size = len(stretch.turns)
         number = stretch.count - size + place  # of its last iteration in the stretch, from 0

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.simulator.event_queue import Kernel
+    from load.simulator.event_queue import EventQueue
 
 
 class SharedLink:
     """A link of some bytes per second; infinity: every transfer is over at once."""
 
-    def __init__(self, kernel: Kernel, bytes_per_s: float) -> None:
+    def __init__(self, kernel: EventQueue, bytes_per_s: float) -> None:
         self._kernel = kernel
         self._rate = bytes_per_s
         self._given = 0.0

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.cluster import ClusterState, PodState, Residency
-from registry.domain.estimates import Measurements
+from registry.domain.estimates import ModelEstimates
 from registry.domain.model import ModelRecord, Tier, name_of_key
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, LoadMode, Refusal
@@ -30,7 +30,7 @@ _WARM: Final = Granted("warm", 0)
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _ReservedPlace:
     """A pod, its lease, its reservations by identity with their expiry."""
 
     state: PodState
@@ -53,7 +53,7 @@ class MemoryRegistry:
 
     def __init__(self) -> None:
         self.state = ClusterState()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _ReservedPlace] = {}
         self._claims: dict[str, dict[str, _Claim]] = {}
         self._next_fence = 0
         self._next_lease_end_s = inf
@@ -68,7 +68,7 @@ class MemoryRegistry:
         pod = PodState(info)
         pod.epoch = self._next_fence
         self.state.pods[info.name] = pod
-        self._members[info.name] = member = _Member(pod, inf)
+        self._members[info.name] = member = _ReservedPlace(pod, inf)
         self._set_lease(member, now_s + lease_ttl_s)
         return pod.epoch
 
@@ -97,7 +97,7 @@ class MemoryRegistry:
         for sample in samples:
             known = self.state.measurements.get(sample.key)
             if known is None:
-                known = self.state.measurements[sample.key] = Measurements()
+                known = self.state.measurements[sample.key] = ModelEstimates()
             known.add(sample.measure, sample.values_s)
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
@@ -122,7 +122,7 @@ class MemoryRegistry:
         for member in self._members.values():
             self._purge(member, now_s)
 
-    def _set_lease(self, member: _Member, until_s: float) -> None:
+    def _set_lease(self, member: _ReservedPlace, until_s: float) -> None:
         member.lease_end_s = until_s
         self._next_lease_end_s = min(self._next_lease_end_s, until_s)
 
@@ -147,13 +147,13 @@ class MemoryRegistry:
             if was_warm and not is_back:  # one that is back says at once what it still holds
                 self._cooled(key)
 
-    def _current(self, pod: str, epoch: int, now_s: float) -> _Member:
+    def _current(self, pod: str, epoch: int, now_s: float) -> _ReservedPlace:
         member = self._members.get(pod)
         if member is None or member.state.epoch != epoch or member.lease_end_s <= now_s:
             raise LeaseLost("the pod's lease is over or belongs to a newer process")
         return member
 
-    def _serving(self, pod: str, now_s: float) -> _Member | None:
+    def _serving(self, pod: str, now_s: float) -> _ReservedPlace | None:
         """The pod if it is alive and takes requests, with what expired there taken out."""
         member = self._members.get(pod)
         if member is None or member.lease_end_s <= now_s:
@@ -396,7 +396,7 @@ class MemoryRegistry:
         entering.state.slots_used = len(entering.slots)
         predicting.state.ongoing = len(predicting.ongoing)
 
-    def _purge(self, member: _Member, now_s: float) -> None:
+    def _purge(self, member: _ReservedPlace, now_s: float) -> None:
         if now_s < member.earliest_s:
             return
         for places in (member.slots, member.ongoing):

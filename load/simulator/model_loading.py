@@ -14,25 +14,25 @@ from load.simulator.links import SharedLink
 from registry.domain.model import Tier
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import ClaimScope
-from runtime.loading.backoff import Fault, next_failure
+from runtime.loading.backoff import LoadFault, next_failure
 from runtime.loading.reload_costs import ReloadCosts
-from runtime.tiers.device_cache import Resident, Residents
+from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import POLICIES
 
 if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan, ModelPlan
-    from load.simulator.event_queue import Kernel
+    from load.simulator.event_queue import EventQueue
     from load.simulator.gateway import SimulatedGateway
     from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pod import SimulatedPod
-    from load.simulator.simulated_request import Flight
+    from load.simulator.simulated_request import SimulatedRequest
 
 PATIENCE_S: Final = 30.0
 """As in `runtime.loading.model_store`: how long a load waits for models in use."""
 
 
 @dataclass(eq=False, slots=True)
-class Held(Resident):
+class SimulatedResident(CachedModel):
     """A model on a simulated device."""
 
     plan: ModelPlan = field(kw_only=True)
@@ -48,23 +48,23 @@ class Held(Resident):
 
 
 @dataclass(eq=False, slots=True)
-class _Load:
+class _SimulatedLoad:
     plan: ModelPlan
     token: int
     begun_s: float
     source: Tier = Tier.REMOTE
-    waiting: list[Flight] = field(default_factory=list)
+    waiting: list[SimulatedRequest] = field(default_factory=list)
     is_over: bool = False
 
 
-class Loading:
+class ModelLoading:
     """The models of one pod's device, and the loads on their way there."""
 
     def __init__(
         self,
         pod: SimulatedPod,
         cluster: ClusterPlan,
-        kernel: Kernel,
+        kernel: EventQueue,
         registry: MemoryRegistry,
         gateway: SimulatedGateway,
     ) -> None:
@@ -73,13 +73,13 @@ class Loading:
         self._registry = registry
         self._gateway = gateway
         self._costs = ReloadCosts()
-        self.residents: Residents[Held] = Residents(
+        self.residents: DeviceCache[SimulatedResident] = DeviceCache(
             pod.plan.memory_bytes, policy=POLICIES[cluster.eviction], reload_s=self._reload_s,
             now_s=kernel.now,
         )  # fmt: skip
         self._link = SharedLink(kernel, pod.plan.device_bytes_per_s)
-        self._under_way: dict[str, _Load] = {}
-        self._without_room: list[_Load] = []
+        self._under_way: dict[str, _SimulatedLoad] = {}
+        self._without_room: list[_SimulatedLoad] = []
         self.total = 0
 
     def _reload_s(self, key: str, memory_bytes: int) -> float:
@@ -87,7 +87,7 @@ class Loading:
         tier = Tier.HOST if memory_bytes <= host_bytes else Tier.DISK
         return self._costs.estimate_s(key, tier, memory_bytes)
 
-    def wait_for(self, flight: Flight) -> None:
+    def wait_for(self, flight: SimulatedRequest) -> None:
         """Hold the model for the request once it is here; begins or joins its load."""
         load = self._under_way.get(flight.plan.spec.key)
         if load is None:
@@ -99,10 +99,10 @@ class Loading:
         else:
             load.waiting.append(flight)
 
-    def begin(self, plan: ModelPlan, token: int = 0) -> _Load:
+    def begin(self, plan: ModelPlan, token: int = 0) -> _SimulatedLoad:
         """Begin a load, with the gateway's claim or one of the pod's own."""
         key, now_s = plan.spec.key, self._kernel.now_s
-        load = _Load(plan, token or self._claim(key), now_s)
+        load = _SimulatedLoad(plan, token or self._claim(key), now_s)
         if plan.memory_bytes > self.residents.budget_bytes:
             self._never_fits(load)
             return load
@@ -126,7 +126,7 @@ class Loading:
         except LeaseLost:
             return 0
 
-    def _say_started(self, load: _Load) -> None:
+    def _say_started(self, load: _SimulatedLoad) -> None:
         pod, key, now_s = self._pod, load.plan.spec.key, self._kernel.now_s
         for _ in range(2):
             if not load.token:
@@ -139,7 +139,7 @@ class Loading:
             except LeaseLost:
                 return
 
-    def _never_fits(self, load: _Load) -> None:
+    def _never_fits(self, load: _SimulatedLoad) -> None:
         plan, now_s = load.plan, self._kernel.now_s
         load.is_over = True
         message = (
@@ -149,7 +149,7 @@ class Loading:
         record = self._registry.state.models.get(plan.spec.name)
         failure = next_failure(
             plan.spec.key,
-            Fault("ModelLoadFailed", message, 507),
+            LoadFault("ModelLoadFailed", message, 507),
             previous=record.failure if record else None,
             now_s=now_s,
         )
@@ -162,12 +162,12 @@ class Loading:
 
     # Room
 
-    def _make_room(self, load: _Load) -> None:
+    def _make_room(self, load: _SimulatedLoad) -> None:
         if not self._try_room(load):
             self._without_room.append(load)
             self._kernel.after(PATIENCE_S, self._no_room, load)
 
-    def _try_room(self, load: _Load) -> bool:
+    def _try_room(self, load: _SimulatedLoad) -> bool:
         plan = load.plan
         victims = self.residents.make_room(plan.spec.key, plan.memory_bytes)
         if victims is None:
@@ -180,10 +180,10 @@ class Loading:
             self._link.send(plan.memory_bytes, self._copied, load)
         return True
 
-    def _copied(self, load: _Load) -> None:
+    def _copied(self, load: _SimulatedLoad) -> None:
         self._kernel.after(load.plan.load_fixed_s, self._loaded, load)
 
-    def _no_room(self, load: _Load) -> None:
+    def _no_room(self, load: _SimulatedLoad) -> None:
         if load not in self._without_room:
             return
         self._without_room.remove(load)
@@ -193,7 +193,7 @@ class Loading:
         for flight in load.waiting:
             self._gateway.refused(flight)
 
-    def let_go(self, resident: Held) -> None:
+    def let_go(self, resident: SimulatedResident) -> None:
         """A request needs the model no more; whoever waits for room looks again."""
         self.residents.end_use(resident)
         resident.served += 1
@@ -204,7 +204,7 @@ class Loading:
     def _look_for_room(self) -> None:
         self._without_room = [load for load in self._without_room if not self._try_room(load)]
 
-    def _take_off(self, key: str) -> Held:
+    def _take_off(self, key: str) -> SimulatedResident:
         """Free the memory of a model that nobody uses."""
         gone = self.residents.remove(key)
         self.tell_tier(key)
@@ -212,14 +212,14 @@ class Loading:
 
     # The end of a load
 
-    def _loaded(self, load: _Load) -> None:
+    def _loaded(self, load: _SimulatedLoad) -> None:
         pod, plan, now_s = self._pod, load.plan, self._kernel.now_s
         if not pod.is_alive:
             return
         key = plan.spec.key
         del self._under_way[key]
         seconds = now_s - load.begun_s
-        resident = Held(key, plan.memory_bytes, plan=plan)
+        resident = SimulatedResident(key, plan.memory_bytes, plan=plan)
         self.residents.add(resident)
         if load.source is Tier.REMOTE and load.source in plan.load_s:
             pod.node.put(plan, Tier.DISK)
@@ -236,7 +236,7 @@ class Loading:
             pod.held(flight, resident, load.source.value)
         self._gateway.kick()
 
-    def _say_finished(self, load: _Load) -> None:
+    def _say_finished(self, load: _SimulatedLoad) -> None:
         pod, key, now_s = self._pod, load.plan.spec.key, self._kernel.now_s
         try:
             self._registry.finish_load(
@@ -278,7 +278,7 @@ class Loading:
 
     def put_at_start(self, plan: ModelPlan) -> None:
         """Have the model on the device from the start of the run."""
-        self.residents.add(Held(plan.spec.key, plan.memory_bytes, plan=plan))
+        self.residents.add(SimulatedResident(plan.spec.key, plan.memory_bytes, plan=plan))
         self.tell_tier(plan.spec.key)
         self._pod.has_news()
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.simulator.cluster.plan import ModelPlan, NodePlan
-    from load.simulator.event_queue import Kernel
+    from load.simulator.event_queue import EventQueue
 
 
 class SimulatedNode:
     """What the pods of one machine share. `on_moved` hears of models that came or went."""
 
     def __init__(
-        self, kernel: Kernel, plan: NodePlan, on_moved: Callable[[SimulatedNode, str], None]
+        self, kernel: EventQueue, plan: NodePlan, on_moved: Callable[[SimulatedNode, str], None]
     ) -> None:
         self.plan = plan
         self.name = plan.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from load.simulator.device import SimulatedDevice
-from load.simulator.model_loading import Loading
+from load.simulator.model_loading import ModelLoading
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.redis.client import LEASE_TTL_S
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.simulator.cluster.plan import ClusterPlan, ModelPlan, PodPlan
-    from load.simulator.event_queue import Kernel
+    from load.simulator.event_queue import EventQueue
     from load.simulator.gateway import SimulatedGateway
     from load.simulator.memory_registry import MemoryRegistry
-    from load.simulator.model_loading import Held
+    from load.simulator.model_loading import SimulatedResident
     from load.simulator.node import SimulatedNode
-    from load.simulator.simulated_request import Flight
+    from load.simulator.simulated_request import SimulatedRequest
 
 
 class SimulatedPod:
@@ -43,7 +43,7 @@ class SimulatedPod:
         node: SimulatedNode,
         *,
         cluster: ClusterPlan,
-        kernel: Kernel,
+        kernel: EventQueue,
         registry: MemoryRegistry,
         gateway: SimulatedGateway,
         rng: random.Random,
@@ -69,10 +69,10 @@ class SimulatedPod:
             done=self._inferred,
             late=self._late,
         )
-        self._infer: Callable[[Flight], None] = self.device.infer
-        self._answer: Callable[[Flight], None] = self.answer
+        self._infer: Callable[[SimulatedRequest], None] = self.device.infer
+        self._answer: Callable[[SimulatedRequest], None] = self.answer
         """Bound once: they are set for every request."""
-        self.loading = Loading(self, cluster, kernel, registry, gateway)
+        self.loading = ModelLoading(self, cluster, kernel, registry, gateway)
         self._residents = self.loading.residents.by_key
 
     # Life
@@ -164,7 +164,7 @@ class SimulatedPod:
 
     # A request's stages
 
-    def take(self, flight: Flight) -> None:
+    def take(self, flight: SimulatedRequest) -> None:
         """Be the entry pod of a request that the gateway has just sent."""
         plan = flight.plan
         flight.preprocess_s = plan.preprocess_s / self.plan.speed
@@ -181,7 +181,7 @@ class SimulatedPod:
         flight.resident = resident
         self._kernel.after(hop_s + flight.preprocess_s, self._infer, flight)
 
-    def _prepare_and_forward(self, flight: Flight, hop_s: float) -> None:
+    def _prepare_and_forward(self, flight: SimulatedRequest, hop_s: float) -> None:
         now_s, plan = self._kernel.now_s, flight.plan
         assets_s = self._assets_s(plan, now_s + hop_s)
         flight.load_s += assets_s
@@ -189,7 +189,7 @@ class SimulatedPod:
         there_s = now_s + hop_s + assets_s + flight.preprocess_s + way_s
         self._kernel.at(there_s, flight.predict.take_inference, flight)
 
-    def take_inference(self, flight: Flight) -> None:
+    def take_inference(self, flight: SimulatedRequest) -> None:
         """Be the predict pod of another pod's request."""
         if not self.is_alive:
             self._gateway.lost(flight)
@@ -214,7 +214,7 @@ class SimulatedPod:
         """Whether the small files of a model are here."""
         return self._assets_ready_s.get(key, self._kernel.now_s + 1) <= self._kernel.now_s
 
-    def _hold(self, flight: Flight) -> None:
+    def _hold(self, flight: SimulatedRequest) -> None:
         if not self.is_alive or flight.is_over:
             return
         flight.held_since_s = self._kernel.now_s
@@ -225,7 +225,7 @@ class SimulatedPod:
             self.loading.residents.use(resident)
             self.held(flight, resident, "warm")
 
-    def held(self, flight: Flight, resident: Held, start: str) -> None:
+    def held(self, flight: SimulatedRequest, resident: SimulatedResident, start: str) -> None:
         """The model is on the device, kept there for this request."""
         flight.resident = resident
         flight.start = start
@@ -235,7 +235,7 @@ class SimulatedPod:
         else:
             self.device.infer(flight)
 
-    def _inferred(self, flight: Flight, infer_s: float, share_s: float) -> None:
+    def _inferred(self, flight: SimulatedRequest, infer_s: float, share_s: float) -> None:
         if not self.is_alive:
             return
         self.loading.let_go(flight.resident)
@@ -257,7 +257,7 @@ class SimulatedPod:
         kernel.after(back_s, entry._answer, flight)
         self._gateway.kick()
 
-    def answer(self, flight: Flight) -> None:
+    def answer(self, flight: SimulatedRequest) -> None:
         """The answer arrives at the gateway."""
         if flight.is_over or not self.is_alive:
             return
@@ -271,7 +271,7 @@ class SimulatedPod:
             self.has_news()
         self._gateway.answered(flight)
 
-    def _late(self, flight: Flight) -> None:
+    def _late(self, flight: SimulatedRequest) -> None:
         """The deadline passed while the request waited for the device."""
         self.loading.let_go(flight.resident)
         if not flight.is_over:

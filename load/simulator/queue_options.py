@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Queueing:
+class QueueOptions:
     """How the gateway of a run queues. The defaults are the live gateway's."""
 
     serves_late: bool = False

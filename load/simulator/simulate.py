@@ -10,10 +10,10 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from autoscaler.planning.pool_view import Use
+from autoscaler.planning.pool_view import CopyUse
 from load.errors import LoadError
 from load.simulator.arrivals import rows
-from load.simulator.event_queue import Kernel
+from load.simulator.event_queue import EventQueue
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.gc_pause import collector_paused
 from load.simulator.memory_registry import MemoryRegistry
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from load.schema import Trace
     from load.simulator.cluster.plan import ClusterPlan, ModelPlan, PodPlan
-    from load.simulator.queue_options import Queueing
+    from load.simulator.queue_options import QueueOptions
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, RoutingPolicy
-    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.queue_stats import QueueStats
 
 ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""
@@ -58,10 +58,10 @@ class Actions(Protocol):
     def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
         """Let a model sink to a tier; False: it is in use, not above the tier, or no pod."""
 
-    def uses(self) -> Mapping[str, Mapping[str, Use]]:
+    def uses(self) -> Mapping[str, Mapping[str, CopyUse]]:
         """How the copies on devices are used, by key, then pod."""
 
-    def waiting(self) -> Mapping[ModelName, WaitingRequests]:
+    def waiting(self) -> Mapping[ModelName, QueueStats]:
         """The requests that wait in the gateway."""
 
     def start_pod(self, pod: str) -> bool:
@@ -71,7 +71,7 @@ class Actions(Protocol):
         """Let a pod answer what it has, then leave; False: it does not live."""
 
 
-class Autoscaler(Protocol):
+class SimulatedAutoscaler(Protocol):
     """Who hears of arrivals, and is asked every `every_s` of virtual time what to do.
 
     With `Queueing.plans_first` at most so often while requests wait, when something changed.
@@ -104,8 +104,8 @@ class Simulation:
         policy: RoutingPolicy | None = None,
         seed: int = 0,
         *,
-        autoscaler: Autoscaler | None = None,
-        queueing: Queueing | None = None,
+        autoscaler: SimulatedAutoscaler | None = None,
+        queueing: QueueOptions | None = None,
         draws: Iterator[float] | None = None,
     ) -> None:
         """A run that has not begun; `policy` None: the models' own.
@@ -119,7 +119,7 @@ class Simulation:
         """Asked now and then; where it holds, the run ends with what was answered by then."""
         self.was_stopped = False
         self.summary = Summary()
-        self.kernel = Kernel()
+        self.kernel = EventQueue()
         self.registry = MemoryRegistry()
         self._trace = trace
         self._records = Records()
@@ -219,15 +219,15 @@ class Simulation:
         alive = self._alive(pod)
         return None if found is None or alive is None else (alive, found[1])
 
-    def uses(self) -> dict[str, dict[str, Use]]:
+    def uses(self) -> dict[str, dict[str, CopyUse]]:
         """How the copies on devices are used, by key, then pod."""
-        found: defaultdict[str, dict[str, Use]] = defaultdict(dict)
+        found: defaultdict[str, dict[str, CopyUse]] = defaultdict(dict)
         for name, pod in self._gateway.pods.items():
             for key, each in pod.loading.residents.by_key.items() if pod.is_alive else ():
-                found[key][name] = Use(each.users, each.last_s, each.served)
+                found[key][name] = CopyUse(each.users, each.last_s, each.served)
         return found
 
-    def waiting(self) -> dict[ModelName, WaitingRequests]:
+    def waiting(self) -> dict[ModelName, QueueStats]:
         """The requests that wait in the gateway."""
         return self._gateway.waiting()
 
@@ -250,13 +250,13 @@ class Simulation:
         pod = self._gateway.pods.get(name)
         return pod if pod is not None and pod.is_alive else None
 
-    def _tick(self, autoscaler: Autoscaler) -> None:
+    def _tick(self, autoscaler: SimulatedAutoscaler) -> None:
         self._heed()
         if not (self._plans_first and self._gateway.is_waiting):  # else it is asked at changes
             self._tick_if_due(autoscaler)
         self.kernel.after(autoscaler.every_s, self._tick, autoscaler)
 
-    def _tick_if_due(self, autoscaler: Autoscaler) -> None:
+    def _tick_if_due(self, autoscaler: SimulatedAutoscaler) -> None:
         now_s = self.kernel.now_s
         if now_s >= self._ticked_s + autoscaler.every_s:
             self._ticked_s = now_s
@@ -337,8 +337,8 @@ def simulate(
     policy: RoutingPolicy | None = None,
     seed: int = 0,
     *,
-    autoscaler: Autoscaler | None = None,
-    queueing: Queueing | None = None,
+    autoscaler: SimulatedAutoscaler | None = None,
+    queueing: QueueOptions | None = None,
     draws: Iterator[float] | None = None,
 ) -> Simulation:
     """The run of a trace under a policy: its record batches when iterated, and its summary."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.routing.decision import Reason
-    from gateway.routing.route_request import Arrival
+    from gateway.routing.route_request import IncomingRequest
     from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.model_loading import Held
+    from load.simulator.model_loading import SimulatedResident
     from load.simulator.pod import SimulatedPod
     from registry.domain.model import RoutingPolicy
 
 
-class Flight:
+class SimulatedRequest:
     """A request, mutable. A retry is another flight of the same arrival. Times in seconds."""
 
     __slots__ = (
@@ -23,7 +23,7 @@ class Flight:
         "waited_from",
     )  # fmt: skip
 
-    arrival: Arrival
+    arrival: IncomingRequest
     plan: ModelPlan
     input_size: int
     output_size: int
@@ -32,7 +32,7 @@ class Flight:
     reason: Reason | None
     entry: SimulatedPod
     predict: SimulatedPod
-    resident: Held
+    resident: SimulatedResident
     start: str
     token: int
     tries: int
@@ -49,7 +49,7 @@ class Flight:
     """It was answered, or tried again: what still happens to it happens for nobody."""
 
     def __init__(
-        self, arrival: Arrival, plan: ModelPlan, input_size: int, output_size: int
+        self, arrival: IncomingRequest, plan: ModelPlan, input_size: int, output_size: int
     ) -> None:
         self.arrival = arrival
         self.plan = plan
@@ -65,10 +65,10 @@ class Flight:
         self.load_s = self.preprocess_s = self.infer_s = self.postprocess_s = 0.0
         self.is_over = False
 
-    def again(self) -> Flight:
+    def again(self) -> SimulatedRequest:
         """The same request on its next try."""
         self.is_over = True
-        another = Flight(self.arrival, self.plan, self.input_size, self.output_size)
+        another = SimulatedRequest(self.arrival, self.plan, self.input_size, self.output_size)
         another.waited_from = self.waited_from
         another.tries = self.tries + 1
         return another

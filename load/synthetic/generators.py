@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from load.synthetic import rates
 from load.synthetic.renewal import arrival_times
-from load.traces.batches import DEFAULT_TENANT, Names, arrivals
+from load.traces.batches import DEFAULT_TENANT, NameColumn, arrivals
 from load.traces.parameters import (
     Burstiness,
     Count,
@@ -175,8 +175,8 @@ def generate(
     cv = given.cv if isinstance(given, Bursty) else 1.0
     steps = generator.steps(given, seed.of("rates").rng())
     names = given.model_names()
-    models = Names(names)
-    tenants = Names(_tenants(given))
+    models = NameColumn(names)
+    tenants = NameColumn(_tenants(given))
     popularity = Popularity(
         models=len(names), exponent=given.zipf, drift_s=given.drift, rng=seed.of("models").rng()
     )

@@ -21,7 +21,7 @@ _PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SpecStage:
     """A source or a transformation as written; `value` is what has no name of its own."""
 
     name: str
@@ -33,8 +33,8 @@ class Stage:
 class Chain:
     """A source, or traces put together, and what is done to it in this order."""
 
-    source: Stage | tuple[Chain, ...]
-    transforms: tuple[Stage, ...]
+    source: SpecStage | tuple[Chain, ...]
+    transforms: tuple[SpecStage, ...]
 
 
 def parse_name(text: str) -> tuple[Chain, ...]:
@@ -57,22 +57,22 @@ def _chain(text: str) -> Chain:
 _EXAMPLE: Final = "a trace is named as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
 
 
-def _source(text: str) -> Stage:
+def _source(text: str) -> SpecStage:
     found = _PREFIX.fullmatch(text)
     name, rest = (found[1], found[2]) if found else ("", text)
     first, *more = _split(rest, ",")
     if (name and re.fullmatch(r"\s*[a-z]+\s*=.*", first)) or not first.strip():
-        return Stage(name, _pairs([first, *more] if first.strip() else more, name))
-    return Stage(name, {"value": _unquoted(first), **_pairs(more, name or text)})
+        return SpecStage(name, _pairs([first, *more] if first.strip() else more, name))
+    return SpecStage(name, {"value": _unquoted(first), **_pairs(more, name or text)})
 
 
-def _transform(text: str) -> Stage:
+def _transform(text: str) -> SpecStage:
     first, *more = _split(text, ",")
     name, equals, value = first.partition("=")
     if not name.strip():
         raise InvalidTraceName([f"a transformation is missing after '|', was {text!r}"])
     given = {"value": _unquoted(value)} if equals else {}
-    return Stage(name.strip(), {**given, **_pairs(more, name.strip())})
+    return SpecStage(name.strip(), {**given, **_pairs(more, name.strip())})
 
 
 def _pairs(parts: list[str], stage: str) -> dict[str, str]:

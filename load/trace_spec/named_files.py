@@ -9,7 +9,7 @@ from load.trace_spec.grammar import parse_name
 from load.traces.compressed import files
 
 if TYPE_CHECKING:
-    from load.trace_spec.grammar import Chain, Stage
+    from load.trace_spec.grammar import Chain, SpecStage
 
 
 def files_of(name: str) -> list[str]:
@@ -27,7 +27,7 @@ def _files_of(chain: Chain) -> list[str]:
     return tables + files(path)
 
 
-def generator_of(source: Stage) -> str | None:
+def generator_of(source: SpecStage) -> str | None:
     """The generator that a source names, with parameters or bare; None: it names none."""
     name = source.name or source.given.get("value", "")
     return name if name in GENERATORS else None

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from load.errors import InvalidTraceName, TraceError
 from load.synthetic.generators import GENERATORS, generate
-from load.trace_spec.grammar import Chain, Stage, parse_name
+from load.trace_spec.grammar import Chain, SpecStage, parse_name
 from load.trace_spec.named_files import generator_of
 from load.traces import deadlines, filters, labels, mapping, scaling
 from load.traces.batches import Replay, even_batches, full_names
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from load.schema import Trace
     from load.traces.formats import Format
     from load.traces.order import Located
-    from load.traces.tables import Table
+    from load.traces.tables import TraceTable
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -102,7 +102,7 @@ def _chained(chain: Chain, seed: Seed, problems: list[str]) -> Trace:
     return trace
 
 
-def _transformed(trace: Trace, stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
     transform = TRANSFORMS.get(stage.name)
     if transform is None:
         problems.append(_unknown("transformation", stage.name, TRANSFORMS))
@@ -113,10 +113,10 @@ def _transformed(trace: Trace, stage: Stage, seed: Seed, problems: list[str]) ->
     return trace if given is None else Replay(partial(transform.apply, trace, given, seed))
 
 
-def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
     if (name := generator_of(stage)) is not None:
         generator = GENERATORS[name]
-        drawn = _given(generator.parameters, stage if stage.name else Stage(name, {}), problems)
+        drawn = _given(generator.parameters, stage if stage.name else SpecStage(name, {}), problems)
         return () if drawn is None else Replay(partial(generate, generator, drawn, seed))
     if stage.name not in {"", "file", *FORMATS}:
         problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
@@ -128,13 +128,13 @@ def _source(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
     return _file(stage, seed, problems)
 
 
-def _file(stage: Stage, seed: Seed, problems: list[str]) -> Trace:
+def _file(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
     tables, wanted = _tables(stage)
     given = _given(wanted.parameters, stage, problems, name=wanted.name)
     return () if given is None else Replay(partial(wanted.read, tables, given, seed))
 
 
-def _tables(stage: Stage) -> tuple[list[Table], Format]:
+def _tables(stage: SpecStage) -> tuple[list[TraceTable], Format]:
     tables = [look_at(path) for path in files(stage.given["value"])]
     wanted = FORMATS.get(stage.name) or recognised(tables[0])
     for table in tables:
@@ -169,7 +169,7 @@ def _located(chains: Sequence[Chain]) -> Iterator[Located]:
 
 
 def _given(
-    kind: type[_P], stage: Stage, problems: list[str], *, name: str | None = None
+    kind: type[_P], stage: SpecStage, problems: list[str], *, name: str | None = None
 ) -> _P | None:
     found = checked(kind, stage.given, stage=name or stage.name)
     if isinstance(found, list):

@@ -37,7 +37,7 @@ class Replay:
         return self.begin()
 
 
-class Names:
+class NameColumn:
     """Names as numbers, in order of first appearance; one dictionary for all batches of a trace."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.traces.functions import Functions
-    from load.traces.tables import Table
+    from load.traces.tables import TraceTable
 
 MINUTE_S: Final = 60.0
 DAY_S: Final = 86_400.0
@@ -36,7 +36,7 @@ _MINUTE: Final = re.compile(r"[1-9]\d{0,3}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _CountReader:
     """What a block has: the start of each row's minute, and the counts above 0."""
 
     row_start_s: NDArray[np.float64]
@@ -48,7 +48,7 @@ def azure_2019_minutes(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if _MINUTE.fullmatch(name) and int(name) <= 1440]
 
 
-def azure_2019(tables: Sequence[Table], functions: Functions) -> Iterator[Cells]:
+def azure_2019(tables: Sequence[TraceTable], functions: Functions) -> Iterator[Cells]:
     """Each file is a day, in the order given; tenants are owners."""
     for day, table in enumerate(tables):
         minutes = azure_2019_minutes(table.columns)
@@ -57,7 +57,7 @@ def azure_2019(tables: Sequence[Table], functions: Functions) -> Iterator[Cells]
 
 
 def _azure_2019_rows(
-    table: Table, minutes: list[str], starts_s: NDArray[np.float64], functions: Functions
+    table: TraceTable, minutes: list[str], starts_s: NDArray[np.float64], functions: Functions
 ) -> Iterator[Cells]:
     for block in blocks(table, ["HashOwner", "HashFunction", *minutes]):
         own = functions.numbered(names(block, "HashFunction"), names(block, "HashOwner"))
@@ -66,30 +66,30 @@ def _azure_2019_rows(
         yield Cells(starts_s[column], own[row], matrix[row, column])
 
 
-def gentd26_per_minute(tables: Sequence[Table], functions: Functions) -> Iterator[Cells]:
+def gentd26_per_minute(tables: Sequence[TraceTable], functions: Functions) -> Iterator[Cells]:
     """Rows of `minute`, `model`, `count`; rows without a model are of the model `unknown`."""
 
-    def read(block: Block) -> _Read:
+    def read(block: Block) -> _CountReader:
         start_s = _minute(block)
         own = functions.numbered(names(block, "model", absent="unknown"))
         count = whole_numbers(block, "count", most=MOST_PER_CELL)
         some = count > 0
-        return _Read(start_s, Cells(start_s[some], own[some], count[some]))
+        return _CountReader(start_s, Cells(start_s[some], own[some], count[some]))
 
     return _whole_bins(tables, lambda _: ["minute", "model", "count"], read)
 
 
-def huawei(tables: Sequence[Table], functions: Functions) -> Iterator[Cells]:
+def huawei(tables: Sequence[TraceTable], functions: Functions) -> Iterator[Cells]:
     """A row per minute, a column per function or region: `minute,…`, or `day,time,…` in seconds."""
 
-    def read(block: Block) -> _Read:
+    def read(block: Block) -> _CountReader:
         columns = block.columns.schema.names
         counted = huawei_functions(columns)
         start_s = _minute(block) if "minute" in columns else _time(block)
         own = functions.numbered(pa.array(counted, pa.string()))
         matrix = count_matrix(block, counted, most=MOST_PER_CELL)
         row, column = np.nonzero(matrix)
-        return _Read(start_s, Cells(start_s[row], own[column], matrix[row, column]))
+        return _CountReader(start_s, Cells(start_s[row], own[column], matrix[row, column]))
 
     return _whole_bins(tables, lambda table: _huawei_wanted(table.columns), read)
 
@@ -118,9 +118,9 @@ def _time(block: Block) -> NDArray[np.float64]:
 
 
 def _whole_bins(
-    tables: Sequence[Table],
-    wanted: Callable[[Table], list[str]],
-    read: Callable[[Block], _Read],
+    tables: Sequence[TraceTable],
+    wanted: Callable[[TraceTable], list[str]],
+    read: Callable[[Block], _CountReader],
 ) -> Iterator[Cells]:
     """The cells of all blocks, cut so that those of a minute stay together."""
     held: Cells | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from load.traces.expansion import Cells
     from load.traces.order import Located
     from load.traces.seeds import Seed
-    from load.traces.tables import Table
+    from load.traces.tables import TraceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Format:
     needs: str
     recognises: Callable[[frozenset[str]], bool]
     parameters: type[FileParameters]
-    read: Callable[[Sequence[Table], Any, Seed], Iterator[pa.RecordBatch]]
-    rows: Callable[[Sequence[Table], Any], Iterator[Located]] | None = None
+    read: Callable[[Sequence[TraceTable], Any, Seed], Iterator[pa.RecordBatch]]
+    rows: Callable[[Sequence[TraceTable], Any], Iterator[Located]] | None = None
     """The arrivals with their rows, in the file's order; None: a row is not an arrival."""
 
 
@@ -76,71 +76,75 @@ def _expanded(
             )
 
 
-def _azure_llm_rows(tables: Sequence[Table], given: OneModelParameters) -> Iterator[Located]:
+def _azure_llm_rows(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Located]:
     return requests.azure_llm(tables, model=given.model, tenant=given.tenant)
 
 
 def _azure_llm(
-    tables: Sequence[Table], given: OneModelParameters, _: Seed
+    tables: Sequence[TraceTable], given: OneModelParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
     return _from_first(_sorted(_azure_llm_rows(tables, given), given))
 
 
-def _azure_functions_2021_rows(tables: Sequence[Table], _: RequestParameters) -> Iterator[Located]:
+def _azure_functions_2021_rows(
+    tables: Sequence[TraceTable], _: RequestParameters
+) -> Iterator[Located]:
     return requests.azure_functions_2021(tables)
 
 
 def _azure_functions_2021(
-    tables: Sequence[Table], given: RequestParameters, _: Seed
+    tables: Sequence[TraceTable], given: RequestParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
     # Sorted by end or by start, as one finds it: calls may be as far apart as the longest one.
     return _sorted(requests.azure_functions_2021(tables), given, window_s=3600.0)
 
 
-def _mooncake_rows(tables: Sequence[Table], given: OneModelParameters) -> Iterator[Located]:
+def _mooncake_rows(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Located]:
     return requests.mooncake(tables, model=given.model, tenant=given.tenant)
 
 
 def _mooncake(
-    tables: Sequence[Table], given: OneModelParameters, _: Seed
+    tables: Sequence[TraceTable], given: OneModelParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
     return _sorted(_mooncake_rows(tables, given), given)
 
 
-def _gentd26_rows(tables: Sequence[Table], given: TenantParameters) -> Iterator[Located]:
+def _gentd26_rows(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Located]:
     return requests.gentd26_requests(tables, tenant=given.tenant)
 
 
 def _gentd26_requests(
-    tables: Sequence[Table], given: TenantParameters, _: Seed
+    tables: Sequence[TraceTable], given: TenantParameters, _: Seed
 ) -> Iterator[pa.RecordBatch]:
     return _from_first(_sorted(_gentd26_rows(tables, given), given))
 
 
-def _own_rows(tables: Sequence[Table], given: TenantParameters) -> Iterator[Located]:
+def _own_rows(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Located]:
     return requests.own_columns(tables, tenant=given.tenant)
 
 
-def _own(tables: Sequence[Table], given: TenantParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+def _own(
+    tables: Sequence[TraceTable], given: TenantParameters, _: Seed
+) -> Iterator[pa.RecordBatch]:
     return _sorted(_own_rows(tables, given), given)
 
 
 def _azure_functions_2019(
-    tables: Sequence[Table], given: CountParameters, seed: Seed
+    tables: Sequence[TraceTable], given: CountParameters, seed: Seed
 ) -> Iterator[pa.RecordBatch]:
     functions = Functions()
     return _expanded(counts.azure_2019(tables, functions), functions, given, seed)
 
 
 def _gentd26_per_minute(
-    tables: Sequence[Table], given: TenantCountParameters, seed: Seed
+    tables: Sequence[TraceTable], given: TenantCountParameters, seed: Seed
 ) -> Iterator[pa.RecordBatch]:
     functions = Functions(given.tenant)
     return _expanded(counts.gentd26_per_minute(tables, functions), functions, given, seed)
 
 
 def _huawei(
-    tables: Sequence[Table], given: TenantCountParameters, seed: Seed
+    tables: Sequence[TraceTable], given: TenantCountParameters, seed: Seed
 ) -> Iterator[pa.RecordBatch]:
     functions = Functions(given.tenant)
     return _expanded(counts.huawei(tables, functions), functions, given, seed)
@@ -227,7 +231,7 @@ FORMATS: Final = {each.name: each for each in _ALL}
 """By the name that is used in a trace's name."""
 
 
-def recognised(table: Table) -> Format:
+def recognised(table: TraceTable) -> Format:
     """The format whose columns the file has. Raises UnknownFormat."""
     found = [each for each in _ALL if each.recognises(frozenset(table.columns))]
     if len(found) == 1:
@@ -241,7 +245,7 @@ def recognised(table: Table) -> Format:
     )
 
 
-def require(table: Table, wanted: Format) -> None:
+def require(table: TraceTable, wanted: Format) -> None:
     """Refuse a file that lacks the format's columns. Raises UnknownFormat."""
     if wanted.recognises(frozenset(table.columns)):
         return
@@ -251,7 +255,7 @@ def require(table: Table, wanted: Format) -> None:
     raise UnknownFormat(problem + hint)
 
 
-def _shown(table: Table) -> str:
+def _shown(table: TraceTable) -> str:
     names = [repr(name[:40]) for name in table.columns]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from load.traces.batches import DEFAULT_TENANT, Names
+from load.traces.batches import DEFAULT_TENANT, NameColumn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,9 +21,9 @@ class Functions:
 
     def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
         self._tenant = tenant
-        self._pairs = Names()
-        self._tenants = Names()
-        self._models = Names()
+        self._pairs = NameColumn()
+        self._tenants = NameColumn()
+        self._models = NameColumn()
         self._tenant_of: list[int] = []
         self._model_of: list[int] = []
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
-from load.traces.batches import DEFAULT_TENANT, Names, constant, replaced
+from load.traces.batches import DEFAULT_TENANT, NameColumn, constant, replaced
 from load.traces.functions import Functions
 from load.traces.parameters import CountList, Name, NameList, Parameters
 from load.traces.popularity import zipf_shares
@@ -61,7 +61,7 @@ def map_functions(trace: Trace, given: MapParameters, seed: Seed) -> Iterator[pa
     Functions count in the order of their first arrival. All models are of one tenant.
     """
     functions = Functions()
-    models = Names(given.value)
+    models = NameColumn(given.value)
     assign = _rule(given, seed)
     chosen = np.zeros(0, np.int32)
     for batch in trace:

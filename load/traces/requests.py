@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from load.errors import InvalidTrace
-from load.traces.batches import Names, arrivals, constant
+from load.traces.batches import NameColumn, arrivals, constant
 from load.traces.cells import moments, names, numbers, whole_numbers
 from load.traces.functions import Functions
 from load.traces.order import Located
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from load.traces.tables import Table
+    from load.traces.tables import TraceTable
 
 _NANOSECONDS: Final = 1e-9
 
 
-def azure_llm(tables: Sequence[Table], *, model: str, tenant: str) -> Iterator[Located]:
+def azure_llm(tables: Sequence[TraceTable], *, model: str, tenant: str) -> Iterator[Located]:
     """Azure's LLM traces of 2023 and 2024; the first row is time 0."""
     start_ns: int | None = None
     for block in _all(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
@@ -39,7 +39,7 @@ def azure_llm(tables: Sequence[Table], *, model: str, tenant: str) -> Iterator[L
         yield Located(block.path, block.first_row, batch)
 
 
-def azure_functions_2021(tables: Sequence[Table]) -> Iterator[Located]:
+def azure_functions_2021(tables: Sequence[TraceTable]) -> Iterator[Located]:
     """A call arrives `duration` before it ends; the tenant is its application.
 
     Calls that began before the trace count from its start.
@@ -54,7 +54,7 @@ def azure_functions_2021(tables: Sequence[Table]) -> Iterator[Located]:
         yield Located(block.path, block.first_row, batch)
 
 
-def mooncake(tables: Sequence[Table], *, model: str, tenant: str) -> Iterator[Located]:
+def mooncake(tables: Sequence[TraceTable], *, model: str, tenant: str) -> Iterator[Located]:
     """Mooncake's requests: the published JSON lines (`timestamp`), or CSV (`timestamp_ms`)."""
     for table in tables:
         time = "timestamp_ms" if "timestamp_ms" in table.columns else "timestamp"
@@ -70,12 +70,12 @@ def mooncake(tables: Sequence[Table], *, model: str, tenant: str) -> Iterator[Lo
             yield Located(block.path, block.first_row, batch)
 
 
-def gentd26_requests(tables: Sequence[Table], *, tenant: str) -> Iterator[Located]:
+def gentd26_requests(tables: Sequence[TraceTable], *, tenant: str) -> Iterator[Located]:
     """GenTD26's requests, whatever became of them; items are images. The first row is time 0.
 
     Requests without a model are of the model `unknown`, those without a number ask for one image.
     """
-    models = Names()
+    models = NameColumn()
     start_ns: int | None = None
     wanted = ["gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"]
     for block in _all(tables, wanted):
@@ -91,7 +91,7 @@ def gentd26_requests(tables: Sequence[Table], *, tenant: str) -> Iterator[Locate
         yield Located(block.path, block.first_row, batch)
 
 
-def own_columns(tables: Sequence[Table], *, tenant: str) -> Iterator[Located]:
+def own_columns(tables: Sequence[TraceTable], *, tenant: str) -> Iterator[Located]:
     """The columns of `TRACE_SCHEMA`; all but `at_s` and `model` may be missing."""
     functions = Functions(tenant)
     optional = ("tenant", "input_size", "output_size", "deadline_s")
@@ -130,6 +130,6 @@ def _since(stamps: NDArray[np.int64], start_ns: int) -> NDArray[np.float64]:
     return since_s
 
 
-def _all(tables: Sequence[Table], wanted: Sequence[str]) -> Iterator[Block]:
+def _all(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
     for table in tables:
         yield from blocks(table, wanted)

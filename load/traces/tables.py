@@ -28,7 +28,7 @@ _BLOCK_ROWS: Final = 16_384
 _HEADER_BYTES: Final = 1 << 20
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """How the rows are written."""
 
     CSV = "CSV"
@@ -37,11 +37,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TraceTable:
     """A file whose first bytes were looked at."""
 
     path: str
-    kind: Kind
+    kind: FileKind
     columns: tuple[str, ...]
 
 
@@ -54,21 +54,21 @@ class Block:
     columns: pa.RecordBatch
 
 
-def look_at(path: str) -> Table:
+def look_at(path: str) -> TraceTable:
     """What the file holds. Raises UnreadableTrace, and UnknownFormat without rows or columns."""
     with opened(path) as content:
         if content.read(4) == b"PAR1":
-            return Table(path, Kind.PARQUET, tuple(_parquet_names(path)))
+            return TraceTable(path, FileKind.PARQUET, tuple(_parquet_names(path)))
         content.seek(0)
         start = content.readline(_HEADER_BYTES)
         if start.lstrip().startswith(b"{"):
-            return Table(path, Kind.JSON_LINES, tuple(_json_row(path, 1, start)))
+            return TraceTable(path, FileKind.JSON_LINES, tuple(_json_row(path, 1, start)))
         names = _csv_names(path, start)
         if not content.read(65_536).strip():
             raise UnreadableTrace(f"{path} has a header and no rows; is it the whole file?")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UnknownFormat(f"{path} has the column {twice[0]!r} twice; rename one")
-    return Table(path, Kind.CSV, names)
+    return TraceTable(path, FileKind.CSV, names)
 
 
 def _csv_names(path: str, header: bytes) -> tuple[str, ...]:
@@ -80,18 +80,18 @@ def _csv_names(path: str, header: bytes) -> tuple[str, ...]:
         raise UnreadableTrace(f"{path} has a first line that is not CSV ({error})") from error
 
 
-def blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
+def blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
     """The wanted columns, block by block; text where the file holds text."""
     match table.kind:
-        case Kind.CSV:
+        case FileKind.CSV:
             return _csv_blocks(table, wanted)
-        case Kind.JSON_LINES:
+        case FileKind.JSON_LINES:
             return _json_blocks(table.path, wanted)
-        case Kind.PARQUET:
+        case FileKind.PARQUET:
             return _parquet_blocks(table.path, wanted)
 
 
-def _csv_blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
+def _csv_blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
     """Some whole lines at a time: Arrow's own streaming reads up to 32 blocks ahead in a thread."""
     first_row = 2
     with opened(table.path) as content:
@@ -104,7 +104,7 @@ def _csv_blocks(table: Table, wanted: Sequence[str]) -> Iterator[Block]:
                 first_row += batch.num_rows
 
 
-def _csv_lines(table: Table, wanted: Sequence[str], lines: bytes, first_row: int) -> pa.Table:
+def _csv_lines(table: TraceTable, wanted: Sequence[str], lines: bytes, first_row: int) -> pa.Table:
     bad: list[tuple[int, str]] = []
 
     def remember(row: arrow_csv.InvalidRow) -> str:

@@ -14,7 +14,7 @@ from registry.inference_service.reader import read_documents
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pilotlight.commands.target import Target
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.model import ModelName, ModelSpec
     from registry.redis.client import Registry
@@ -23,7 +23,7 @@ RESOURCE = "inferenceservice.serving.kserve.io"
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class ApplyResult:
     """What became of one declaration: `created`, `configured` or `unchanged`."""
 
     name: ModelName
@@ -63,13 +63,13 @@ def _texts(path: str) -> list[tuple[str, str]]:
     return [(str(file), file.read_text(encoding="utf-8")) for file in files]
 
 
-async def put(registry: Registry, specs: Sequence[ModelSpec]) -> list[Applied]:
+async def put(registry: Registry, specs: Sequence[ModelSpec]) -> list[ApplyResult]:
     """Declare models, hundreds at once; one step for all would keep Redis from everybody else."""
     outcomes = await registry.put_models(specs)
-    return [Applied(spec.name, done) for spec, done in zip(specs, outcomes, strict=True)]
+    return [ApplyResult(spec.name, done) for spec, done in zip(specs, outcomes, strict=True)]
 
 
-def tell_applied(output: Output, applied: Sequence[Applied]) -> None:
+def tell_applied(output: Output, applied: Sequence[ApplyResult]) -> None:
     """Print what became of each, as kubectl does."""
     output.result(
         [
@@ -81,7 +81,7 @@ def tell_applied(output: Output, applied: Sequence[Applied]) -> None:
 
 
 async def apply(
-    target: Target, output: Output, paths: Sequence[str], namespace: str | None
+    target: PlatformTarget, output: Output, paths: Sequence[str], namespace: str | None
 ) -> None:
     """Declare every model in the files; none where one of them has a mistake."""
     specs = read_models(paths, namespace)
@@ -90,7 +90,7 @@ async def apply(
     tell_applied(output, applied)
 
 
-async def delete(target: Target, output: Output, names: Sequence[ModelName]) -> None:
+async def delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
     """Withdraw models; those that were not there are an error, after the others are gone."""
     async with target.registry() as registry:
         unknown = await registry.delete_models(names)

@@ -21,8 +21,8 @@ from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
-    from autoscaler.service.loop import Plan
-    from pilotlight.commands.target import Target
+    from autoscaler.service.loop import TickPlan
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.action_log import ActionRecord
     from registry.redis.client import Registry
@@ -50,7 +50,7 @@ def _loading_problems(loading: str) -> list[str]:
 
 
 async def explain_plans(
-    target: Target, output: Output, loading: str, *, dry_run: bool, explain: bool
+    target: PlatformTarget, output: Output, loading: str, *, dry_run: bool, explain: bool
 ) -> None:
     """Print the last actions, or a plan that is made and not carried out."""
     if problems := _loading_problems(loading):
@@ -63,7 +63,7 @@ async def explain_plans(
             _tell_done(output, (await Autoscaling(registry).plans()).history)
 
 
-async def plan_once(registry: Registry, loading: str) -> Plan:
+async def plan_once(registry: Registry, loading: str) -> TickPlan:
     """What an autoscaler would do now, from the state and counts of the registry."""
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
@@ -84,7 +84,7 @@ async def plan_once(registry: Registry, loading: str) -> Plan:
         follower.cancel()
 
 
-def _tell_plan(output: Output, plan: Plan, *, explain: bool) -> None:
+def _tell_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
     actions = [action_document(each) for each in plan.actions]
     models = model_documents(plan) if explain else []
     if output.as_json:
@@ -135,7 +135,7 @@ def action_document(action: Action) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_documents(plan: Plan) -> list[dict[str, Any]]:
+def model_documents(plan: TickPlan) -> list[dict[str, Any]]:
     """What the plan rests on, per model."""
     view, documents = plan.view, []
     for row, model in enumerate(view.models):

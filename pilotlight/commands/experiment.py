@@ -17,9 +17,9 @@ from pilotlight.signals import on_signal
 try:
     from load.experiments.experiment import Settings
     from load.experiments.experiments import EXPERIMENTS
-    from load.experiments.recording_platform import KeptLive
+    from load.experiments.recording_platform import RecordingPlatform
     from load.experiments.rendering import as_document, as_markdown, as_text
-    from load.experiments.result_log import KeptRuns
+    from load.experiments.result_log import ResultLog
     from pilotlight.commands.outputs import claim, require_free
 except ModuleNotFoundError as error:
     raise MissingExtra(error, "load") from error
@@ -38,7 +38,7 @@ _RUNS: Final = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ExperimentOptions:
     """What is asked for."""
 
     name: str
@@ -59,7 +59,7 @@ def list_experiments(output: Output) -> None:
         output.result([{"name": name, "description": line} for name, line in rows])
 
 
-def run_experiment(wish: Wish, output: Output) -> None:
+def run_experiment(wish: ExperimentOptions, output: Output) -> None:
     """Run it, print it, and leave Markdown and plots in its folder.
 
     What single runs came to is in the folder from the moment they end.
@@ -74,7 +74,7 @@ def run_experiment(wish: Wish, output: Output) -> None:
         raise InvalidInput([f"NAME must be one of {known}, was {wish.name!r}"])
     folder = _claimed(wish)
     with _told_if_not_writable(folder):
-        with KeptRuns(folder / _RUNS) as kept:
+        with ResultLog(folder / _RUNS) as kept:
             result = _run(experiment, wish, folder, kept, output)
         written = folder / _TABLES
         written.write_text(as_markdown(result), encoding="utf-8")
@@ -82,7 +82,7 @@ def run_experiment(wish: Wish, output: Output) -> None:
     output.note(f"written: {', '.join(str(path) for path in (written, *result.images))}")
 
 
-def _claimed(wish: Wish) -> Path:
+def _claimed(wish: ExperimentOptions) -> Path:
     """The folder, in which there is no result."""
     folder = wish.out.expanduser() / wish.name
     files = [folder / _TABLES, folder / _RUNS]
@@ -102,7 +102,7 @@ def _told_if_not_writable(folder: Path) -> Iterator[None]:
 
 
 def _run(
-    experiment: Experiment, wish: Wish, folder: Path, kept: KeptRuns, output: Output
+    experiment: Experiment, wish: ExperimentOptions, folder: Path, kept: ResultLog, output: Output
 ) -> Result:
     came: list[int] = []
 
@@ -120,7 +120,7 @@ def _run(
                     data=_data_folder(),
                     out=folder,
                     processes=wish.processes,
-                    live=None if live is None else KeptLive(live, kept.keep),
+                    live=None if live is None else RecordingPlatform(live, kept.keep),
                     models=wish.models,
                     progress=progress,
                     keep=kept.keep,
@@ -139,14 +139,14 @@ def _run(
         raise failure from error
 
 
-def _kept_text(kept: KeptRuns, how: str) -> str:
+def _kept_text(kept: ResultLog, how: str) -> str:
     """Where the results are of an experiment without tables."""
     if not kept.count:
         return f"{how} before any run had ended"
     return f"{how}; {kept.path} holds what {kept.count} runs came to before"
 
 
-def _kept_document(kept: KeptRuns) -> dict[str, Any]:
+def _kept_document(kept: ResultLog) -> dict[str, Any]:
     return {"runs": kept.count, "kept": str(kept.path)}
 
 

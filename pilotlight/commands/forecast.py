@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from autoscaler.forecasting.arrival_patterns import Kind
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.backtest import Backtest, BacktestParams, backtest
 from autoscaler.forecasting.errors import ForecastingError
-from autoscaler.forecasting.history import MINUTES_OF_DAY, Question
+from autoscaler.forecasting.history import MINUTES_OF_DAY, ForecastHorizon
 from autoscaler.forecasting.methods import METHODS
 from autoscaler.forecasting.minute_csv import MinuteTrace, read_minutes
 from autoscaler.forecasting.scores import scores
@@ -68,7 +68,7 @@ def run(
     output = Output(json_)
     names = _methods(method)
     try:
-        question = Question(tuple(60.0 * each for each in window), tuple(quantile))
+        question = ForecastHorizon(tuple(60.0 * each for each in window), tuple(quantile))
         read = read_minutes(_located(trace))
         params = _params(read, from_day, to_day, every)
         with progress_bar("back-test") as progress:
@@ -126,8 +126,13 @@ def _params(
     return BacktestParams(max(int(first), 1), int(last), every)
 
 
-def _results(done: Backtest, names: Sequence[str], question: Question) -> list[dict[str, Any]]:
-    groups = {_ALL: tuple(Kind), **{kind.name.lower(): (kind,) for kind in Kind}}
+def _results(
+    done: Backtest, names: Sequence[str], question: ForecastHorizon
+) -> list[dict[str, Any]]:
+    groups = {
+        _ALL: tuple(ArrivalPattern),
+        **{kind.name.lower(): (kind,) for kind in ArrivalPattern},
+    }
     results = []
     for label, kinds in groups.items():
         for at, window_s in enumerate(question.windows_s):
@@ -139,7 +144,7 @@ def _results(done: Backtest, names: Sequence[str], question: Question) -> list[d
     return results
 
 
-def _show(output: Output, results: Sequence[dict[str, Any]], question: Question) -> None:
+def _show(output: Output, results: Sequence[dict[str, Any]], question: ForecastHorizon) -> None:
     columns = ["TYPE", "WINDOW", "METHOD", "FORECASTS", "MAE"]
     columns += [f"PINBALL {each:g}" for each in question.probabilities]
     columns += [f"OFF {each:g}" for each in question.probabilities]

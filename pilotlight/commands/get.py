@@ -7,35 +7,33 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.pod_use import IN_USE_S, pod_uses
-from autoscaler.planning.pool_snapshot import Seen, read_pool
+from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
-from registry.domain.action_log import Outcome
+from registry.domain.action_log import ActionOutcome
 from registry.domain.cluster import ClusterState
 from registry.domain.model import name_of_key
-from registry.redis.arrivals import Arrivals, Span
+from registry.redis.arrivals import ArrivalLog, CountWindow
 from registry.redis.autoscaling import Autoscaling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.pod_use import PodUse
-    from pilotlight.commands.target import Target
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
-    from registry.domain.action_log import Plans
+    from registry.domain.action_log import AutoscalerRecords
     from registry.domain.cluster import PodState
     from registry.domain.model import ModelName, ModelRecord
     from registry.redis.client import Registry
 
 
 async def show_models(
-    target: Target, output: Output, names: Sequence[ModelName], namespace: str | None
+    target: PlatformTarget, output: Output, names: Sequence[ModelName], namespace: str | None
 ) -> None:
     """Print the models: ready, policy, where each is warm, what is wrong with it."""
     async with target.registry() as registry:
-        state, plans = await asyncio.gather(
-            registry.domain.cluster(), Autoscaling(registry).plans()
-        )
+        state, plans = await asyncio.gather(registry.cluster(), Autoscaling(registry).plans())
     _require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
         model_document(state, record, plans)
@@ -64,7 +62,9 @@ async def show_models(
     )
 
 
-def model_document(state: ClusterState, record: ModelRecord, plans: Plans) -> dict[str, Any]:
+def model_document(
+    state: ClusterState, record: ModelRecord, plans: AutoscalerRecords
+) -> dict[str, Any]:
     """One model as JSON. Ready means that it can be served, not that it is warm."""
     action = plans.last.get(str(record.spec.name))
     may_wake = plans.now.wanted is not None and plans.leader is not None
@@ -123,7 +123,7 @@ def _last_action(document: dict[str, Any]) -> str:
     if action is None:
         return "-"
     at = f" at {action['pod']}" if action["pod"] else ""
-    outcome = "" if action["outcome"] == Outcome.DONE else f", {action['outcome']}"
+    outcome = "" if action["outcome"] == ActionOutcome.DONE else f", {action['outcome']}"
     return f"{action['verb']}{at}: {action['reason']} ({action['words']}){outcome}"
 
 
@@ -136,7 +136,7 @@ def _status(document: dict[str, Any]) -> str:
     return "" if document["ready"] else "no pod takes requests"
 
 
-async def show_pods(target: Target, output: Output, names: Sequence[str]) -> None:
+async def show_pods(target: PlatformTarget, output: Output, names: Sequence[str]) -> None:
     """Print the pods: node, phase, slots, what is warm there, bytes per tier."""
     async with target.registry() as registry:
         state, uses = await _pods_and_uses(registry)
@@ -175,13 +175,13 @@ async def show_pods(target: Target, output: Output, names: Sequence[str]) -> Non
 
 async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
     """The pool, and what each pod does for its models, by arrivals of the last minute."""
-    versions, now_ms, snapshot = await registry.redis.transactions.snapshot()
+    versions, now_ms, snapshot = await registry.transactions.snapshot()
     state = ClusterState()
     state.replace(versions.changes, snapshot)
     now_s = now_ms / 1000
-    counted = await Arrivals(registry).read(Span.SECOND, now_s - IN_USE_S, now_s)
+    counted = await ArrivalLog(registry).read(CountWindow.SECOND, now_s - IN_USE_S, now_s)
     last_s = {each.model: float(each.start_s) for each in counted}  # spans come in order
-    return state, pod_uses(read_pool(state, now_s, Seen(last_arrival_s=last_s)))
+    return state, pod_uses(read_pool(state, now_s, Observations(last_arrival_s=last_s)))
 
 
 def pod_document(state: ClusterState, pod: PodState, use: PodUse | None = None) -> dict[str, Any]:

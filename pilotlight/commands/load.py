@@ -27,8 +27,8 @@ try:
         WorkerFailed,
     )
     from load.generator.output_file import claimed_output
-    from load.generator.run import Played, Prepared, play, prepare
-    from load.generator.settings import Protocol, RunSettings
+    from load.generator.run import Prepared, RunResult, play, prepare
+    from load.generator.settings import RequestProtocol, RunSettings
     from load.generator.target_url import host_headers, is_host
     from load.report.run_file import read_run
     from load.report.summary import summarise
@@ -47,7 +47,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LoadRunOptions:
     """What the flags say, as they came."""
 
     trace: str
@@ -65,7 +65,7 @@ class Wish:
     overwrite: bool
 
 
-def run_load(wish: Wish, output: Output) -> None:
+def run_load(wish: LoadRunOptions, output: Output) -> None:
     """Play the trace and print the summary."""
     settings = _settings(wish)
     try:
@@ -88,11 +88,11 @@ def run_load(wish: Wish, output: Output) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    played: Played
+    played: RunResult
     signal_number: int | None
 
 
-async def _run(settings: RunSettings, wish: Wish, output: Output) -> tuple[Path, _Ended]:
+async def _run(settings: RunSettings, wish: LoadRunOptions, output: Output) -> tuple[Path, _Ended]:
     path = wish.output.expanduser().absolute()
     prepared = await prepare(settings)
     with claimed_output(path, overwrite=wish.overwrite, inputs=files_of(settings.trace)):
@@ -121,7 +121,7 @@ async def _played(prepared: Prepared, path: Path) -> _Ended:
     return _Ended(played, came[0] if came else None)
 
 
-def _settings(wish: Wish) -> RunSettings:
+def _settings(wish: LoadRunOptions) -> RunSettings:
     """The typed settings; InvalidInput with every mistake."""
     problems: list[str] = []
 
@@ -135,8 +135,10 @@ def _settings(wish: Wish) -> RunSettings:
             problems.append(f"{flag} must be longer than 0, was {text!r}")
         return value
 
-    if wish.protocol not in list(Protocol):
-        problems.append(f"--protocol must be one of {', '.join(Protocol)}, was {wish.protocol!r}")
+    if wish.protocol not in list(RequestProtocol):
+        problems.append(
+            f"--protocol must be one of {', '.join(RequestProtocol)}, was {wish.protocol!r}"
+        )
     if wish.policy is not None and wish.policy not in list(RoutingPolicy):
         allowed = ", ".join(RoutingPolicy)
         problems.append(f"--policy must be one of {allowed}, was {wish.policy!r}")
@@ -157,7 +159,7 @@ def _settings(wish: Wish) -> RunSettings:
     return RunSettings(
         trace=wish.trace,
         url=wish.url,
-        protocol=Protocol(wish.protocol),
+        protocol=RequestProtocol(wish.protocol),
         policy=wish.policy,
         host_header=wish.host_header,
         processes=wish.processes,

@@ -11,9 +11,9 @@ import typer
 
 from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.options import HomeOption, JsonOption
-from pilotlight.commands.target import Target
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.output import Output
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
@@ -77,11 +77,11 @@ def run_command(
     json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Send a trace's requests at its times, open loop, and record each of them."""
-    from pilotlight.commands.load import Wish, run_load
+    from pilotlight.commands.load import LoadRunOptions, run_load
 
-    wish = Wish(
+    wish = LoadRunOptions(
         trace=trace,
-        url=url or Target.of(home).gateway_url,
+        url=url or PlatformTarget.of(home).gateway_url,
         output=output,
         protocol=protocol,
         policy=policy,
@@ -161,9 +161,9 @@ def simulate(
     json_: JsonOption = False,
 ) -> None:
     """Run a trace through a simulated cluster with the policies of the gateway."""
-    from pilotlight.commands.simulate import Plan, run_simulations
+    from pilotlight.commands.simulate import SimulationPlan, run_simulations
 
-    plan = Plan(
+    plan = SimulationPlan(
         cluster=cluster,
         trace=trace,
         policies=policy,
@@ -209,15 +209,15 @@ def experiment(
     json_: JsonOption = False,
 ) -> None:
     """Run an experiment of the documentation again: its tables, beside the literature's figures."""
-    from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
+    from pilotlight.commands.experiment import ExperimentOptions, list_experiments, run_experiment
     from pilotlight.live_experiments.live_platform import LiveDemo
 
     output = Output(json_)
     if name is None:
         list_experiments(output)
         return
-    platform = LiveDemo(Home.of(home), output) if live else None
-    wish = Wish(
+    platform = LiveDemo(StateDir.of(home), output) if live else None
+    wish = ExperimentOptions(
         name, tuple(seed), quick, out, processes or _cores(), platform, tuple(model), overwrite
     )
     run_experiment(wish, output)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from pilotlight.commands.target import Target
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.model import ModelName
 
@@ -25,7 +25,7 @@ _TOLD = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PredictionRequest:
     """What to ask a model, and how."""
 
     texts: Sequence[str] = ()
@@ -45,7 +45,7 @@ def request_path(name: ModelName, protocol: str) -> str:
     return f"{base}:predict" if protocol == "v1" else f"{base}/infer"
 
 
-def request_body(question: Question) -> bytes:
+def request_body(question: PredictionRequest) -> bytes:
     """The body in the protocol asked for; `InvalidInput` where it is none."""
     given = [bool(question.texts), bool(question.images), question.data is not None]
     if sum(given) != 1:
@@ -98,7 +98,9 @@ def error_text(response: httpx.Response) -> str:
     return f"{text or response.reason_phrase} (HTTP {response.status_code})"
 
 
-async def predict(target: Target, output: Output, name: ModelName, question: Question) -> None:
+async def predict(
+    target: PlatformTarget, output: Output, name: ModelName, question: PredictionRequest
+) -> None:
     """Ask a model and print its answer; where it ran and how long it took go to stderr."""
     headers = {"content-type": "application/json"}
     if question.policy is not None:
@@ -144,7 +146,7 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-async def explain(target: Target, output: Output, request_id: str) -> None:
+async def explain(target: PlatformTarget, output: Output, request_id: str) -> None:
     """Print the candidates a request had, their estimates, and why one was taken."""
     path = f"/pilotlight/v1/explain/{quote(request_id, safe='')}"
     response = await target.ask_gateway("GET", path)

@@ -10,7 +10,7 @@ from pilotlight.errors import NotFound, RequestFailed
 from pilotlight.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from pilotlight.commands.target import Target
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.cluster import ClusterState, PodState
     from registry.domain.model import ModelName, ModelRecord
@@ -24,7 +24,12 @@ _REASONS = {
 
 
 async def profile(
-    target: Target, output: Output, name: ModelName, *, pod: str | None, plan: dict[str, int]
+    target: PlatformTarget,
+    output: Output,
+    name: ModelName,
+    *,
+    pod: str | None,
+    plan: dict[str, int],
 ) -> None:
     """Profile a model at a pod (the one named, else the idlest that holds it) and print it."""
     state = await target.cluster()

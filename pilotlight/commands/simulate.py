@@ -42,7 +42,7 @@ _OWN: Final = "own"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """What is to be simulated."""
 
     cluster: Path
@@ -74,7 +74,7 @@ class _Variant:
     cluster: ClusterPlan
 
 
-def run_simulations(plan: Plan, output: Output) -> None:
+def run_simulations(plan: SimulationPlan, output: Output) -> None:
     """Simulate every combination of policy and value, and print what came of each.
 
     Raises:
@@ -104,7 +104,7 @@ def run_simulations(plan: Plan, output: Output) -> None:
     _conclude(plan, ended, len(tasks), came, output)
 
 
-def _tasks(plan: Plan) -> list[RunTask]:
+def _tasks(plan: SimulationPlan) -> list[RunTask]:
     """All combinations. Raises InvalidInput."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     folder = _folder(plan)
@@ -144,7 +144,7 @@ def _tasks(plan: Plan) -> list[RunTask]:
     ]
 
 
-def _folder(plan: Plan) -> Path | None:
+def _folder(plan: SimulationPlan) -> Path | None:
     try:
         return None if plan.out is None else plan.out.expanduser()
     except RuntimeError:
@@ -157,7 +157,7 @@ def _about(rule: LoadingRule | None) -> dict[str, Any]:
     return {"loading": rule.name, "loading_value": rule.value, "tick_s": rule.tick_s}
 
 
-def _variants(plan: Plan) -> list[_Variant]:
+def _variants(plan: SimulationPlan) -> list[_Variant]:
     sweep = None if plan.sweep is None else parse_sweep(plan.sweep)
     found = []
     for value, document in variants(plan.cluster, sweep):
@@ -191,7 +191,7 @@ def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
 
 
 def _conclude(
-    plan: Plan, ended: Sequence[Ended], asked: int, came: Sequence[int], output: Output
+    plan: SimulationPlan, ended: Sequence[Ended], asked: int, came: Sequence[int], output: Output
 ) -> None:
     """Print what there is; raise why it is not all."""
     rows = [dict(each.document) for each in ended if each.document is not None]
@@ -220,7 +220,7 @@ def _failure(problems: Sequence[Problem], document: Mapping[str, Any]) -> Pilotl
     return error
 
 
-def _print_table(plan: Plan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+def _print_table(plan: SimulationPlan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
     has_loading = any(row["loading"] != NO_LOADING for row in rows)
     loading = ["LOADING"] if has_loading else []
     value = [plan.sweep.partition("=")[0].upper()] if plan.sweep else []

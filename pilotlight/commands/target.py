@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
@@ -25,10 +25,10 @@ _GATEWAY_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PlatformTarget:
     """Where the user wants something done. Addresses left out come from the home folder."""
 
-    home: Home
+    home: StateDir
     redis_url: str | None = None
     gateway: str | None = None
     pool: str = "default"
@@ -37,9 +37,9 @@ class Target:
     def of(
         cls, home: Path | None, *, redis_url: str | None = None, gateway: str | None = None,
         pool: str = "default",
-    ) -> Target:  # fmt: skip
+    ) -> PlatformTarget:  # fmt: skip
         """A target from the flags of a verb."""
-        return cls(Home.of(home), redis_url, gateway, pool)
+        return cls(StateDir.of(home), redis_url, gateway, pool)
 
     @asynccontextmanager
     async def registry(self) -> AsyncIterator[Registry]:
@@ -60,7 +60,7 @@ class Target:
     async def cluster(self) -> ClusterState:
         """All pods, models and tiers as they stand in the registry now."""
         async with self.registry() as registry:
-            return await registry.domain.cluster()
+            return await registry.cluster()
 
     @property
     def gateway_url(self) -> str:

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING
 
 from pilotlight.commands.apply import put, read_models, tell_applied
-from pilotlight.commands.target import Target
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import AlreadyRunning, RequestFailed, StartFailed
 from pilotlight.output import progress_bar
-from pilotlight.platform.platform import Platform, Progress, describe
+from pilotlight.platform.platform import Platform, StartProgress, describe
 from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.supervisor import log_to, supervise
 from pilotlight.quantities import format_bytes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pilotlight.output import Output
     from pilotlight.platform.settings import PlatformSettings
     from pilotlight.samples import Sample
-    from pilotlight.state_dir import Home, PlatformState
+    from pilotlight.state_dir import PlatformState, StateDir
     from registry.domain.model import ModelSpec
 
 _STOP_S = 60.0
@@ -46,7 +46,7 @@ def up(
         state = _start_detached(settings)
         tell_ready(output, state)
         if specs:
-            asyncio.run(_apply(Target(settings.home), output, specs))
+            asyncio.run(_apply(PlatformTarget(settings.home), output, specs))
     else:
         _run_here(settings, output, specs)
 
@@ -79,7 +79,7 @@ def tell_ready(output: Output, state: PlatformState) -> None:
     )
 
 
-async def _apply(target: Target, output: Output, specs: Sequence[ModelSpec]) -> None:
+async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
         applied = await put(registry, specs)
     for each in applied if output.as_json else ():
@@ -95,7 +95,7 @@ def _run_here(settings: PlatformSettings, output: Output, specs: Sequence[ModelS
     update = bar.__enter__()
     is_ready = False
 
-    def on_progress(step: Progress) -> None:
+    def on_progress(step: StartProgress) -> None:
         if is_ready:
             output.note(step.text)
         else:
@@ -165,7 +165,7 @@ def _listen(
     return None
 
 
-def down(home: Home, output: Output) -> None:
+def down(home: StateDir, output: Output) -> None:
     """Stop the platform of a home folder; return when nothing of it is left."""
     state = home.running()
     if state is None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from load.experiments.liu.runs import Answer
+from load.experiments.liu.runs import TimedAnswer
 from pilotlight.errors import PilotlightError, RequestFailed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def together(*requests: Coroutine[Any, Any, T]) -> list[T]:
 
 async def call(
     client: httpx.AsyncClient, path: str, body: Any, headers: Mapping[str, str] | None = None
-) -> Answer:
+) -> TimedAnswer:
     """POST a JSON body; `RequestFailed` for any answer that is not a success."""
     started_s = time.perf_counter()
     response = await client.post(path, json=body, headers=dict(headers or {}))
@@ -50,7 +50,7 @@ async def call(
         raise RequestFailed(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
     told = response.headers
     pod = told.get("x-pilotlight-pod", "")
-    return Answer(
+    return TimedAnswer(
         latency_s=latency_s,
         start=told.get("x-pilotlight-start", ""),
         pod=pod,

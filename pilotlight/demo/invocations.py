@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from load.experiments.liu.runs import Answer
+    from load.experiments.liu.runs import TimedAnswer
 
 SENTENCES = (
     "A cat is sleeping on the sofa.",
@@ -36,7 +36,7 @@ class Invocation:
 
     how: str
     shown: str
-    answer: Answer
+    answer: TimedAnswer
 
 
 async def invoke_samples(client: httpx.AsyncClient) -> list[Invocation]:

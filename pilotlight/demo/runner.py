@@ -27,11 +27,11 @@ from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_o
 from pilotlight.demo.workloads import measure_pace, run_simple, run_win, until_measured
 from pilotlight.errors import ExpectationFailed
 from pilotlight.output import progress_bar
-from pilotlight.platform.platform import Platform, Progress
-from pilotlight.platform.settings import PlatformSettings, PodSettings
+from pilotlight.platform.platform import Platform, StartProgress
+from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
 from pilotlight.quantities import format_bytes
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 
 if TYPE_CHECKING:
     from load.experiments.liu.runs import SimpleRun, WinRun
@@ -42,15 +42,15 @@ SAMPLES = Path(__file__).resolve().parents[2] / "manifests" / "samples"
 _REQUEST_TIMEOUT_S = 120.0
 
 
-def run_demo(home: Home, output: Output, *, full: bool) -> None:
+def run_demo(home: StateDir, output: Output, *, full: bool) -> None:
     """Run everything in a home folder of its own; `ExpectationFailed` if a promise did not show."""
     scale = FULL if full else SHORT
     load_before = os.getloadavg()[0]
     settings = PlatformSettings(
-        home=Home(home.root / "demo"),
+        home=StateDir(home.root / "demo"),
         objects=home.objects,
         port=0,
-        pod=PodSettings(
+        pod=LocalPodSettings(
             link_bytes_per_s=scale.simple_link_bytes_per_s,
             allow_simulated_work=True,
             retire_grace_s=0.1,
@@ -75,7 +75,7 @@ def run_demo(home: Home, output: Output, *, full: bool) -> None:
 
 async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> DemoReport:
     started_s = time.monotonic()
-    narrator = _Narrator(output)
+    narrator = _ProgressReporter(output)
     async with ended_by_signals(), Platform(settings, narrator.on_progress) as platform:
         ready_s = time.monotonic() - started_s
         narrator.close()
@@ -155,7 +155,7 @@ async def _win_runs(
     return runs
 
 
-class _Narrator:
+class _ProgressReporter:
     """Shows the platform's start as a bar; what comes later as it happens."""
 
     def __init__(self, output: Output) -> None:
@@ -165,7 +165,7 @@ class _Narrator:
         self._is_open = True
         self.is_quiet = False
 
-    def on_progress(self, step: Progress) -> None:
+    def on_progress(self, step: StartProgress) -> None:
         if self._is_open:
             self._update(step.done, step.total, step.text)
         elif not self.is_quiet:

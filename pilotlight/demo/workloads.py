@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from load.experiments.liu.runs import SimpleRun, WinRun
-from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, Pace
+from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, MachinePace
 from pilotlight.demo.calls import call, together
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from load.experiments.liu.runs import Answer
+    from load.experiments.liu.runs import TimedAnswer
     from load.experiments.liu.scenarios import WinScenario
     from pilotlight.platform.platform import Platform
 
@@ -93,14 +93,16 @@ async def run_simple(
     return SimpleRun(policy, seed, tuple(answers))
 
 
-async def measure_pace(platform: Platform, client: httpx.AsyncClient) -> Pace:
+async def measure_pace(platform: Platform, client: httpx.AsyncClient) -> MachinePace:
     """What a cold and a warm request cost now, alone on the machine."""
     spec = t5("liu-64")
     await make_cold(platform, client, spec)
     cold = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
     warm = await _translate(client, spec, {"x-pilotlight-policy": "colocation"})
     await until_idle(platform)
-    return Pace(load_s=cold.stages_s.get("load", 0.0), infer_s=warm.stages_s.get("infer", 0.0))
+    return MachinePace(
+        load_s=cold.stages_s.get("load", 0.0), infer_s=warm.stages_s.get("infer", 0.0)
+    )
 
 
 async def run_win(
@@ -137,6 +139,8 @@ async def until_measured(platform: Platform, scenario: WinScenario) -> None:
     )
 
 
-async def _translate(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]) -> Answer:
+async def _translate(
+    client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]
+) -> TimedAnswer:
     name = spec.name.name
     return await call(client, f"/v1/models/{name}:predict", {"instances": [SENTENCE]}, headers)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from load.experiments.elastic.scenario import Scenario
     from load.experiments.elastic.spiking import Spiked
-    from load.experiments.liu.runs import Answer
+    from load.experiments.liu.runs import TimedAnswer
     from pilotlight.platform.platform import Platform
 
 PATIENCE_S: Final = 280.0
@@ -62,7 +62,7 @@ def spike_model(storage_uri: str) -> ModelSpec:
     return ModelSpec(ModelName("default", "spike"), storage_uri, policy=policy)
 
 
-class _Witness:
+class _ClusterObserver:
     """Pods and copies that were there at any time since it looks."""
 
     def __init__(self, platform: Platform) -> None:
@@ -91,7 +91,7 @@ async def run_burst(
     await platform.until(
         lambda: not platform.watch.state.pods, timeout_s=_TO_ZERO_S, what="no pods"
     )
-    witness = _Witness(platform)
+    witness = _ClusterObserver(platform)
     platform.watch.subscribe(witness.look)
     answers = await together(*(_ask(client, spec) for spec in specs))
     await until_idle(platform)
@@ -165,6 +165,6 @@ async def _took_s(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str,
 
 async def _ask(
     client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str] | None = None
-) -> Answer:
+) -> TimedAnswer:
     path = f"/v1/models/{spec.name.name}:predict"
     return await call(client, path, {"instances": [_SENTENCE]}, headers)

@@ -27,10 +27,10 @@ from pilotlight.output import progress_bar
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import free_port, python_environment
 from pilotlight.platform.redis_server import redis_binary
-from pilotlight.platform.settings import AutoscalerChoice, PlatformSettings, PodSettings
+from pilotlight.platform.settings import AutoscalerChoice, LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import ended_by_signals, log_to
 from pilotlight.samples import LARGER_SAMPLES, SAMPLES, make_model_command
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -55,8 +55,8 @@ _POD_STABLE_S = 8.0
 class LiveDemo:
     """Runs workloads on real processes, below a home folder."""
 
-    def __init__(self, home: Home, output: Output) -> None:
-        self._home = Home(home.root / "experiment")
+    def __init__(self, home: StateDir, output: Output) -> None:
+        self._home = StateDir(home.root / "experiment")
         self._objects = home.objects
         self._output = output
 
@@ -142,7 +142,7 @@ class LiveDemo:
             objects=self._objects,
             pods=pods,
             port=0,
-            pod=PodSettings(allow_simulated_work=True),
+            pod=LocalPodSettings(allow_simulated_work=True),
             s3=False,
             autoscaler=AutoscalerChoice(
                 min_pods=min_pods, pod_idle_s=_POD_IDLE_S, pod_stable_s=_POD_STABLE_S
@@ -184,7 +184,7 @@ class LiveDemo:
             home=self._home,
             objects=self._objects,
             port=0,
-            pod=PodSettings(
+            pod=LocalPodSettings(
                 link_bytes_per_s=link_bytes_per_s, allow_simulated_work=True, retire_grace_s=0.1
             ),
         )

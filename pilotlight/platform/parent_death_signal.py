@@ -1,4 +1,4 @@
-"""Run a command that the kernel kills when its parent dies: SCRIPT PARENT_PID COMMAND…
+"""Run a command that the kernel kills when its parent dies: arguments PARENT_PID COMMAND.
 
 Run as a script by a bare interpreter (15 ms): an exec keeps the parent-death signal, and nothing
 has to run between fork and exec in the supervisor.

@@ -21,7 +21,7 @@ import httpx
 
 from pilotlight.errors import StartFailed
 from pilotlight.platform.object_store import object_store_command
-from pilotlight.platform.pod_processes import Fleet, PodSpawn
+from pilotlight.platform.pod_processes import PodProcesses, PodSpawn
 from pilotlight.platform.pod_scaling import PodScaling
 from pilotlight.platform.processes import free_port, port_is_free, python_module
 from pilotlight.platform.redis_server import is_answering, redis_command
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
-    from pilotlight.platform.settings import AutoscalerChoice, PlatformSettings, PodSettings
+    from pilotlight.platform.settings import AutoscalerChoice, LocalPodSettings, PlatformSettings
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _PORT_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StartProgress:
     """How far the platform is with starting or stopping."""
 
     done: int
@@ -60,7 +60,7 @@ class Platform:
     """A running platform between `__aenter__` and `__aexit__`."""
 
     def __init__(
-        self, settings: PlatformSettings, on_progress: Callable[[Progress], None] | None = None
+        self, settings: PlatformSettings, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         self.settings = settings
         self.redis_url = settings.redis_url or ""
@@ -71,7 +71,7 @@ class Platform:
         self._lock = HomeLock(settings.home)
         self._group = asyncio.TaskGroup()
         self._services: list[Service] = []
-        self._fleet: Fleet | None = None
+        self._fleet: PodProcesses | None = None
         self._registry: Registry | None = None
         self._watch: ClusterWatch | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -268,7 +268,7 @@ class Platform:
 
     def _start_fleet(self) -> None:
         log_file = self.settings.home.logs / "zygote.log"
-        self._fleet = Fleet(self._group, log_file=log_file, env=self._child_env())
+        self._fleet = PodProcesses(self._group, log_file=log_file, env=self._child_env())
         self._start_service(self._fleet.zygote)
 
     def _child_env(self) -> Mapping[str, str]:
@@ -335,7 +335,7 @@ class Platform:
         pod = self.watch.state.pods.get(name)
         return pod is not None and pod.phase is PodPhase.READY
 
-    async def restart_pods(self, pod: PodSettings) -> None:
+    async def restart_pods(self, pod: LocalPodSettings) -> None:
         """Replace all pods by empty ones with other settings: nothing warm, nothing on disk."""
         if self._fleet is None:
             raise StartFailed("the platform is not started")
@@ -396,7 +396,7 @@ class Platform:
         settings = self.settings
         total = settings.pods + 2 + int(settings.redis_url is None) + int(settings.s3)
         total += int(settings.autoscaler is not None)
-        self._on_progress(Progress(min(self._steps_done, total), total, text))
+        self._on_progress(StartProgress(min(self._steps_done, total), total, text))
 
 
 async def _at_once() -> bool:

@@ -50,7 +50,7 @@ class PodSpawn:
 
 
 @dataclass(slots=True)
-class _Pod:
+class _PodProcess:
     spawn: PodSpawn
     wanted: bool = False
     pid: int | None = None
@@ -59,12 +59,12 @@ class _Pod:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Fleet:
+class PodProcesses:
     """Owns the zygote and knows the process id of every pod."""
 
     def __init__(self, group: asyncio.TaskGroup, *, log_file: Path, env: Mapping[str, str]) -> None:
         self._group = group
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _PodProcess] = {}
         self._is_up = False
         self._stopping = asyncio.Event()
         spec = ServiceSpec("zygote", python_module("runtime.forkserver"), log_file, env, piped=True)
@@ -83,7 +83,7 @@ class Fleet:
     def start(self, spawns: Sequence[PodSpawn]) -> None:
         """Want these pods from now on; they start as soon as the zygote can fork them."""
         for spawn in spawns:
-            pod = self._pods.setdefault(spawn.name, _Pod(spawn))
+            pod = self._pods.setdefault(spawn.name, _PodProcess(spawn))
             pod.spawn, pod.wanted, pod.backoff = spawn, True, Backoff()
             if self._is_up:
                 self._group.create_task(self._spawn(pod))
@@ -127,7 +127,7 @@ class Fleet:
     async def _say(self, message: Mapping[str, Any]) -> None:
         await self.zygote.send(json.dumps(message).encode())
 
-    async def _spawn(self, pod: _Pod, delay_s: float = 0.0) -> None:
+    async def _spawn(self, pod: _PodProcess, delay_s: float = 0.0) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
@@ -159,7 +159,7 @@ class Fleet:
             case _:
                 logger.warning("the zygote said something unknown", extra={"line": line[:200]})
 
-    def _pod_died(self, pod: _Pod, status: object) -> None:
+    def _pod_died(self, pod: _PodProcess, status: object) -> None:
         pod.pid = None
         pod.gone.set()
         if not pod.wanted or self._stopping.is_set():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pilotlight.platform.pod_processes import Fleet, PodSpawn
+    from pilotlight.platform.pod_processes import PodProcesses, PodSpawn
     from registry.domain.action_log import WantedPods
     from registry.redis.watch import ClusterWatch
 
@@ -25,7 +25,7 @@ class PodScaling:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: PodProcesses,
         watch: ClusterWatch,
         *,
         names: Sequence[str],

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 
 
 @dataclass(frozen=True, slots=True)
-class PodSettings:
+class LocalPodSettings:
     """What every pod gets; each has a name, a node and a cache folder of its own besides."""
 
     slots: int = 1
@@ -55,11 +55,11 @@ class AutoscalerChoice:
 class PlatformSettings:
     """One platform on one machine."""
 
-    home: Home
+    home: StateDir
     objects: Path
     """Folder the object store serves; a folder in it is a bucket."""
     pods: int = 8
-    pod: PodSettings = PodSettings()
+    pod: LocalPodSettings = LocalPodSettings()
     host: str = "127.0.0.1"
     """Address the gateway listens on; everything else stays on loopback."""
     port: int = 8080
@@ -88,9 +88,9 @@ class PlatformSettings:
         return cls(
             **{
                 **values,
-                "home": Home(Path(values["home"])),
+                "home": StateDir(Path(values["home"])),
                 "objects": Path(values["objects"]),
-                "pod": PodSettings(**values["pod"]),
+                "pod": LocalPodSettings(**values["pod"]),
                 "autoscaler": values["autoscaler"] and AutoscalerChoice(**values["autoscaler"]),
             }
         )

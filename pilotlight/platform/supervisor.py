@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pilotlight.errors import AlreadyRunning, Interrupted, PilotlightError
-from pilotlight.platform.platform import Platform, Progress
+from pilotlight.platform.platform import Platform, StartProgress
 from pilotlight.platform.settings import PlatformSettings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def ended_by_signals() -> AsyncIterator[None]:
 async def supervise(
     settings: PlatformSettings,
     *,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[StartProgress], None],
     on_ready: Callable[[Platform], Awaitable[None]],
 ) -> None:
     """Run a platform until a signal ends it; then return, or raise Interrupted if not ready."""

@@ -20,7 +20,7 @@ class WantedPods:
     leaving: tuple[str, ...] = ()
 
 
-class Outcome(StrEnum):
+class ActionOutcome(StrEnum):
     """What became of an action."""
 
     BEGUN = "begun"
@@ -44,7 +44,7 @@ class ActionRecord:
     """Registry time at which it was begun."""
     pod: str = ""
     tier: str = ""
-    outcome: str = Outcome.BEGUN
+    outcome: str = ActionOutcome.BEGUN
     error: str = ""
 
     @property
@@ -63,7 +63,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class OngoingActions:
     """Actions that have not ended, and the pods that are wanted; None: nobody has said."""
 
     actions: tuple[ActionRecord, ...]
@@ -71,12 +71,12 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class AutoscalerRecords:
     """What autoscalers have written down."""
 
     leader: Leader | None
     """None: nobody leads now."""
-    now: UnderWay
+    now: OngoingActions
     last: dict[str, ActionRecord]
     """The last action by model name."""
     history: tuple[ActionRecord, ...]

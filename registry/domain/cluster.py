@@ -15,11 +15,11 @@ import orjson
 
 from registry.domain.action_log import WantedPods, decode_wanted
 from registry.domain.codec import decode_pod, decode_profile, decode_record
-from registry.domain.estimates import UNMEASURED, Measurements
+from registry.domain.estimates import UNMEASURED, ModelEstimates
 from registry.domain.model import ModelName, ModelRecord, Tier, name_of_key
 from registry.domain.pod import PodInfo, PodPhase
-from registry.domain.pod_index import RankedPods
-from registry.domain.residency_index import Residencies
+from registry.domain.pod_index import PodIndex
+from registry.domain.residency_index import ResidencyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -70,7 +70,7 @@ class PodState:
         self.loads_total = 0
         self.changed: set[PodState] = set()
         """Where it puts itself when what pods are ranked by changes; the pool's, once in one."""
-        self.pool: RankedPods | None = None
+        self.pool: PodIndex | None = None
         self.version = 0
         self.counts_version = 0
         self.slots_busy = 0
@@ -204,11 +204,11 @@ class ClusterState:
         self.version = 0
         self.models_version = 0
         """Grows whenever any model's record changes, for those who follow only these."""
-        self.pods = RankedPods()
+        self.pods = PodIndex()
         self.models: dict[ModelName, ModelRecord] = {}
-        self.residency = Residencies(self.pods)
+        self.residency = ResidencyIndex(self.pods)
         self._serving = self.residency.serving
-        self.measurements: dict[str, Measurements] = {}
+        self.measurements: dict[str, ModelEstimates] = {}
         self.profiles: dict[ModelName, Profile] = {}
         """Of the generation that was profiled last."""
         self.profiles_version = 0
@@ -246,7 +246,7 @@ class ClusterState:
         """Accepting pods to whose device a load of the model is under way."""
         return self._serving.warming(key)
 
-    def measured(self, key: str) -> Measurements:
+    def measured(self, key: str) -> ModelEstimates:
         """The model's measurements; priors only if there are none."""
         return self.measurements.get(key, UNMEASURED)
 
@@ -398,7 +398,7 @@ class ClusterState:
         self, version: int, key: str, measure: str, values_s: Sequence[float]
     ) -> None:
         del version  # samples only add up; each change is applied once by the watch
-        self.measurements.setdefault(key, Measurements()).add(measure, values_s)
+        self.measurements.setdefault(key, ModelEstimates()).add(measure, values_s)
 
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
         name = ModelName.parse(text)

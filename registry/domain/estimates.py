@@ -74,7 +74,7 @@ _FROM_AND_BELOW: Final = {
 """Measures of loads that start at a tier, or further from the device."""
 
 
-class Measurements:
+class ModelEstimates:
     """The latest samples of one model generation, with their medians at hand."""
 
     __slots__ = ("_medians", "_samples", "_stages")
@@ -159,4 +159,4 @@ class Measurements:
         return self.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
 
 
-UNMEASURED: Final = Measurements()
+UNMEASURED: Final = ModelEstimates()

@@ -32,7 +32,7 @@ def room_rank(pod: Any) -> Rank:
     return (-pod.free_bytes, *_IDLE)
 
 
-class Ranking:
+class PodRanking:
     """The pods of one pool that can be an entry pod, by a rank; ties by name."""
 
     def __init__(self, pods: Mapping[str, PodState], rank_of: Callable[[PodState], Rank]) -> None:
@@ -100,7 +100,7 @@ class Changes:
         self.count = 0
 
 
-class RankedPods(dict[str, "PodState"]):
+class PodIndex(dict[str, "PodState"]):
     """Pods by name, which remembers those that change until somebody asks who is first."""
 
     def __init__(self) -> None:
@@ -108,8 +108,8 @@ class RankedPods(dict[str, "PodState"]):
         self.changed: set[PodState] = set()
         self.accepting = Changes()
         """Of the pods that take requests: they come, go, begin or cease to."""
-        self._by_load = Ranking(self, load_rank)
-        self._by_room = Ranking(self, room_rank)
+        self._by_load = PodRanking(self, load_rank)
+        self._by_room = PodRanking(self, room_rank)
 
     def __setitem__(self, name: str, pod: PodState) -> None:
         if (before := self.get(name)) is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequests:
+class QueueStats:
     """Requests of one model that wait in gateways."""
 
     requests: int

@@ -13,7 +13,7 @@ from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from registry.domain.cluster import PodState, Residency
-    from registry.domain.pod_index import RankedPods
+    from registry.domain.pod_index import PodIndex
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class ServingPods:
 
     __slots__ = ("_accepting", "_as_of", "_held", "_pods", "_residencies")
 
-    def __init__(self, pods: RankedPods, residencies: dict[str, dict[str, Residency]]) -> None:
+    def __init__(self, pods: PodIndex, residencies: dict[str, dict[str, Residency]]) -> None:
         self._pods = pods
         self._residencies = residencies
         self._accepting = pods.accepting
@@ -71,10 +71,10 @@ class ServingPods:
         return found
 
 
-class Residencies(dict[str, "dict[str, Residency]"]):
+class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     """By model key, then pod. Written through `put` and `drop` only."""
 
-    def __init__(self, pods: RankedPods) -> None:
+    def __init__(self, pods: PodIndex) -> None:
         super().__init__()
         self.serving = ServingPods(pods, self)
 

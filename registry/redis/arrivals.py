@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName
-from registry.domain.queue_stats import WaitingRequests
+from registry.domain.queue_stats import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
 
 
-class Span(StrEnum):
+class CountWindow(StrEnum):
     """Lengths of the spans that are counted."""
 
     SECOND = "second"
@@ -27,12 +27,16 @@ class Span(StrEnum):
     TEN_MINUTES = "ten"
 
 
-SPAN_S: Mapping[Span, int] = {Span.SECOND: 1, Span.MINUTE: 60, Span.TEN_MINUTES: 600}
+SPAN_S: Mapping[CountWindow, int] = {
+    CountWindow.SECOND: 1,
+    CountWindow.MINUTE: 60,
+    CountWindow.TEN_MINUTES: 600,
+}
 """Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ArrivalCounts:
     """Requests of one model in one span that begins at `start_s`, registry time."""
 
     model: ModelName
@@ -40,18 +44,18 @@ class Counted:
     number: int
 
 
-class Arrivals:
+class ArrivalLog:
     """Writes and reads the counts. All methods raise RegistryUnavailable."""
 
     def __init__(self, registry: Registry) -> None:
-        self._submit = registry.redis.transactions.submit
+        self._submit = registry.transactions.submit
 
     async def tell(
         self,
         gateway: str,
         sequence: int,
         counts: Sequence[tuple[ModelName, int, int]],
-        waiting: Mapping[ModelName, WaitingRequests],
+        waiting: Mapping[ModelName, QueueStats],
     ) -> None:
         """Hand in (model, number, seconds ago), and who waits now.
 
@@ -68,25 +72,25 @@ class Arrivals:
             },
         )
 
-    async def read(self, span: Span, first_s: float, last_s: float) -> list[Counted]:
+    async def read(self, span: CountWindow, first_s: float, last_s: float) -> list[ArrivalCounts]:
         """Counts of all spans of a kind between two times, both ends included."""
         length_s = SPAN_S[span]
         first, last = int(first_s // length_s), int(last_s // length_s)
-        counted: list[Counted] = []
+        counted: list[ArrivalCounts] = []
         while first <= last:
             found, first = await self._submit("arrivals_in", span, first, last)
             for start, pairs in found or ():
                 counted += _counted(int(start) * length_s, pairs)
         return counted
 
-    async def waiting(self) -> dict[ModelName, WaitingRequests]:
+    async def waiting(self) -> dict[ModelName, QueueStats]:
         """Who waits at all gateways together."""
-        merged: dict[ModelName, WaitingRequests] = {}
+        merged: dict[ModelName, QueueStats] = {}
         for told in await self._submit("waiting") or ():
             for text, (requests, starved, oldest_ms) in told.items():
                 model = ModelName.parse(text)
-                known = merged.get(model, WaitingRequests(0, 0, float("inf")))
-                merged[model] = WaitingRequests(
+                known = merged.get(model, QueueStats(0, 0, float("inf")))
+                merged[model] = QueueStats(
                     known.requests + int(requests),
                     known.starved + int(starved),
                     min(known.oldest_s, float(oldest_ms) / 1000),
@@ -94,8 +98,8 @@ class Arrivals:
         return merged
 
 
-def _counted(start_s: int, pairs: Sequence[Any]) -> list[Counted]:
+def _counted(start_s: int, pairs: Sequence[Any]) -> list[ArrivalCounts]:
     return [
-        Counted(ModelName.parse(name), start_s, int(number))
+        ArrivalCounts(ModelName.parse(name), start_s, int(number))
         for name, number in zip(pairs[::2], pairs[1::2], strict=True)
     ]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from registry.domain.action_log import (
     POOL,
+    AutoscalerRecords,
     Leader,
-    Plans,
-    UnderWay,
+    OngoingActions,
     decode_record,
     decode_wanted,
     encode,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
 
 
-class Intended(StrEnum):
+class IntendedAction(StrEnum):
     """Whether an action may begin."""
 
     OK = "ok"
@@ -38,7 +38,7 @@ class Autoscaling:
     """Reads and writes it. All methods raise RegistryUnavailable."""
 
     def __init__(self, registry: Registry) -> None:
-        self._submit = registry.redis.transactions.submit
+        self._submit = registry.transactions.submit
 
     async def lead(self, holder: str, *, ttl_s: float) -> int | None:
         """Take or keep the lead; the fencing token, or None where somebody else has it."""
@@ -49,12 +49,12 @@ class Autoscaling:
         """Let another one lead at once."""
         await self._submit("resign", token)
 
-    async def intend(self, token: int, record: ActionRecord, *, ttl_s: float) -> Intended:
+    async def intend(self, token: int, record: ActionRecord, *, ttl_s: float) -> IntendedAction:
         """Write an action down; only after OK may it be carried out."""
         answer = await self._submit(
             "intend", token, record.id, int(ttl_s * 1000), record.subject, encode(record)
         )
-        return Intended(answer)
+        return IntendedAction(answer)
 
     async def end(self, record: ActionRecord) -> None:
         """Say what became of an action."""
@@ -65,15 +65,15 @@ class Autoscaling:
         answer = await self._submit("scale", token, encode(wanted), POOL, encode(record))
         return str(answer) != "fenced"
 
-    async def under_way(self) -> UnderWay:
+    async def under_way(self) -> OngoingActions:
         """What was begun and has not ended, and the pods that are wanted."""
         return _under_way(*await self._submit("under_way"))
 
-    async def plans(self) -> Plans:
+    async def plans(self) -> AutoscalerRecords:
         """All that is written down now."""
         leader, under_way, last, history = await self._submit("plans")
         pairs = list(last or [])
-        return Plans(
+        return AutoscalerRecords(
             leader=_leader(leader),
             now=_under_way(*under_way),
             last={
@@ -84,8 +84,8 @@ class Autoscaling:
         )
 
 
-def _under_way(intents: Any, wanted: Any) -> UnderWay:
-    return UnderWay(
+def _under_way(intents: Any, wanted: Any) -> OngoingActions:
+    return OngoingActions(
         actions=tuple(decode_record(text) for text in intents or ()),
         wanted=decode_wanted(wanted) if isinstance(wanted, str) else None,
     )

@@ -67,7 +67,7 @@ class Registry:
     async def connect(cls, url: str, pool: str = "default") -> Registry:
         """A registry client that has spoken to Redis once. Raises RegistryUnavailable."""
         registry = cls(url, pool)
-        await registry.redis.transactions.submit("sync")
+        await registry.transactions.submit("sync")
         return registry
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from registry.errors import RegistryUnavailable
-from registry.redis.redis_connection import RespConnection, resolve
+from registry.redis.redis_connection import RedisConnection, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -16,23 +16,23 @@ _PAUSE_FIRST_S = 0.05
 _PAUSE_LONGEST_S = 1.0
 
 
-class Link:
+class ReconnectingConnection:
     """One connection at a time. In the pause after a failure nobody waits for a server away."""
 
     def __init__(
-        self, url: str, routing_key: str, prepare: Callable[[RespConnection], Awaitable[object]]
+        self, url: str, routing_key: str, prepare: Callable[[RedisConnection], Awaitable[object]]
     ) -> None:
         """`prepare` is done with every new connection before it is used."""
         self._url = url
         self._routing_key = routing_key
         self._prepare = prepare
-        self._connection: RespConnection | None = None
+        self._connection: RedisConnection | None = None
         self._connecting = asyncio.Lock()
         self._pause_s = _PAUSE_FIRST_S
         self._again_at_s = 0.0
 
     @property
-    def open(self) -> RespConnection | None:
+    def open(self) -> RedisConnection | None:
         """The connection, if there is one now."""
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
@@ -47,7 +47,7 @@ class Link:
         self._again_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, _PAUSE_LONGEST_S)
 
-    async def connected(self, timeout_s: float) -> RespConnection:
+    async def connected(self, timeout_s: float) -> RedisConnection:
         """The connection that is there, else a new one. Raises RegistryUnavailable."""
         async with self._connecting:
             if self.open is not None:
@@ -61,11 +61,11 @@ class Link:
             self._pause_s = _PAUSE_FIRST_S
             return self._connection
 
-    async def _connect(self, timeout_s: float) -> RespConnection:
+    async def _connect(self, timeout_s: float) -> RedisConnection:
         address = await resolve(self._url, self._routing_key)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await RespConnection.open(address)
+                connection = await RedisConnection.open(address)
                 try:
                     await self._prepare(connection)
                 except BaseException:

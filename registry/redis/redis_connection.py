@@ -153,7 +153,7 @@ async def _ask_cluster(
         await cluster.aclose()
 
 
-class RespConnection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """A connected socket; replies come back in the order of the calls."""
 
     def __init__(self, on_message: Callable[[bytes], None] | None = None) -> None:
@@ -166,7 +166,7 @@ class RespConnection(asyncio.Protocol):
     @classmethod
     async def open(
         cls, address: Address, on_message: Callable[[bytes], None] | None = None
-    ) -> RespConnection:
+    ) -> RedisConnection:
         """Connect and authenticate. Raises RegistryUnavailable within `CONNECT_TIMEOUT_S`."""
         loop = asyncio.get_running_loop()
         try:

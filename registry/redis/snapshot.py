@@ -19,7 +19,7 @@ def hash_reads(prefix: str) -> list[tuple[str, str]]:
     return [("HGETALL", prefix + name) for name in _HASHES]
 
 
-def whole_state(told: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
+def read_snapshot(told: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
     """Pods, models, samples, profiles and wanted pods, as `ClusterState.replace` reads them.
 
     Args:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.reconnecting import Link, too_late
-from registry.redis.snapshot import hash_reads, whole_state
+from registry.redis.reconnecting import ReconnectingConnection, too_late
+from registry.redis.snapshot import hash_reads, read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from registry.redis.redis_connection import RespConnection
+    from registry.redis.redis_connection import RedisConnection
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedChanges:
     """What a batch changed, for the copy of whoever sent it."""
 
     versions: Versions
@@ -87,13 +87,13 @@ class Transactions:
         self.prefix = f"pilotlight:{{{pool}}}:"
         self._script = read_script()
         self._sha = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
-        self._link = Link(url, self.prefix, self._give_script)
+        self._link = ReconnectingConnection(url, self.prefix, self._give_script)
         self._connector: asyncio.Task[None] | None = None
         self._pending: list[_Pending] = []
         self._under_way: Sequence[_Pending] = ()
         self._is_scheduled = False
         self._lazy_timer: asyncio.TimerHandle | None = None
-        self.on_applied: Callable[[Applied], None] | None = None
+        self.on_applied: Callable[[AppliedChanges], None] | None = None
         """Called with each batch's changes before its callers hear of the result."""
         self.on_lost: Callable[[], None] | None = None
         """Called when a batch may have changed something that `on_applied` will never hear of."""
@@ -122,7 +122,7 @@ class Transactions:
         """The versions, the registry's time in ms, and the whole state of the pool."""
         reads = hash_reads(self.prefix)
         versions, now_ms, told, hashes = await self._alone("snapshot", SNAPSHOT_TIMEOUT_S, *reads)
-        return versions, now_ms, whole_state(told, hashes)
+        return versions, now_ms, read_snapshot(told, hashes)
 
     async def sync(self) -> tuple[Versions, int]:
         """Sweep what has expired; the versions after it, and the registry's time in ms."""
@@ -195,7 +195,7 @@ class Transactions:
 
     def _evaluate(
         self,
-        connection: RespConnection,
+        connection: RedisConnection,
         operations: bytes,
         settle: Callable[[Any], None],
         *reads: Sequence[str],
@@ -221,7 +221,7 @@ class Transactions:
 
         send(hear)
 
-    def _give_up(self, batch: Sequence[_Pending], connection: RespConnection) -> None:
+    def _give_up(self, batch: Sequence[_Pending], connection: RedisConnection) -> None:
         """Close the connection, unless only this process was late and the reply lies there."""
 
         def close() -> None:
@@ -232,7 +232,7 @@ class Transactions:
         asyncio.get_running_loop().call_later(_GRACE_S, close)
 
     def _settle_batch(
-        self, batch: Sequence[_Pending], connection: RespConnection, reply: Any
+        self, batch: Sequence[_Pending], connection: RedisConnection, reply: Any
     ) -> None:
         self._under_way = ()
         if isinstance(reply, RegistryUnavailable):
@@ -258,11 +258,11 @@ class Transactions:
 
     def _applied(self, versions: Versions, now_ms: int, changes: bytes) -> None:
         if self.on_applied is not None and len(changes) > _NO_CHANGES:
-            self.on_applied(Applied(versions, now_ms, changes))
+            self.on_applied(AppliedChanges(versions, now_ms, changes))
 
     # The connection
 
-    async def _give_script(self, connection: RespConnection) -> None:
+    async def _give_script(self, connection: RedisConnection) -> None:
         await connection.call("SCRIPT", "LOAD", self._script)
 
     def _reconnect(self) -> None:

@@ -16,7 +16,7 @@ import orjson
 
 from registry.domain.cluster import ClusterState
 from registry.errors import RegistryUnavailable
-from registry.redis.redis_connection import RespConnection, resolve
+from registry.redis.redis_connection import RedisConnection, resolve
 from registry.redis.transactions import REPLY_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName, ModelRecord
     from registry.redis.client import Registry
-    from registry.redis.transactions import Applied, Versions
+    from registry.redis.transactions import AppliedChanges, Versions
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class ClusterWatch:
         self._unreadable_total = 0
         self._held_back: list[bytes] | None = None
         """Messages that came while a snapshot was under way: some may be newer than it."""
-        self._replies: list[Applied] = []
+        self._replies: list[AppliedChanges] = []
         """Our own changes since the last snapshot was asked for, for the same reason."""
-        registry.redis.transactions.on_applied = self._on_reply
-        registry.redis.transactions.on_lost = self._needs_snapshot.set
+        registry.transactions.on_applied = self._on_reply
+        registry.transactions.on_lost = self._needs_snapshot.set
 
     # What readers ask
 
@@ -119,7 +119,7 @@ class ClusterWatch:
 
     async def _follow(self) -> None:
         address = await resolve(self.registry.url, self.registry.transactions.prefix)
-        connection = await RespConnection.open(address, on_message=self._on_message)
+        connection = await RedisConnection.open(address, on_message=self._on_message)
         try:
             await self._subscribe(connection)
             await self._take_snapshot()
@@ -131,7 +131,7 @@ class ClusterWatch:
         finally:
             connection.close()
 
-    async def _subscribe(self, connection: RespConnection) -> None:
+    async def _subscribe(self, connection: RedisConnection) -> None:
         channel = self.registry.transactions.prefix + self._channel
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -205,14 +205,14 @@ class ClusterWatch:
             self.state.apply(version, changes)
             self._notify()
 
-    def _on_reply(self, applied: Applied) -> None:
+    def _on_reply(self, applied: AppliedChanges) -> None:
         if self._held_back is not None:
             self._replies.append(applied)
         if self._synced.is_set():
             self._apply_reply(applied)
             self._notify()
 
-    def _apply_reply(self, applied: Applied) -> None:
+    def _apply_reply(self, applied: AppliedChanges) -> None:
         self.state.apply(self._version(applied.versions), orjson.loads(applied.changes))
 
     def _version(self, versions: Versions) -> int:

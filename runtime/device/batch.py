@@ -20,7 +20,7 @@ MOST_SEQUENCES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRows:
     """One request that waits for the device."""
 
     sequence: int
@@ -62,11 +62,11 @@ class BatchLimits:
 class Batch:
     """Requests that go together, the most urgent first, and from when on."""
 
-    members: tuple[Waiting, ...]
+    members: tuple[QueuedRows, ...]
     ready_s: float
 
 
-def form_batch(waiting: Sequence[Waiting], now_s: float, limits: BatchLimits) -> Batch | None:
+def form_batch(waiting: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> Batch | None:
     """The next batch of one model; None where nobody waits. The caller takes its members out."""
     if not waiting:
         return None
@@ -88,7 +88,7 @@ def form_batch(waiting: Sequence[Waiting], now_s: float, limits: BatchLimits) ->
     return Batch(tuple(members), now_s if is_ready else _ready_s(members, now_s, limits))
 
 
-def _ready_s(members: Sequence[Waiting], now_s: float, limits: BatchLimits) -> float:
+def _ready_s(members: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> float:
     """When a batch that is not full goes all the same."""
     filled_s = min(each.queued_s for each in members) + limits.most_wait_s
     deadlines_s = [each.deadline_s for each in members if each.deadline_s is not None]

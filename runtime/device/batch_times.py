@@ -28,7 +28,7 @@ LIMITED_BY_MEMORY: Final = "memory"
 
 
 @dataclass(slots=True)
-class _Times:
+class _ModelTimes:
     stored: dict[int, ProfilePoint] = field(default_factory=dict)
     live: dict[int, deque[float]] = field(default_factory=dict)
     points: tuple[ProfilePoint, ...] = ()
@@ -43,13 +43,13 @@ class BatchTimes:
     """The times of all models of a device, by key."""
 
     def __init__(self) -> None:
-        self._times: dict[str, _Times] = {}
+        self._times: dict[str, _ModelTimes] = {}
         self._lock = threading.Lock()
 
     def observe(self, key: str, rows: int, seconds: float) -> None:
         """A batch of `rows` took the device this long."""
         with self._lock:
-            times = self._times.setdefault(key, _Times())
+            times = self._times.setdefault(key, _ModelTimes())
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
             if len(samples) >= ENOUGH_SAMPLES:
@@ -59,7 +59,7 @@ class BatchTimes:
     def adopt(self, profile: Profile) -> None:
         """Begin from what was measured before, here or elsewhere."""
         with self._lock:
-            times = self._times.setdefault(profile.key, _Times())
+            times = self._times.setdefault(profile.key, _ModelTimes())
             times.stored = {point.rows: point for point in profile.points}
             times.limited_by = profile.limited_by
             if profile.limited_by == LIMITED_BY_MEMORY and profile.points:
@@ -69,7 +69,7 @@ class BatchTimes:
     def ran_out_of_memory(self, key: str, rows: int) -> None:
         """A batch of `rows` did not fit: no more such large ones."""
         with self._lock:
-            times = self._times.setdefault(key, _Times())
+            times = self._times.setdefault(key, _ModelTimes())
             times.limited_by = LIMITED_BY_MEMORY
             times.most_rows_that_fit = max(1, rows // 2)
 
@@ -115,7 +115,7 @@ def most_rows_of(points: Sequence[ProfilePoint]) -> int:
     return max(largest, min(MOST_ROWS, max(FIRST_MOST_ROWS, 2 * largest)))
 
 
-def _settle(times: _Times) -> None:
+def _settle(times: _ModelTimes) -> None:
     """Stored points with the live medians in place of theirs."""
     points = dict(times.stored)
     for rows, samples in times.live.items():

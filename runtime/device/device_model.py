@@ -26,7 +26,7 @@ class Payload:
 
 
 @dataclass(eq=False, slots=True)
-class Lane:
+class DeviceModel:
     """One model on the device. Mutable: its policy may change, and it may break."""
 
     key: str = ""

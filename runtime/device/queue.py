@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from runtime.device.batch import Waiting
+    from runtime.device.batch import QueuedRows
     from runtime.device.batch_times import BatchTimes
-    from runtime.device.device_model import Lane
+    from runtime.device.device_model import DeviceModel
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Q = TypeVar("Q", bound="Queued")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran(Generic[Result]):
+class InferenceResult(Generic[Result]):
     """What a job gave and how long it took. Times in seconds."""
 
     value: Result
@@ -45,8 +45,8 @@ class Ran(Generic[Result]):
 class Queued:
     """What waits for the device: whose, and since when."""
 
-    lane: Lane
-    waiting: Waiting
+    lane: DeviceModel
+    waiting: QueuedRows
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +56,7 @@ class Job(Queued):
     content: Any
     infer: Callable[[Sequence[Any]], list[Any]]
     """The results for the contents of several jobs of its kind."""
-    future: asyncio.Future[Ran[Any]]
+    future: asyncio.Future[InferenceResult[Any]]
     is_running: bool = False
 
 
@@ -65,7 +65,7 @@ class DeviceQueue(Generic[Q]):
 
     def __init__(self, times: BatchTimes) -> None:
         self._times = times
-        self._lanes: dict[Lane, dict[int, Q]] = {}
+        self._lanes: dict[DeviceModel, dict[int, Q]] = {}
         self._count = 0
         self._earliest_s = math.inf
         """No deadline of those that wait is before this."""
@@ -108,7 +108,7 @@ class DeviceQueue(Generic[Q]):
                 wake_s = min(wake_s, batch.ready_s)
         return [], wake_s
 
-    def _urgency(self, lane: Lane) -> tuple[float, int]:
+    def _urgency(self, lane: DeviceModel) -> tuple[float, int]:
         return min(job.waiting.urgency for job in self._lanes[lane].values())
 
     def take_late(self, now_s: float) -> list[Q]:
@@ -123,7 +123,7 @@ class DeviceQueue(Generic[Q]):
         self._earliest_s = min(deadlines_s, default=math.inf)
         return late
 
-    def take_lane(self, lane: Lane) -> list[Q]:
+    def take_lane(self, lane: DeviceModel) -> list[Q]:
         """All of one lane."""
         return self._take(lambda job: job.lane is lane)
 
@@ -138,7 +138,7 @@ class DeviceQueue(Generic[Q]):
         return jobs
 
 
-def settle(outcomes: Sequence[tuple[Job, Ran[Any] | Exception]]) -> None:
+def settle(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
     """Hand outcomes to the waiting callers, on their event loop, with one wake-up for all."""
 
     def hand_over() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from runtime.device.queue import Ran
+from runtime.device.queue import InferenceResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
-    from runtime.device.device_model import Lane
+    from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
     from runtime.wire.tensors import Tensor
 
@@ -28,8 +28,8 @@ class Stepwise(Protocol):
 
 
 async def run_steps(
-    device: DeviceWorker, lane: Lane, steps: Steps, *, deadline_s: float | None
-) -> Ran[Any]:
+    device: DeviceWorker, lane: DeviceModel, steps: Steps, *, deadline_s: float | None
+) -> InferenceResult[Any]:
     """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
 
     A caller that is cancelled, and a deadline that passes, end it at the next step.
@@ -50,4 +50,4 @@ async def run_steps(
         outputs = ran.value
         wait_s += ran.wait_s
         compute_s += ran.compute_s
-    return Ran(outputs, wait_s, compute_s, len(outputs[0].data))
+    return InferenceResult(outputs, wait_s, compute_s, len(outputs[0].data))

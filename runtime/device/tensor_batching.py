@@ -64,7 +64,7 @@ class Batching(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class PaddedBatching:
     """How a network's requests are put together and its outputs taken apart."""
 
     rules: Mapping[str, TensorRule]

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from runtime.device.batch import Waiting
+from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.device.device_model import Lane, Payload
-from runtime.device.queue import PATIENCE_S, DeviceQueue, Job, Ran, settle
+from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.queue import PATIENCE_S, DeviceQueue, InferenceResult, Job, settle
 from runtime.errors import (
     DeadlinePassed,
-    Draining,
     InferenceFailed,
     InferenceHung,
     ModelBroken,
+    PodDraining,
     QueueFull,
 )
 from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
@@ -113,7 +113,7 @@ class DeviceWorker:
             if self.lost is not None:
                 return
             self.lost = f"the pod's device failed and the pod is replaced: {error}"
-            settle([(job, Draining(self.lost)) for job in self._queue.take_all()])
+            settle([(job, PodDraining(self.lost)) for job in self._queue.take_all()])
         logger.error("device lost", extra={"error": error})
         self.on_lost(self.lost)
 
@@ -122,20 +122,20 @@ class DeviceWorker:
         work: Callable[[], Result],
         *,
         deadline_s: float | None = None,
-        lane: Lane | None = None,
+        lane: DeviceModel | None = None,
         due_s: float | None = None,
-    ) -> Ran[Result]:
+    ) -> InferenceResult[Result]:
         """The result of `work`, run on the device by itself; raises as `infer` does.
 
         `lane` says which model is broken if it does not end, `due_s` how urgent it is.
         """
         return await self._wait_for(
-            lane or Lane(), Payload(work), _alone, deadline_s=deadline_s, due_s=due_s
+            lane or DeviceModel(), Payload(work), _alone, deadline_s=deadline_s, due_s=due_s
         )
 
     async def infer(
-        self, lane: Lane, payload: Payload, *, deadline_s: float | None = None
-    ) -> Ran[Any]:
+        self, lane: DeviceModel, payload: Payload, *, deadline_s: float | None = None
+    ) -> InferenceResult[Any]:
         """What the lane gives for a payload, inferred with others of its kind.
 
         A caller that is cancelled while its inference runs gets control back when that has ended,
@@ -153,15 +153,15 @@ class DeviceWorker:
 
     async def _wait_for(
         self,
-        lane: Lane,
+        lane: DeviceModel,
         payload: Payload,
         infer: Callable[[Sequence[Any]], list[Any]],
         *,
         deadline_s: float | None,
         due_s: float | None,
-    ) -> Ran[Any]:
+    ) -> InferenceResult[Any]:
         now_s = time.monotonic()
-        waiting = Waiting(
+        waiting = QueuedRows(
             sequence=next(self._sequence),
             due_s=due_s or deadline_s or now_s + PATIENCE_S,
             queued_s=now_s,
@@ -191,7 +191,7 @@ class DeviceWorker:
             if job.lane.broken is not None:
                 raise ModelBroken(job.lane.broken)
             if self.lost is not None:
-                raise Draining(self.lost)
+                raise PodDraining(self.lost)
             if self._is_closed:
                 raise QueueFull("the pod is stopping")
             if len(self._queue) >= self._most_waiting:
@@ -248,7 +248,7 @@ class DeviceWorker:
         else:
             _finish(run, jobs, outcomes)
 
-    def _attempt(self, run: _Run, jobs: Sequence[Job]) -> list[Ran[Any]] | Exception:
+    def _attempt(self, run: _Run, jobs: Sequence[Job]) -> list[InferenceResult[Any]] | Exception:
         """One inference over the jobs' contents."""
         lane, rows = jobs[0].lane, sum(job.waiting.rows for job in jobs)
         begun_s = self._begin(run, lane)
@@ -266,11 +266,11 @@ class DeviceWorker:
         if jobs[0].waiting.kind is not None:
             self.times.observe(lane.key, rows, compute_s)
         return [
-            Ran(value, begun_s - job.waiting.queued_s, compute_s, rows)
+            InferenceResult(value, begun_s - job.waiting.queued_s, compute_s, rows)
             for job, value in zip(jobs, values, strict=True)
         ]
 
-    def _begin(self, run: _Run, lane: Lane) -> float:
+    def _begin(self, run: _Run, lane: DeviceModel) -> float:
         with self._lock:
             run.begun_s = time.monotonic()
             run.give_up_s = run.begun_s + (lane.policy.max_infer_s or self._time_limit_s)
@@ -326,7 +326,9 @@ def _lost_under(error: Exception) -> InferenceFailed:
     return InferenceFailed(f"the device failed for good under this inference: {error}")
 
 
-def _finish(run: _Run, jobs: Sequence[Job], outcomes: list[Ran[Any]] | Exception) -> None:
+def _finish(
+    run: _Run, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
+) -> None:
     """Tell the callers and count, unless all were told already that it hangs."""
     model = jobs[0].lane.model
     if run.is_abandoned:

@@ -37,20 +37,22 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TokenChunk:
     """Tokens that are new, and why there will be no more; None: there will be."""
 
     token_ids: tuple[int, ...]
     finish: Finish | None
 
 
-class Engine(Protocol):
+class GenerationEngine(Protocol):
     """One model's generation. All methods belong to the event loop."""
 
     most_tokens: int
     """Most tokens of a prompt and its answer together."""
 
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Made, None]:
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[TokenChunk, None]:
         """New tokens as they are made; closing the generator ends the work at the next token.
 
         Raises:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Share:
+class DeviceShare:
     """One answer's share; `seconds` stands once it is over."""
 
     seconds: float = 0.0
 
 
-class SharedTime:
+class ProcessorSharing:
     """The account of one device. Pure but for the clock that it is given, in seconds."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -44,9 +44,9 @@ class SharedTime:
         return self._given_s - mark_s
 
     @contextmanager
-    def taken(self) -> Iterator[Share]:
+    def taken(self) -> Iterator[DeviceShare]:
         """The share of what runs inside."""
-        share, mark_s = Share(), self.enter()
+        share, mark_s = DeviceShare(), self.enter()
         try:
             yield share
         finally:

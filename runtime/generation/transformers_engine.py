@@ -22,7 +22,7 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.engine import Finish, Made, Sampling
+from runtime.generation.engine import Finish, Sampling, TokenChunk
 from runtime.generation.limits import PAGE_TOKENS, cache_shape
 from runtime.generation.sampling import PerRequestSampling
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
-    from runtime.device.device_model import Lane
+    from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
     from runtime.generation.limits import GenerationLimits
 
@@ -71,7 +71,7 @@ class TransformersEngine:
         self,
         network: PreTrainedModel,
         device: DeviceWorker,
-        lane: Lane,
+        lane: DeviceModel,
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -118,7 +118,7 @@ class TransformersEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
-    ) -> AsyncGenerator[Made, None]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """New tokens as they are made; see `Engine`."""
         request_id = str(next(self._sequence))
         inbox: deque[GenerationOutput] = deque()
@@ -144,7 +144,7 @@ class TransformersEngine:
                     raise kind(f"generation failed: {output.error}") from self._failure
                 token_ids = tuple(output.generated_tokens[told:])
                 told += len(token_ids)
-                yield Made(token_ids, self._finish(token_ids) if is_finished else None)
+                yield TokenChunk(token_ids, self._finish(token_ids) if is_finished else None)
         finally:
             del self._inboxes.open[request_id]
             if not is_finished:

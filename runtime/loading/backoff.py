@@ -11,7 +11,7 @@ LONGEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LoadFault:
     """What went wrong with a load."""
 
     reason: str
@@ -20,7 +20,7 @@ class Fault:
 
 
 def next_failure(
-    key: str, fault: Fault, *, previous: LoadFailure | None, now_s: float
+    key: str, fault: LoadFault, *, previous: LoadFailure | None, now_s: float
 ) -> LoadFailure:
     """The failure to record, given the last one of the same model; `now_s` is registry time."""
     attempts = previous.attempts + 1 if previous is not None and previous.key == key else 1

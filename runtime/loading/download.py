@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from runtime.threads import in_thread
-from runtime.tiers.download_progress import Arrivals
-from runtime.tiers.streaming_weights import ArrivingWeights
+from runtime.tiers.download_progress import DownloadProgress
+from runtime.tiers.streaming_weights import StreamingWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.storage.listing import RemoteFile
-    from runtime.storage.load_ticket import Wish
+    from runtime.storage.load_ticket import LoadTicket
     from runtime.tiers.disk_cache import DiskCache
 
 
@@ -28,7 +28,7 @@ class Download:
         spec: ModelSpec,
         files: Sequence[RemoteFile],
         *,
-        wish: Wish,
+        wish: LoadTicket,
         threads: Executor,
     ) -> None:
         """Begin."""
@@ -36,7 +36,7 @@ class Download:
         self._spec = spec
         self._wish = wish
         self._threads = threads
-        self._arrivals = Arrivals(files, wish)
+        self._arrivals = DownloadProgress(files, wish)
         loop = asyncio.get_running_loop()
         self._fetching = loop.run_in_executor(threads, self._fetch)
         self._fetching.add_done_callback(self._tell_failure)
@@ -53,10 +53,10 @@ class Download:
         if not fetching.cancelled() and (error := fetching.exception()) is not None:
             self._arrivals.fail(error)
 
-    async def weights(self) -> ArrivingWeights:
+    async def weights(self) -> StreamingWeights:
         """The weights, once all headers are here; raises LoadFailed, LoadCancelled."""
         await asyncio.shield(asyncio.wrap_future(self._arrivals.headers))
-        return await in_thread(self._threads, ArrivingWeights, self._arrivals)
+        return await in_thread(self._threads, StreamingWeights, self._arrivals)
 
     async def end(self) -> None:
         """Stop what is still on its way, wait for its thread, and close the files."""

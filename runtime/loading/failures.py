@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import LoadFailure
 from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
-from runtime.loading.backoff import Fault, next_failure
+from runtime.loading.backoff import LoadFault, next_failure
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
@@ -39,7 +39,7 @@ class Failures:
     def remember(self, spec: ModelSpec, error: LoadFailed) -> LoadFailure:
         """Record a failed load; the error then says when the next try is due."""
         now_s = self._watch.registry_now_s()
-        fault = Fault(error.reason, str(error), status_of(error))
+        fault = LoadFault(error.reason, str(error), status_of(error))
         failure = next_failure(spec.key, fault, previous=self._last(spec), now_s=now_s)
         self._own[spec.key] = failure
         error.retry_after_s = failure.retry_at_s - now_s

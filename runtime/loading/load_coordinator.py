@@ -16,28 +16,28 @@ from registry.domain.model import Tier
 from registry.redis.client import ClaimScope
 from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
 from runtime.loading.failures import Failures
-from runtime.loading.load_task import Load, LoadRunner
-from runtime.loading.orphaned_loads import AbandonedParams, goes_on
+from runtime.loading.load_task import LoadRunner, LoadTask
+from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
 from runtime.loading.tier_preloads import TierPreloads
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.redis.watch import ClusterWatch
-    from runtime.loading.model_loader import Bringer
-    from runtime.loading.model_store import Resident
+    from runtime.loading.model_loader import ModelLoader
+    from runtime.loading.model_store import ResidentModel
     from runtime.loading.reload_costs import ReloadCosts
     from runtime.loading.served_model import ServedModel
     from runtime.registration.measurements import Measurements
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
 
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
     """A model a request holds on the device; give it back with `Loads.release`."""
 
-    resident: Resident
+    resident: ResidentModel
     start: str
     """`warm`, or the tier the request had to wait from."""
     load_s: float
@@ -48,26 +48,26 @@ class HeldModel:
         return self.resident.model
 
 
-class Loads:
+class LoadCoordinator:
     """All loads of a pod."""
 
     def __init__(
         self,
-        bringer: Bringer,
+        bringer: ModelLoader,
         *,
-        agent: Agent,
+        agent: RegistryAgent,
         watch: ClusterWatch,
         measurements: Measurements,
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
-        abandoned: AbandonedParams = AbandonedParams(),  # noqa: B008 - it is frozen
+        abandoned: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
     ) -> None:
         self._finder = bringer.finder
         self._store = bringer.store
         self._agent = agent
         self._tasks = tasks
         self._abandoned = abandoned
-        self._under_way: dict[str, Load] = {}
+        self._under_way: dict[str, LoadTask] = {}
         self._failures = Failures(watch)
         self._preloads = TierPreloads(bringer.finder, tasks, agent.tell_tier)
         self._runner = LoadRunner(
@@ -113,13 +113,13 @@ class Loads:
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
 
-    def _pin(self, spec: ModelSpec) -> Resident | None:
+    def _pin(self, spec: ModelSpec) -> ResidentModel | None:
         resident = self._store.pin(spec.key)
         if resident is None and (reason := self._store.broken_reason(spec.key)) is not None:
             raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
         return resident
 
-    def _ending(self, key: str) -> Load | None:
+    def _ending(self, key: str) -> LoadTask | None:
         """The load under way that was given up, if it is: nobody joins it."""
         load = self._under_way.get(key)
         return load if load is not None and load.wish.is_withdrawn else None
@@ -145,7 +145,7 @@ class Loads:
         """Give a held model back."""
         await self._store.unpin(held.resident)
 
-    async def _stop_waiting(self, load: Load) -> None:
+    async def _stop_waiting(self, load: LoadTask) -> None:
         """A waiter leaves: the load pins the model once for each that is left when it is done."""
         if not load.done.done():
             load.waiters -= 1
@@ -154,10 +154,10 @@ class Loads:
         elif not load.done.cancelled() and load.done.exception() is None:
             await self._store.unpin(load.done.result())
 
-    def _abandon(self, load: Load) -> None:
+    def _abandon(self, load: LoadTask) -> None:
         """Nobody waits any more: the load makes way for others, or ends."""
         self._preloads.relax(load.spec.key)
-        if load.is_preload or goes_on(load.wish.progress, self._abandoned):
+        if load.is_preload or should_continue(load.wish.progress, self._abandoned):
             load.wish.relax()
         else:
             load.wish.withdraw("nobody waits for it any more")
@@ -201,16 +201,16 @@ class Loads:
 
     def _begin(
         self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
-    ) -> Load:
-        done: asyncio.Future[Resident] = asyncio.get_running_loop().create_future()
+    ) -> LoadTask:
+        done: asyncio.Future[ResidentModel] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_mark_retrieved)
-        wish = Wish(is_urgent=not is_preload)
-        load = Load(spec, scope, done, token, wish, is_preload=is_preload)
+        wish = LoadTicket(is_urgent=not is_preload)
+        load = LoadTask(spec, scope, done, token, wish, is_preload=is_preload)
         self._under_way[spec.key] = load
         self._tasks.create_task(self._run(load))
         return load
 
-    async def _run(self, load: Load) -> None:
+    async def _run(self, load: LoadTask) -> None:
         key = load.spec.key
         try:
             resident = await self._runner.run(load)
@@ -230,7 +230,7 @@ class Loads:
                 self._agent.tell_tier(key)  # which takes the claim back
 
 
-def _mark_retrieved(future: asyncio.Future[Resident]) -> None:
+def _mark_retrieved(future: asyncio.Future[ResidentModel]) -> None:
     """The last waiter may have left before an error came."""
     if not future.cancelled():
         future.exception()

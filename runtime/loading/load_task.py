@@ -13,13 +13,13 @@ from registry.errors import ClaimLost
 from registry.redis.client import ClaimScope
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, RuntimePackageError
 from runtime.metrics import LOAD_SECONDS, LOADS
-from runtime.registration.registry_agent import Agent, Claim
-from runtime.storage.load_ticket import Wish
+from runtime.registration.registry_agent import LoadClaim, RegistryAgent
+from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
     from runtime.loading.failures import Failures
-    from runtime.loading.model_loader import Bringer, Loaded
-    from runtime.loading.model_store import Resident
+    from runtime.loading.model_loader import LoadedModel, ModelLoader
+    from runtime.loading.model_store import ResidentModel
     from runtime.loading.reload_costs import ReloadCosts
     from runtime.registration.measurements import Measurements
 
@@ -31,14 +31,14 @@ CLAIM_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
-class Load:
+class LoadTask:
     """A load under way. Mutable: owned by the event loop."""
 
     spec: ModelSpec
     scope: ClaimScope
-    done: asyncio.Future[Resident]
+    done: asyncio.Future[ResidentModel]
     token: int | None = None
-    wish: Wish = field(default_factory=Wish)
+    wish: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
     waiters: int = 0
     is_preload: bool = False
@@ -55,9 +55,9 @@ class LoadRunner:
 
     def __init__(
         self,
-        bringer: Bringer,
+        bringer: ModelLoader,
         *,
-        agent: Agent,
+        agent: RegistryAgent,
         failures: Failures,
         measurements: Measurements,
         costs: ReloadCosts,
@@ -70,13 +70,13 @@ class LoadRunner:
         self._costs = costs
         self.completed_total = 0
 
-    async def run(self, load: Load) -> Resident:
+    async def run(self, load: LoadTask) -> ResidentModel:
         """The model on the device, pinned once so that it is not evicted before it is used.
 
         Raises as `Loads.hold` does, and LoadCancelled where its wish was withdrawn.
         """
         self._failures.check(load.spec)
-        claim = Claim(None, 0)
+        claim = LoadClaim(None, 0)
         try:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
@@ -101,7 +101,7 @@ class LoadRunner:
             raise failure from error
         return await self._finish(load, claim, loaded)
 
-    async def _claim(self, load: Load) -> Claim:
+    async def _claim(self, load: LoadTask) -> LoadClaim:
         """The gateway's claim where it made one, else one of our own, with some patience."""
         give_up_s = time.monotonic() + CLAIM_PATIENCE_S
         while True:
@@ -115,7 +115,7 @@ class LoadRunner:
                     raise
             await asyncio.sleep(CLAIM_PAUSE_S)
 
-    async def _start(self, load: Load, claim: Claim) -> Claim:
+    async def _start(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
         load.source = await self._bringer.finder.nearest_tier(key)
         try:
@@ -129,7 +129,7 @@ class LoadRunner:
                 raise LoadRefused(f"the load of {key} was given to somebody else") from error
         return claim
 
-    async def _finish(self, load: Load, claim: Claim, loaded: Loaded) -> Resident:
+    async def _finish(self, load: LoadTask, claim: LoadClaim, loaded: LoadedModel) -> ResidentModel:
         key = load.spec.key
         resident = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
         self._store.pin(key)
@@ -145,13 +145,13 @@ class LoadRunner:
         self._count_success(load, loaded.memory_bytes)
         return resident
 
-    def _newest(self, load: Load, claim: Claim) -> Claim:
+    def _newest(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         """A joiner may have brought a newer token than the load began with."""
         if load.token is not None and (claim.token is None or load.token > claim.token):
             return self._agent.adopt(load.token)
         return claim
 
-    def _count_success(self, load: Load, size_bytes: int) -> None:
+    def _count_success(self, load: LoadTask, size_bytes: int) -> None:
         seconds, tier = time.monotonic() - load.begun_s, load.source.value
         self._costs.observe(load.spec.key, load.source, size_bytes, seconds)
         self.completed_total += 1
@@ -164,7 +164,7 @@ class LoadRunner:
             extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
         )
 
-    async def _remember_failure(self, load: Load, claim: Claim, error: LoadFailed) -> None:
+    async def _remember_failure(self, load: LoadTask, claim: LoadClaim, error: LoadFailed) -> None:
         spec = load.spec
         failure = self._failures.remember(spec, error)
         LOADS.labels(tier=load.source.value, outcome="failed").inc()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    wish: Wish
+    wish: LoadTicket
     work: Callable[[], Any]
     future: Future[Any]
 
@@ -44,9 +44,9 @@ class LoadThreads(Executor):
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._preloading = 0
-        self._urgent = Wish()
+        self._urgent = LoadTicket()
 
-    def of(self, wish: Wish) -> Executor:
+    def of(self, wish: LoadTicket) -> Executor:
         """The threads for one load's work; what waits when the wish is withdrawn is not run."""
         wish.listen(self._look)
         return _ThreadsOf(self, wish)
@@ -61,7 +61,7 @@ class LoadThreads(Executor):
         """Run urgent work."""
         return self.submit_for(self._urgent, partial(function, *arguments, **keywords))
 
-    def submit_for(self, wish: Wish, work: Callable[[], Result]) -> Future[Result]:
+    def submit_for(self, wish: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
         """Run a load's work when it is its turn; the future has LoadCancelled if that is over."""
         job = _Job(wish, work, Future())
         with self._lock:
@@ -125,7 +125,7 @@ class LoadThreads(Executor):
 class _ThreadsOf(Executor):
     """The threads as one load sees them."""
 
-    def __init__(self, threads: LoadThreads, wish: Wish) -> None:
+    def __init__(self, threads: LoadThreads, wish: LoadTicket) -> None:
         self._threads = threads
         self._wish = wish
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.engines.building import build_skeleton, signature_of
-from runtime.errors import DeviceFull, Draining, ModelInvalid, RuntimePackageError
+from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.loading.served_model import ServedModel
-from runtime.storage.load_ticket import Wish, unless_withdrawn
+from runtime.storage.load_ticket import LoadTicket, unless_cancelled
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
     from runtime.engines.networks.skeletons import Skeleton, Skeletons
     from runtime.loading.model_store import ModelStore
-    from runtime.loading.weight_resolver import Finder, Found
+    from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A network that has made its first inference, in room reserved for it."""
 
     model: ServedModel
@@ -49,23 +49,23 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Bringer:
+class ModelLoader:
     """Takes a model from wherever it is to the device, knowing nothing of claims."""
 
     store: ModelStore
-    finder: Finder
+    finder: WeightResolver
     memory: DeviceMemory
     skeletons: Skeletons
     device: DeviceWorker
     request_threads: Executor
 
-    async def bring(self, spec: ModelSpec, wish: Wish | None = None) -> Loaded:
+    async def bring(self, spec: ModelSpec, wish: LoadTicket | None = None) -> LoadedModel:
         """The model, its room in the store still reserved.
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the wish was withdrawn.
         """
         try:
-            return await self._bring(spec, wish or Wish())
+            return await self._bring(spec, wish or LoadTicket())
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
             finder = self.finder
@@ -74,7 +74,7 @@ class Bringer:
             finder.frontends.forget(spec.key)
             raise
 
-    async def _bring(self, spec: ModelSpec, wish: Wish) -> Loaded:
+    async def _bring(self, spec: ModelSpec, wish: LoadTicket) -> LoadedModel:
         finder = self.finder
         hold = await in_thread(finder.threads, finder.cache.hold, spec.key)
         try:
@@ -85,20 +85,22 @@ class Bringer:
             raise
         return replace(loaded, release=_both(loaded.release, hold.release))
 
-    async def _bring_found(self, spec: ModelSpec, found: Found, wish: Wish) -> Loaded:
+    async def _bring_found(
+        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+    ) -> LoadedModel:
         memory_bytes = found.weights.layout.size_bytes + found.working_bytes
-        await unless_withdrawn(wish, self.store.reserve(spec.key, memory_bytes))
+        await unless_cancelled(wish, self.store.reserve(spec.key, memory_bytes))
         try:
             model, release = await self._put_on_device(spec, found, wish)
         except BaseException:
             await self.store.cancel_reservation(spec.key)
             raise
-        return Loaded(model, memory_bytes, found.tier, release)
+        return LoadedModel(model, memory_bytes, found.tier, release)
 
     # The device
 
     async def _put_on_device(
-        self, spec: ModelSpec, found: Found, wish: Wish
+        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
     ) -> tuple[ServedModel, Callable[[], None]]:
         """Put the model there, evicting one idle model after the other while the device is full."""
         while True:
@@ -117,13 +119,13 @@ class Bringer:
         except Exception as error:
             if is_device_lost(error):
                 self.device.lose(error)
-                raise Draining(f"the pod's device failed while {spec.key} was loaded") from error
+                raise PodDraining(f"the pod's device failed while {spec.key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
                 raise DeviceFull(f"{spec.key} has no room: {error}") from error
             raise
 
     async def _try_device(
-        self, spec: ModelSpec, found: Found, wish: Wish
+        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
     ) -> tuple[ServedModel, Callable[[], None]]:
         weights, skeleton = await self._weights_and_skeleton(spec, found, wish)
         skeleton.put_in(weights.tensors)
@@ -146,7 +148,7 @@ class Bringer:
         return model, lambda: self._release(model, skeleton, weights)
 
     async def _weights_and_skeleton(
-        self, spec: ModelSpec, found: Found, wish: Wish
+        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
     ) -> tuple[DeviceWeights, Skeleton]:
         """The skeleton is built while the weights come; where it cannot be, they need not come."""
         weights, skeleton = await asyncio.gather(
@@ -163,12 +165,14 @@ class Bringer:
             raise weights
         return weights, skeleton
 
-    def _put(self, found: Found, wish: Wish) -> DeviceWeights:
+    def _put(self, found: ResolvedWeights, wish: LoadTicket) -> DeviceWeights:
         if found.tier is not Tier.REMOTE:
             wish.note_begun()
         return self.memory.put(found.weights)
 
-    async def _build_skeleton(self, spec: ModelSpec, found: Found, wish: Wish) -> Skeleton:
+    async def _build_skeleton(
+        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+    ) -> Skeleton:
         try:
             return await in_thread(self.finder.threads.of(wish), self._skeleton, spec, found)
         except Exception as error:
@@ -176,7 +180,7 @@ class Bringer:
                 wish.withdraw("its network cannot be built")
             raise
 
-    def _skeleton(self, spec: ModelSpec, found: Found) -> Skeleton:
+    def _skeleton(self, spec: ModelSpec, found: ResolvedWeights) -> Skeleton:
         tensors = found.weights.layout.tensors
         signature = signature_of(found.folder, spec.task, tensors)
         return self.skeletons.take(

@@ -18,8 +18,7 @@ from kserve import ModelRepository
 
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.metrics import EVICTIONS, TIER_BYTES
-from runtime.tiers.device_cache import Resident as Place
-from runtime.tiers.device_cache import Residents
+from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import EvictionPolicy, lru
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass(eq=False, slots=True)
-class Resident(Place):
+class ResidentModel(CachedModel):
     """A model on the device, and how it leaves."""
 
     model: ServedModel = field(kw_only=True)
@@ -89,14 +88,14 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         self.budget_bytes = budget_bytes
         self._on_evicted = on_evicted
         self._reload_s = reload_s
-        self._on_device: Residents[Resident] = Residents(
+        self._on_device: DeviceCache[ResidentModel] = DeviceCache(
             budget_bytes, policy=policy, reload_s=reload_s, now_s=time.monotonic
         )
         self._freed = asyncio.Condition()
 
     # Use
 
-    def pin(self, key: str, users: int = 1) -> Resident | None:
+    def pin(self, key: str, users: int = 1) -> ResidentModel | None:
         """The model if it can infer on the device, kept there until as many `unpin`."""
         resident = self._on_device.by_key.get(key)
         if resident is None or resident.model.is_broken:
@@ -110,7 +109,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         resident = self._on_device.by_key.get(key)
         return resident.model.lane.broken if resident is not None else None
 
-    async def unpin(self, resident: Resident) -> None:
+    async def unpin(self, resident: ResidentModel) -> None:
         """One user is done."""
         self._on_device.end_use(resident)
         if resident.users == 0:
@@ -195,9 +194,9 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         model: ServedModel,
         memory_bytes: int,
         release: Callable[[], None] = lambda: None,
-    ) -> Resident:
+    ) -> ResidentModel:
         """Put a loaded model into the room reserved for it; `release` gives its memory back."""
-        resident = Resident(model.spec.key, memory_bytes, model=model, release=release)
+        resident = ResidentModel(model.spec.key, memory_bytes, model=model, release=release)
         self._on_device.add(resident)
         self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
@@ -223,7 +222,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         async with self._freed:
             await self._freed.wait_for(lambda: key not in self._on_device.by_key)
 
-    def _drop(self, resident: Resident, reason: str, wanted_by: str | None = None) -> None:
+    def _drop(self, resident: ResidentModel, reason: str, wanted_by: str | None = None) -> None:
         key, spec = resident.key, resident.model.spec
         self._on_device.remove(key)
         resident.model.stop()

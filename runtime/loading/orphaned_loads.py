@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.storage.load_ticket import Progress
+    from runtime.storage.load_ticket import LoadProgress
 
 NEARLY_DONE_SHARE = 0.8
 """Of a download's bytes, from which on it is always finished."""
 
 
 @dataclass(frozen=True, slots=True)
-class AbandonedParams:
+class OrphanedLoadParams:
     """How a pod treats loads that nobody waits for any more."""
 
     ends_downloads: bool = False
     """Whether a download ends that has begun and is not nearly done."""
 
 
-def goes_on(progress: Progress, params: AbandonedParams) -> bool:
+def should_continue(progress: LoadProgress, params: OrphanedLoadParams) -> bool:
     """Whether a load goes on, as a preload, when its last waiter has left."""
     if not progress.has_begun:
         return False

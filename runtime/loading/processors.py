@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from runtime.engines.programs.program import is_hidden
 from runtime.errors import ModelInvalid
 from runtime.loading.single_flight import SingleFlight
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from runtime.threads import in_thread
 from runtime.weights.archive import SUFFIX, Archive
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec, Task
-    from runtime.tasks.task import Frontend
+    from runtime.tasks.task import Processor
     from runtime.tiers.disk_cache import DiskCache
 
 MOST_FRONTENDS = 64
 
 
-class Frontends:
+class Processors:
     """Fetches the small files of models and builds frontends from them, once each."""
 
     def __init__(
@@ -44,10 +44,10 @@ class Frontends:
         self._cache = cache
         self._threads = threads
         self._on_change = on_change
-        self._ready: OrderedDict[str, Frontend] = OrderedDict()
-        self._by_contents: WeakValueDictionary[str, Frontend] = WeakValueDictionary()
+        self._ready: OrderedDict[str, Processor] = OrderedDict()
+        self._by_contents: WeakValueDictionary[str, Processor] = WeakValueDictionary()
         self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
-        self._builds: SingleFlight[str, Frontend] = SingleFlight(tasks)
+        self._builds: SingleFlight[str, Processor] = SingleFlight(tasks)
 
     async def folder(self, spec: ModelSpec) -> Path:
         """The folder with the model's small files, fetched if need be; raises LoadFailed."""
@@ -55,7 +55,7 @@ class Frontends:
             spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
         )
 
-    async def get(self, spec: ModelSpec) -> Frontend:
+    async def get(self, spec: ModelSpec) -> Processor:
         """The model's frontend; raises LoadFailed."""
         frontend = self._ready.get(spec.key)
         if frontend is None:
@@ -76,7 +76,7 @@ class Frontends:
         """Drop the frontend of a model whose files are deleted."""
         self._ready.pop(key, None)
 
-    async def _build(self, spec: ModelSpec) -> Frontend:
+    async def _build(self, spec: ModelSpec) -> Processor:
         try:
             frontend = await self._read(spec)
         except ModelInvalid:
@@ -90,7 +90,7 @@ class Frontends:
             self._on_change(key)
         return frontend
 
-    async def _read(self, spec: ModelSpec) -> Frontend:
+    async def _read(self, spec: ModelSpec) -> Processor:
         """The frontend, its files kept from other pods that want their room."""
         hold = await in_thread(self._threads, self._cache.hold, spec.key)
         try:
@@ -100,12 +100,12 @@ class Frontends:
         finally:
             hold.release()
 
-    async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Frontend:
+    async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Processor:
         """The frontend of these files, which another model may have already."""
         known = self._by_contents.get(contents)
         if known is not None:
             return known
-        frontend = await in_thread(self._threads, load_frontend, folder, spec.task)
+        frontend = await in_thread(self._threads, load_processor, folder, spec.task)
         self._by_contents[contents] = frontend
         return frontend
 

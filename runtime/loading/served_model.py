@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kserve import InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
-from runtime.device.device_model import Lane, Payload
+from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.stepwise import Stepwise, run_steps
 from runtime.errors import InvalidRequest
 from runtime.threads import in_thread
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from registry.domain.model import ModelPolicy, ModelSpec
-    from runtime.device.queue import Ran
+    from runtime.device.queue import InferenceResult
     from runtime.device.worker import DeviceWorker
-    from runtime.generation.engine import Engine
-    from runtime.tasks.task import Frontend
+    from runtime.generation.engine import GenerationEngine
+    from runtime.tasks.task import Processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self,
         spec: ModelSpec,
         *,
-        frontend: Frontend,
+        frontend: Processor,
         network: PreTrainedModel,
         device: DeviceWorker,
         threads: Executor,
@@ -53,14 +53,14 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self._network: PreTrainedModel | None = network
         self._device = device
         self._threads = threads
-        self.lane = Lane(
+        self.lane = DeviceModel(
             spec.key,
             str(spec.name),
             self.infer_together,
             spec.policy,
             most_rows=frontend.joining.most_rows,
         )
-        self.generator: Engine | None = None
+        self.generator: GenerationEngine | None = None
         """Makes tokens, where the model generates text."""
         self.ready = True
 
@@ -80,7 +80,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         *,
         deadline_s: float | None = None,
         policy: ModelPolicy | None = None,
-    ) -> Ran[tuple[Tensor, ...]]:
+    ) -> InferenceResult[tuple[Tensor, ...]]:
         """Run the network on checked inputs, with others that wait; raises as the device does.
 
         `policy` is what the model's annotations say now, which bounds its batches.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.single_flight import SingleFlight
-from runtime.storage.load_ticket import Wish, unless_withdrawn
+from runtime.storage.load_ticket import LoadTicket, unless_cancelled
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import PutOutcome
 from runtime.weights.weight_source import DiskWeights
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.weight_resolver import Finder
+    from runtime.loading.weight_resolver import WeightResolver
     from runtime.storage.listing import RemoteFile
 
 LOOK_EVERY_S = 0.05
@@ -41,12 +41,12 @@ class TierPreloads:
     """All of a pod. Owned by the event loop."""
 
     def __init__(
-        self, finder: Finder, tasks: asyncio.TaskGroup, on_moved: Callable[[str], None]
+        self, finder: WeightResolver, tasks: asyncio.TaskGroup, on_moved: Callable[[str], None]
     ) -> None:
         self._finder = finder
         self._on_moved = on_moved
         self._flights: SingleFlight[tuple[str, Tier], None] = SingleFlight(tasks)
-        self._wishes: defaultdict[str, set[Wish]] = defaultdict(set)
+        self._wishes: defaultdict[str, set[LoadTicket]] = defaultdict(set)
 
     async def bring(self, spec: ModelSpec, tier: Tier) -> None:
         """Have the weights in `tier` or nearer.
@@ -76,7 +76,7 @@ class TierPreloads:
             await self._flights.wait_over((key, tier))
 
     async def _fly(self, spec: ModelSpec, tier: Tier) -> None:
-        wish = Wish(is_urgent=False)
+        wish = LoadTicket(is_urgent=False)
         self._wishes[spec.key].add(wish)
         try:
             await self._bring(spec, tier, wish)
@@ -86,15 +86,15 @@ class TierPreloads:
                 del self._wishes[spec.key]
             self._on_moved(spec.key)
 
-    async def _bring(self, spec: ModelSpec, tier: Tier, wish: Wish) -> None:
+    async def _bring(self, spec: ModelSpec, tier: Tier, wish: LoadTicket) -> None:
         finder, threads = self._finder, self._finder.threads.of(wish)
         hold = await in_thread(finder.threads, finder.cache.hold, spec.key)
         try:
-            await unless_withdrawn(wish, finder.frontends.folder(spec))
+            await unless_cancelled(wish, finder.frontends.folder(spec))
             if tier is Tier.HOST:
                 self._check_host(spec)
             paths = await in_thread(threads, finder.cache.fetch_weights, spec, wish)
-            await unless_withdrawn(wish, finder.frontends.get(spec))
+            await unless_cancelled(wish, finder.frontends.get(spec))
             if tier is Tier.HOST:
                 files = await in_thread(threads, finder.cache.weight_files, spec)
                 await self._copy_to_host(spec, files, paths, wish)
@@ -107,7 +107,7 @@ class TierPreloads:
             raise _refused(spec, PutOutcome.OFF)
 
     async def _copy_to_host(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], paths: Sequence[Path], wish: Wish
+        self, spec: ModelSpec, files: Sequence[RemoteFile], paths: Sequence[Path], wish: LoadTicket
     ) -> None:
         threads = self._finder.threads.of(wish)
         while True:

@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.metrics import TIER_BYTES
-from runtime.registration.registry_agent import Agent, Held
+from runtime.registration.registry_agent import HeldTier, RegistryAgent
 
 if TYPE_CHECKING:
     from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Frontends
+    from runtime.loading.processors import Processors
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
 
 
 def held(
-    key: str, store: ModelStore, host: HostTier, cache: DiskCache, frontends: Frontends
-) -> Held:
+    key: str, store: ModelStore, host: HostTier, cache: DiskCache, frontends: Processors
+) -> HeldTier:
     """The nearest tier of a model, and its bytes there."""
     if store.holds(key):
-        return Held(Tier.DEVICE, store.bytes_of(key))
+        return HeldTier(Tier.DEVICE, store.bytes_of(key))
     if host.bytes_of(key):
-        return Held(Tier.HOST, host.bytes_of(key))
+        return HeldTier(Tier.HOST, host.bytes_of(key))
     size_bytes = cache.bytes_on_disk(key)
     if size_bytes:
-        return Held(Tier.DISK, size_bytes)
-    return Held(Tier.REMOTE, cache.asset_bytes(key) if frontends.has(key) else 0)
+        return HeldTier(Tier.DISK, size_bytes)
+    return HeldTier(Tier.REMOTE, cache.asset_bytes(key) if frontends.has(key) else 0)
 
 
 def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
@@ -36,7 +36,9 @@ def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> T
     return Tier.DISK if cache.bytes_on_disk(key) else Tier.REMOTE
 
 
-def used_bytes(store: ModelStore, host: HostTier, cache: DiskCache, agent: Agent) -> dict[str, int]:
+def used_bytes(
+    store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent
+) -> dict[str, int]:
     """Bytes per tier for a heartbeat; what other pods of the node did to `host` is seen here."""
     for key in host.changes():
         agent.tell_tier(key)

@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.load_coordinator import LoadCoordinator
 
 logger = logging.getLogger(__name__)
 
 
-class Hangs:
+class Watchdog:
     """Hears of hung inferences from the device's threads and acts on the event loop."""
 
     def __init__(
-        self, device: DeviceWorker, loads: Loads, *, most_stuck: int, end_pod: Callable[[], None]
+        self,
+        device: DeviceWorker,
+        loads: LoadCoordinator,
+        *,
+        most_stuck: int,
+        end_pod: Callable[[], None],
     ) -> None:
         self._device = device
         self._loads = loads

@@ -16,7 +16,7 @@ from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
 from runtime.loading.download import Download
 from runtime.storage.listing import PROGRAM_SUFFIX
-from runtime.storage.load_ticket import unless_withdrawn
+from runtime.storage.load_ticket import unless_cancelled
 from runtime.threads import in_thread
 from runtime.weights.weight_source import DiskWeights
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from runtime.generation.limits import GenerationLimits
     from runtime.loading.load_threads import LoadThreads
     from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Frontends
+    from runtime.loading.processors import Processors
     from runtime.storage.listing import RemoteFile
-    from runtime.storage.load_ticket import Wish
-    from runtime.tasks.task import Frontend
+    from runtime.storage.load_ticket import LoadTicket
+    from runtime.tasks.task import Processor
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
     from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedWeights:
     """A model's weights, open for reading or on their way, and what serves it beside them."""
 
     folder: Path
-    frontend: Frontend
+    frontend: Processor
     weights: WeightSource
     tier: Tier
     working_bytes: int
@@ -65,13 +65,13 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Finder:
+class WeightResolver:
     """Opens the files of models."""
 
     store: ModelStore
     cache: DiskCache
     host: HostTier
-    frontends: Frontends
+    frontends: Processors
     threads: LoadThreads
     generation_limits: GenerationLimits
 
@@ -83,14 +83,14 @@ class Finder:
         return Tier.DISK if is_cached else Tier.REMOTE
 
     @asynccontextmanager
-    async def find(self, spec: ModelSpec, wish: Wish) -> AsyncIterator[Found]:
+    async def find(self, spec: ModelSpec, wish: LoadTicket) -> AsyncIterator[ResolvedWeights]:
         """The model's files, until the block ends, which ends a download that is under way.
 
         Raises LoadFailed, LoadCancelled.
         """
         threads = self.threads.of(wish)
         was_here = await in_thread(threads, self.cache.has_weights, spec.key)
-        folder = await unless_withdrawn(wish, self.frontends.folder(spec))
+        folder = await unless_cancelled(wish, self.frontends.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         working_bytes = await in_thread(
             threads, cache_bytes, folder, spec.task, self.generation_limits
@@ -102,7 +102,7 @@ class Finder:
             tier = Tier.REMOTE  # a program comes whole with the small files, just now
             wish.note_begun()
         try:
-            yield Found(folder, frontend, source.weights, tier, working_bytes)
+            yield ResolvedWeights(folder, frontend, source.weights, tier, working_bytes)
         except asyncio.CancelledError:  # the pod ends: its threads have no more to wait for
             wish.withdraw("the pod shuts down")
             raise
@@ -112,11 +112,11 @@ class Finder:
         await source.end()
 
     async def _open_both(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], wish: Wish
-    ) -> tuple[Frontend, _Source]:
+        self, spec: ModelSpec, files: Sequence[RemoteFile], wish: LoadTicket
+    ) -> tuple[Processor, _Source]:
         """The tokenizer is read while the weights are looked for or begin to come."""
         frontend, source = await asyncio.gather(
-            unless_withdrawn(wish, self.frontends.get(spec)),
+            unless_cancelled(wish, self.frontends.get(spec)),
             self._open(spec, files, wish),
             return_exceptions=True,
         )
@@ -126,7 +126,9 @@ class Finder:
             await source.end()
         raise _cause(frontend, source)
 
-    async def _open(self, spec: ModelSpec, files: Sequence[RemoteFile], wish: Wish) -> _Source:
+    async def _open(
+        self, spec: ModelSpec, files: Sequence[RemoteFile], wish: LoadTicket
+    ) -> _Source:
         threads = self.threads.of(wish)
         image = await in_thread(threads, self.host.open, spec.key, files)
         if image is not None:

@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -47,7 +47,7 @@ class AnswerForm:
     model: str
     created_s: int
 
-    def whole(self, texts: Sequence[str], finishes: Sequence[Finish], usage: Usage) -> bytes:
+    def whole(self, texts: Sequence[str], finishes: Sequence[Finish], usage: TokenUsage) -> bytes:
         """An answer that is not streamed."""
         choices = [
             {"index": index, **self._text(text), "logprobs": None, "finish_reason": finish}
@@ -80,7 +80,7 @@ class AnswerForm:
             events += self._event(index, {"delta": {}}, finish, wants_usage=wants_usage)
         return events
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def usage_event(self, usage: TokenUsage) -> bytes:
         """The event before the last, where the caller asked for it."""
         return event({**self._head(".chunk"), "choices": [], "usage": usage.document()})
 

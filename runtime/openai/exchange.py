@@ -9,14 +9,20 @@ from runtime.openai.errors import openai_error
 from runtime.openai.naming import openai_head
 from runtime.openai.requests import Body, read_openai_body
 from runtime.protocols.client import read_body_of, while_connected
-from runtime.protocols.response import Reply, answer_or_fail, common_headers, headers_of, stage_of
+from runtime.protocols.response import (
+    HttpResponse,
+    answer_or_fail,
+    common_headers,
+    headers_of,
+    stage_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import Receive, Scope, Send
 
-    from runtime.settings import PodSettings
+    from runtime.settings import RuntimeSettings
     from runtime.wire.request_head import RequestHead
 
 
@@ -28,25 +34,25 @@ class Call(Generic[Body]):
     body: Body
     content: bytes
     """The body as it came."""
-    reply: Reply
+    reply: HttpResponse
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Body]):
     """An ASGI application; `work` ends when the client leaves, what it raises is the answer."""
 
-    settings: PodSettings
+    settings: RuntimeSettings
     kind: type[Body]
     work: Callable[[Call[Body]], Coroutine[object, object, None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = headers_of(scope)
-        reply = Reply(send, common_headers(self.settings.name, headers), openai_error)
+        reply = HttpResponse(send, common_headers(self.settings.name, headers), openai_error)
         await answer_or_fail(reply, stage_of(headers), self._serve(scope, headers, receive, reply))
 
     async def _serve(
-        self, scope: Scope, headers: Mapping[str, str], receive: Receive, reply: Reply
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, reply: HttpResponse
     ) -> None:
         content = await read_body_of(headers, receive, self.settings.max_body_bytes)
         body = read_openai_body(self.kind, content)

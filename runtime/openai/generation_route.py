@@ -7,22 +7,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.errors import PeerUnreachable
+from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
-from runtime.openai.answers import DONE, AnswerForm, Usage
+from runtime.openai.answers import DONE, AnswerForm, TokenUsage
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.protocols.response import JSON, server_timing
-from runtime.serving.generation_service import Wish
+from runtime.serving.generation_service import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.openai.exchange import Call
-    from runtime.protocols.response import Reply
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.protocols.response import HttpResponse
+    from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.generation_service import Delta, GenerationService, Opened
     from runtime.serving.predict_service import PredictService
-    from runtime.serving.remote_inference import PeerClient
+    from runtime.serving.remote_inference import RemoteInference
     from runtime.tasks.text_generation import TextGeneration
     from runtime.wire.request_head import RequestHead
 
@@ -39,8 +39,8 @@ class GenerationRoute:
 
     service: PredictService
     generations: GenerationService
-    declared: DeclaredModels
-    peers: PeerClient
+    declared: ModelCatalog
+    peers: RemoteInference
 
     async def answer(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
         """Answer one request."""
@@ -52,7 +52,7 @@ class GenerationRoute:
     # Here
 
     async def _answer_here(
-        self, head: RequestHead, body: ChatBody | CompletionBody, reply: Reply
+        self, head: RequestHead, body: ChatBody | CompletionBody, reply: HttpResponse
     ) -> None:
         """The last of the answer leaves when the slot is free, so that a next request finds it."""
         is_chat = isinstance(body, ChatBody)
@@ -68,7 +68,7 @@ class GenerationRoute:
     async def _forward(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
         head, reply = call.head, call.reply
         if not await self.declared.is_pod(head.predict_address):
-            raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
+            raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
         path = f"/serving/{head.name.path_segment}/openai/v1/{name}"
         async with (
@@ -87,7 +87,7 @@ class _Answering:
     """Turns new text into an answer, whole or in events."""
 
     def __init__(
-        self, opened: Opened, body: ChatBody | CompletionBody, form: AnswerForm, reply: Reply
+        self, opened: Opened, body: ChatBody | CompletionBody, form: AnswerForm, reply: HttpResponse
     ) -> None:
         self._opened = opened
         self._form = form
@@ -127,7 +127,7 @@ class _Answering:
 
     async def finish(self) -> None:
         """Everything is made."""
-        usage = Usage(self._opened.generation.prompt_tokens, self._token_total)
+        usage = TokenUsage(self._opened.generation.prompt_tokens, self._token_total)
         if self._is_stream:
             last = self._form.usage_event(usage) if self._wants_usage else b""
             await self._reply.end(last + DONE)
@@ -140,9 +140,9 @@ def _facts(opened: Opened) -> list[tuple[str, str]]:
     return [("x-pilotlight-start", opened.start), server_timing(opened.stages)]
 
 
-def _wish(body: ChatBody | CompletionBody) -> Wish:
+def _wish(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
-    return Wish(
+    return GenerationRequest(
         prompt_ids=_prompt_ids(body),
         most_tokens=body.most_tokens or (None if is_chat else COMPLETION_TOKENS),
         choices=body.n or 1,

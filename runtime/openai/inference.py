@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import InvalidRequest
-from runtime.protocols.response import JSON, facts
+from runtime.protocols.response import JSON, provenance_headers
 from runtime.threads import in_thread
-from runtime.wire.bodies import Protocol, ReadBody
+from runtime.wire.bodies import ReadBody, WireProtocol
 from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
-    from runtime.loading.processors import Frontends
-    from runtime.protocols.response import Reply
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.loading.processors import Processors
+    from runtime.protocols.response import HttpResponse
+    from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
@@ -30,8 +30,8 @@ class Inferences:
     """What such endpoints need of the pod."""
 
     service: PredictService
-    frontends: Frontends
-    declared: DeclaredModels
+    frontends: Processors
+    declared: ModelCatalog
     threads: Executor
 
     async def frontend(self, head: RequestHead, kind: type[Kind], does: str) -> Kind:
@@ -51,13 +51,13 @@ class Inferences:
         head: RequestHead,
         inputs: Sequence[Tensor],
         write: Callable[[Sequence[Tensor]], bytes],
-        reply: Reply,
+        reply: HttpResponse,
     ) -> None:
         """Infer, and answer with what `write` makes of the outputs, in a thread."""
         body = ReadBody(v2=V2Request(tuple(inputs), is_binary=True))
-        answer = await self.service.answer(head, Protocol.V2, body)
+        answer = await self.service.answer(head, WireProtocol.V2, body)
         length = dict(answer.body.headers)[LENGTH_HEADER]
         content = await in_thread(
             self.threads, lambda: write(decode_outputs(answer.body.content, length))
         )
-        await reply.whole(content, [*JSON, *facts(answer)])
+        await reply.whole(content, [*JSON, *provenance_headers(answer)])

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from runtime.loading.processors import Frontends
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.loading.processors import Processors
+    from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.generation_service import GenerationService
     from runtime.serving.predict_service import PredictService
-    from runtime.serving.remote_inference import PeerClient
-    from runtime.settings import PodSettings
+    from runtime.serving.remote_inference import RemoteInference
+    from runtime.settings import RuntimeSettings
 
 PREFIX = "/openai/v1"
 
@@ -45,12 +45,12 @@ PREFIX = "/openai/v1"
 class OpenAIRoutes:
     """Everything under `/openai/v1`."""
 
-    settings: PodSettings
+    settings: RuntimeSettings
     service: PredictService
     generations: GenerationService
-    frontends: Frontends
-    declared: DeclaredModels
-    peers: PeerClient
+    frontends: Processors
+    declared: ModelCatalog
+    peers: RemoteInference
 
     def table(self) -> list[Route]:
         """The routes."""

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from registry.domain.pod import PodInfo, address_of
 from registry.redis.watch import ClusterWatch
 from runtime.engines.networks.skeletons import Skeletons
-from runtime.generation.processor_sharing import SharedTime
-from runtime.loading.load_coordinator import Loads
-from runtime.loading.model_loader import Bringer
+from runtime.generation.processor_sharing import ProcessorSharing
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import Eviction, ModelStore
-from runtime.loading.orphaned_loads import AbandonedParams
-from runtime.loading.processors import Frontends
+from runtime.loading.orphaned_loads import OrphanedLoadParams
+from runtime.loading.processors import Processors
 from runtime.loading.reload_costs import ReloadCosts
 from runtime.loading.tier_state import held, tier_after, used_bytes
-from runtime.loading.watchdog import Hangs
-from runtime.loading.weight_resolver import Finder
+from runtime.loading.watchdog import Watchdog
+from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY
 from runtime.openai.routes import OpenAIRoutes
-from runtime.pod.model_sync import Follower
+from runtime.pod.model_sync import ModelSync
 from runtime.profiling.profiler import Profiler
 from runtime.profiling.stored import Profiles
 from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
@@ -31,17 +31,17 @@ from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer
-from runtime.registration.inference_end_notifier import InferenceEnds
+from runtime.registration.inference_end_notifier import InferenceEndNotifier
 from runtime.registration.measurements import Measurements
-from runtime.registration.model_catalog import DeclaredModels
-from runtime.registration.registry_agent import Agent, Inventory
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health
 from runtime.serving.predict_service import PodIdentity, PredictService
 from runtime.serving.repository import Repository
-from runtime.serving.single_model import OneModel, one_model_spec
-from runtime.storage.bandwidth import LinkRate
-from runtime.storage.load_ticket import Wish
+from runtime.serving.single_model import SingleModel, single_model_spec
+from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.loading.load_threads import LoadThreads
-    from runtime.serving.remote_inference import PeerClient
-    from runtime.settings import PodSettings
+    from runtime.serving.remote_inference import RemoteInference
+    from runtime.settings import RuntimeSettings
     from runtime.tiers.host_tier import HostTier
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PodContext:
     """What the parts stand on; made, and taken down, by the pod itself."""
 
-    settings: PodSettings
+    settings: RuntimeSettings
     port: int
     registry: Registry
-    peers: PeerClient
+    peers: RemoteInference
     device: DeviceWorker
     memory: DeviceMemory
     host: HostTier
@@ -96,22 +96,22 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PodComponents:
     """What runs and what is taken down."""
 
     watch: ClusterWatch
-    agent: Agent
+    agent: RegistryAgent
     demotions: Demotions
-    ends: InferenceEnds
-    follower: Follower
-    hangs: Hangs
+    ends: InferenceEndNotifier
+    follower: ModelSync
+    hangs: Watchdog
     profiles: Profiles
     cache: DiskCache
     service: PredictService
     store: ModelStore
     server: PodServer
     grpc_server: GrpcServer
-    one_model: OneModel | None
+    one_model: SingleModel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class _Loading:
     costs: ReloadCosts
     cache: DiskCache
     store: ModelStore
-    agent: Agent
-    frontends: Frontends
+    agent: RegistryAgent
+    frontends: Processors
     demotions: Demotions
-    loads: Loads
-    declared: DeclaredModels
+    loads: LoadCoordinator
+    declared: ModelCatalog
 
 
-def assemble(ground: Ground) -> Parts:
+def assemble(ground: PodContext) -> PodComponents:
     """All parts of a pod; none runs yet."""
     settings, loading = ground.settings, _loading(ground)
     kind = ground.info.device
@@ -141,18 +141,18 @@ def assemble(ground: Ground) -> Parts:
         device=kind,
         interval_s=settings.profile_interval,
     )
-    hangs = Hangs(
+    hangs = Watchdog(
         ground.device,
         loading.loads,
         most_stuck=settings.most_stuck_threads if kind == "cpu" else 0,
         end_pod=ground.end_pod,
     )
-    ends = InferenceEnds(loading.agent)
+    ends = InferenceEndNotifier(loading.agent)
     service = _service(ground, loading, ends)
     one_model = _one_model(ground, loading)
     health = Health(loading.agent, service, ground.device, one_model)
     server, grpc_server = _servers(ground, loading, service, ends, profiles, health)
-    return Parts(
+    return PodComponents(
         watch=loading.watch,
         agent=loading.agent,
         demotions=loading.demotions,
@@ -169,12 +169,12 @@ def assemble(ground: Ground) -> Parts:
     )
 
 
-def _one_model(ground: Ground, loading: _Loading) -> OneModel | None:
+def _one_model(ground: PodContext, loading: _Loading) -> SingleModel | None:
     settings = ground.settings
     if not settings.model_name:
         return None
-    return OneModel(
-        one_model_spec(settings.model_name, settings.model_dir),
+    return SingleModel(
+        single_model_spec(settings.model_name, settings.model_dir),
         registry=ground.registry,
         watch=loading.watch,
         loads=loading.loads,
@@ -182,7 +182,7 @@ def _one_model(ground: Ground, loading: _Loading) -> OneModel | None:
     )
 
 
-def _loading(ground: Ground) -> _Loading:
+def _loading(ground: PodContext) -> _Loading:
     settings, host = ground.settings, ground.host
     watch = ClusterWatch(ground.registry, counts=False)
     measurements, costs = Measurements(), ReloadCosts()
@@ -200,7 +200,7 @@ def _loading(ground: Ground) -> _Loading:
         settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
-    agent = Agent(
+    agent = RegistryAgent(
         ground.registry,
         ground.info,
         Inventory(
@@ -215,41 +215,43 @@ def _loading(ground: Ground) -> _Loading:
         heartbeat_s=settings.heartbeat,
         lease_ttl_s=settings.lease_ttl,
     )
-    frontends = Frontends(cache, ground.load_threads, ground.tasks, agent.tell_tier)
-    background = ground.load_threads.of(Wish(is_urgent=False))
+    frontends = Processors(cache, ground.load_threads, ground.tasks, agent.tell_tier)
+    background = ground.load_threads.of(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.tell_tier)
-    finder = Finder(store, cache, host, frontends, ground.load_threads, settings.generation_limits)
-    bringer = Bringer(
+    finder = WeightResolver(
+        store, cache, host, frontends, ground.load_threads, settings.generation_limits
+    )
+    bringer = ModelLoader(
         store, finder, ground.memory, Skeletons(), ground.device, ground.request_threads
     )
-    loads = Loads(
+    loads = LoadCoordinator(
         bringer,
         agent=agent,
         watch=watch,
         measurements=measurements,
         costs=costs,
         tasks=ground.tasks,
-        abandoned=AbandonedParams(settings.end_abandoned_downloads),
+        abandoned=OrphanedLoadParams(settings.end_abandoned_downloads),
     )
-    declared = DeclaredModels(watch, ground.registry)
+    declared = ModelCatalog(watch, ground.registry)
     return _Loading(
         watch, measurements, costs, cache, store, agent, frontends, demotions, loads, declared
     )
 
 
-def _disk_cache(settings: PodSettings) -> DiskCache:
+def _disk_cache(settings: RuntimeSettings) -> DiskCache:
     options = StorageOptions(
         secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
     )
     return DiskCache(
         settings.cache_path,
         Storages(options),
-        LinkRate(settings.link_rate or None),
+        Bandwidth(settings.link_rate or None),
         budget_bytes=settings.disk_bytes,
     )
 
 
-def _service(ground: Ground, loading: _Loading, ends: InferenceEnds) -> PredictService:
+def _service(ground: PodContext, loading: _Loading, ends: InferenceEndNotifier) -> PredictService:
     info = ground.info
     return PredictService(
         PodIdentity(info.name, info.address, info.slots),
@@ -264,10 +266,10 @@ def _service(ground: Ground, loading: _Loading, ends: InferenceEnds) -> PredictS
 
 
 def _servers(
-    ground: Ground,
+    ground: PodContext,
     loading: _Loading,
     service: PredictService,
-    ends: InferenceEnds,
+    ends: InferenceEndNotifier,
     profiles: Profiles,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
@@ -290,7 +292,7 @@ def _servers(
         measurements=loading.measurements,
         threads=ground.request_threads,
         limits=settings.generation_limits,
-        shared=SharedTime(time.monotonic),
+        shared=ProcessorSharing(time.monotonic),
     )
     openai = OpenAIRoutes(settings, service, generations, loading.frontends, declared, ground.peers)
     profiler = Profiler(
@@ -302,8 +304,8 @@ def _servers(
     return PodServer(loading.store, table), GrpcServer(calls.handler(), limits)
 
 
-def _follower(ground: Ground, loading: _Loading) -> Follower:
-    return Follower(
+def _follower(ground: PodContext, loading: _Loading) -> ModelSync:
+    return ModelSync(
         watch=loading.watch,
         store=loading.store,
         cache=loading.cache,

@@ -17,17 +17,17 @@ from registry.redis.client import Registry
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_threads import LoadThreads
-from runtime.pod.composition import Ground, assemble
+from runtime.pod.composition import PodContext, assemble
 from runtime.protocols.server import LONGEST_CLOSE_S, listen
-from runtime.serving.remote_inference import PeerClient
+from runtime.serving.remote_inference import RemoteInference
 from runtime.threads import in_thread
 from runtime.tiers.disk_watch import watch_disk
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
-    from runtime.pod.composition import Parts
+    from runtime.pod.composition import PodComponents
     from runtime.serving.predict_service import PredictService
-    from runtime.settings import PodSettings
+    from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +37,22 @@ LAST_S = LONGEST_CLOSE_S + 3.0
 """From the end of the drain to the end of the process, whatever hangs in it."""
 
 
-def run_pod(settings: PodSettings) -> int:
+def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status."""
     torch.set_num_threads(settings.threads)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Pod(settings).run())
+        runner.run(_PodLife(settings).run())
     return 0
 
 
-class _Stopped(Exception):
+class _PodStopped(Exception):
     """The pod was asked to stop and did."""
 
 
-class _Pod:
+class _PodLife:
     """A pod's life. Parts that need the event loop are made in `run`."""
 
-    def __init__(self, settings: PodSettings) -> None:
+    def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         self._listener = listen(settings.host, settings.port)
         self._stop = asyncio.Event()
@@ -68,7 +68,7 @@ class _Pod:
             loop.add_signal_handler(number, self._stop.set)
         settings = self._settings
         registry = Registry(settings.redis_url, settings.pool)
-        peers = PeerClient()
+        peers = RemoteInference()
         device = DeviceWorker(
             threads=settings.threads,
             most_waiting=settings.device_queue,
@@ -77,7 +77,7 @@ class _Pod:
         device.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                ground = Ground(
+                ground = PodContext(
                     settings,
                     self._listener.getsockname()[1],
                     registry,
@@ -110,8 +110,8 @@ class _Pod:
                 self._end_at_last()
                 await self._shut_down(parts)
                 await serving
-                raise _Stopped  # cancels what is left, loads among it
-        except* _Stopped:
+                raise _PodStopped  # cancels what is left, loads among it
+        except* _PodStopped:
             logger.info("stopped")
         finally:
             await peers.close()
@@ -128,7 +128,7 @@ class _Pod:
         last.daemon = True
         last.start()
 
-    async def _shut_down(self, parts: Parts) -> None:
+    async def _shut_down(self, parts: PodComponents) -> None:
         """Take no more, finish what runs, leave the registry, unload, close."""
         logger.info("draining")
         parts.service.is_draining = True

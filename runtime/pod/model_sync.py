@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.redis.watch import ClusterWatch
-    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Frontends
+    from runtime.loading.processors import Processors
     from runtime.loading.reload_costs import ReloadCosts
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
 
@@ -30,7 +30,7 @@ ATTEMPT_EVERY_S = 1.0
 """A new generation is tried again this often while other pods hold the claim for it."""
 
 
-class Follower:
+class ModelSync:
     """Keeps what this pod has in line with what is declared."""
 
     def __init__(
@@ -41,9 +41,9 @@ class Follower:
         cache: DiskCache,
         host: HostTier,
         costs: ReloadCosts,
-        frontends: Frontends,
-        loads: Loads,
-        agent: Agent,
+        frontends: Processors,
+        loads: LoadCoordinator,
+        agent: RegistryAgent,
         threads: Executor,
         retire_grace_s: float,
     ) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.served_model import ServedModel
     from runtime.profiling.stored import Profiles
     from runtime.wire.tensors import Tensor
@@ -57,7 +57,7 @@ class Profiler:
     """Profiles one model at a time."""
 
     def __init__(
-        self, *, loads: Loads, device: DeviceWorker, profiles: Profiles, threads: Executor
+        self, *, loads: LoadCoordinator, device: DeviceWorker, profiles: Profiles, threads: Executor
     ) -> None:
         self._loads = loads
         self._device = device

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from registry.domain.profile import Profile
     from registry.redis.watch import ClusterWatch
     from runtime.device.batch_times import BatchTimes
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
 
 
 class Profiles:
@@ -20,7 +20,7 @@ class Profiles:
         times: BatchTimes,
         *,
         watch: ClusterWatch,
-        agent: Agent,
+        agent: RegistryAgent,
         device: str,
         interval_s: float,
     ) -> None:

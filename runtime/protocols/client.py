@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class ClientGone(Exception):
+class ClientLeft(Exception):
     """The client closed its connection; nobody reads an answer."""
 
 
@@ -41,7 +41,7 @@ async def _read_whole(receive: Receive, most_bytes: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientLeft
         chunk = message.get("body", b"")
         total += len(chunk)
         if total > most_bytes:
@@ -65,7 +65,7 @@ async def while_connected(receive: Receive, work: Coroutine[object, object, Resu
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise ClientLeft
         return await task
     finally:
         for each in (gone, task):

@@ -21,11 +21,11 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from runtime.errors import InvalidRequest, RuntimePackageError
 from runtime.metrics import REQUESTS
-from runtime.protocols.response import answer_status, error_headers, facts, stage_of
-from runtime.serving.remote_inference import PeerRefused
+from runtime.protocols.response import answer_status, error_headers, provenance_headers, stage_of
+from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import Protocol, ReadBody
+from runtime.wire.bodies import ReadBody, WireProtocol
 from runtime.wire.grpc_bodies import decode_message, parse
 from runtime.wire.request_head import RequestHead, read_head
 
@@ -207,13 +207,17 @@ class InferenceService:
             spec = await self._repository.find(call.model, call.version)
             head = replace(head, generation=spec.generation)
         try:
-            answer = await self._service.answer(head, Protocol.GRPC_V2, call.body)
+            answer = await self._service.answer(head, WireProtocol.GRPC_V2, call.body)
         except asyncio.CancelledError:
             REQUESTS.labels(stage=stage_of(metadata), status="gone").inc()
             raise
         REQUESTS.labels(stage=stage_of(metadata), status=str(int(HTTPStatus.OK))).inc()
         context.set_trailing_metadata(
-            (*facts(answer), ("x-pilotlight-pod", self._pod_name), ("x-request-id", head.id))
+            (
+                *provenance_headers(answer),
+                ("x-pilotlight-pod", self._pod_name),
+                ("x-request-id", head.id),
+            )
         )
         return answer.body.content
 
@@ -235,7 +239,7 @@ class InferenceService:
 
 def _read_call(content: bytes) -> _Call:
     message = parse(messages.ModelInferRequest, content)
-    body = ReadBody(v2=decode_message(message), protocol=Protocol.GRPC_V2)
+    body = ReadBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
     return _Call(_checked_name(message.model_name), message.model_version, body)
 
 
@@ -263,7 +267,7 @@ def _metadata_of(context: Context) -> dict[str, str]:
 
 
 def _refusal(error: Exception) -> _Refusal:
-    if not isinstance(error, (RuntimePackageError, PeerRefused)):
+    if not isinstance(error, (RuntimePackageError, RemoteRefused)):
         logger.error("call broke", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
     return _Refusal(answer_status(error), str(error), tuple(error_headers(error)))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from runtime.protocols.client import read_body_of, while_connected
 from runtime.protocols.response import (
-    Reply,
+    HttpResponse,
     answer_or_fail,
     common_headers,
-    facts,
     headers_of,
     kserve_error,
+    provenance_headers,
     stage_of,
 )
 from runtime.wire.request_head import read_head
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from runtime.serving.predict_service import PredictService
     from runtime.serving.repository import Repository
-    from runtime.wire.bodies import Protocol
+    from runtime.wire.bodies import WireProtocol
     from runtime.wire.request_head import RequestHead
 
 
@@ -38,7 +38,7 @@ class InferRoute:
         self,
         service: PredictService,
         repository: Repository,
-        protocol: Protocol,
+        protocol: WireProtocol,
         *,
         pod_name: str,
         most_body_bytes: int,
@@ -54,18 +54,22 @@ class InferRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = headers_of(scope)
-        reply = Reply(send, common_headers(self._pod_name, headers), kserve_error)
+        reply = HttpResponse(send, common_headers(self._pod_name, headers), kserve_error)
         work = self._answer(scope["path_params"], headers, receive, reply)
         await answer_or_fail(reply, stage_of(headers), work)
 
     async def _answer(
-        self, named: Mapping[str, str], headers: Mapping[str, str], receive: Receive, reply: Reply
+        self,
+        named: Mapping[str, str],
+        headers: Mapping[str, str],
+        receive: Receive,
+        reply: HttpResponse,
     ) -> None:
         head = await self._head(named, headers)
         self._service.check_open(head)
         body = await read_body_of(headers, receive, self._most_body_bytes)
         answer = await while_connected(receive, self._service.answer(head, self._protocol, body))
-        await reply.whole(answer.body.content, [*answer.body.headers, *facts(answer)])
+        await reply.whole(answer.body.content, [*answer.body.headers, *provenance_headers(answer)])
 
     async def _head(self, named: Mapping[str, str], headers: Mapping[str, str]) -> RequestHead:
         """The head of a request for what its path names."""

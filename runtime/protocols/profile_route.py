@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from registry.domain.profile import Profile
     from runtime.profiling.profiler import Profiler
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.registration.model_catalog import ModelCatalog
 
 MOST = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}
 
 
-def profile_route(profiler: Profiler, declared: DeclaredModels) -> Route:
+def profile_route(profiler: Profiler, declared: ModelCatalog) -> Route:
     """The route; its body may hold `most_rows`, `tokens` and `repeats`."""
 
     async def answer(request: Request) -> Response:

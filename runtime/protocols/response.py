@@ -15,8 +15,8 @@ import orjson
 
 from runtime.errors import InferenceFailed, RuntimePackageError, status_of
 from runtime.metrics import REQUESTS
-from runtime.protocols.client import ClientGone
-from runtime.serving.remote_inference import PeerRefused
+from runtime.protocols.client import ClientLeft
+from runtime.serving.remote_inference import RemoteRefused
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope, Send
 
     from registry.domain.pod import Stage
-    from runtime.serving.predict_service import Answer
+    from runtime.serving.predict_service import PredictAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Headers = list[tuple[str, str]]
 JSON = [("content-type", "application/json")]
 
 
-Failure = RuntimePackageError | PeerRefused
+Failure = RuntimePackageError | RemoteRefused
 ErrorForm = Callable[[Failure], object]
 """How a protocol writes an error: its JSON document."""
 
@@ -42,7 +42,7 @@ def kserve_error(error: Failure) -> object:
     return {"error": str(error)}
 
 
-class Reply:
+class HttpResponse:
     """The answer to one request."""
 
     def __init__(self, send: Send, headers: Sequence[tuple[str, str]], form: ErrorForm) -> None:
@@ -87,14 +87,16 @@ class Reply:
             await self.end(event(self._form(error)))
 
 
-async def answer_or_fail(reply: Reply, stage: str, work: Coroutine[object, object, None]) -> None:
+async def answer_or_fail(
+    reply: HttpResponse, stage: str, work: Coroutine[object, object, None]
+) -> None:
     """Do the work; whatever it raises becomes the answer, and the outcome is counted."""
     try:
         await work
-    except ClientGone:
+    except ClientLeft:
         REQUESTS.labels(stage=stage, status="gone").inc()
         return
-    except (RuntimePackageError, PeerRefused) as error:
+    except (RuntimePackageError, RemoteRefused) as error:
         await reply.fail(error)
     except Exception as error:
         logger.exception("request broke")
@@ -134,7 +136,7 @@ def server_timing(stages: Mapping[Stage, float]) -> tuple[str, str]:
     return "server-timing", ", ".join(timings)
 
 
-def facts(answer: Answer) -> Headers:
+def provenance_headers(answer: PredictAnswer) -> Headers:
     """How an answer came about."""
     return [
         ("x-pilotlight-predict-pod", answer.predict_pod),
@@ -153,12 +155,12 @@ def error_answer(error: Failure, form: ErrorForm = kserve_error) -> tuple[int, b
 
 def answer_status(error: Failure) -> int:
     """The status an error is answered with; of another pod's, its own."""
-    return error.status if isinstance(error, PeerRefused) else status_of(error)
+    return error.status if isinstance(error, RemoteRefused) else status_of(error)
 
 
 def error_headers(error: Failure) -> Headers:
     """What a client, or the gateway, is told beside the message."""
-    if isinstance(error, PeerRefused):
+    if isinstance(error, RemoteRefused):
         return list(error.headers.items())
     headers = []
     if error.refusal is not None:

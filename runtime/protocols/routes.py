@@ -15,7 +15,7 @@ from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import error_answer
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
-from runtime.wire.bodies import Protocol
+from runtime.wire.bodies import WireProtocol
 from runtime.wire.v2 import read_object
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
     from runtime.serving.repository import Repository
-    from runtime.settings import PodSettings
+    from runtime.settings import RuntimeSettings
 
     Handler = Callable[[Request], Awaitable[Response]]
 
@@ -39,7 +39,7 @@ MOST_ORDER_BYTES = 64 * 1024
 class Routes:
     """Everything the pod answers itself, beside what KServe's SDK answers."""
 
-    settings: PodSettings
+    settings: RuntimeSettings
     service: PredictService
     repository: Repository
     health: Health
@@ -48,9 +48,11 @@ class Routes:
         """The routes, to be put before KServe's."""
         v2_model, repository = "/v2/models/{model}", "/v2/repository"
         v2_version = v2_model + "/versions/{version}"
-        v2_infer = self._infer_route(Protocol.V2)
+        v2_infer = self._infer_route(WireProtocol.V2)
         return [
-            Route("/v1/models/{model}:predict", self._infer_route(Protocol.V1), methods=["POST"]),
+            Route(
+                "/v1/models/{model}:predict", self._infer_route(WireProtocol.V1), methods=["POST"]
+            ),
             Route(f"{v2_model}/infer", v2_infer, methods=["POST"]),
             Route(f"{v2_version}/infer", v2_infer, methods=["POST"]),
             Route("/v1/models/{model}", _answering(self._model_ready), methods=["GET"]),
@@ -70,7 +72,7 @@ class Routes:
             ),
         ]
 
-    def _infer_route(self, protocol: Protocol) -> InferRoute:
+    def _infer_route(self, protocol: WireProtocol) -> InferRoute:
         return InferRoute(
             self.service,
             self.repository,

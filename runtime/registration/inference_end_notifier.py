@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
 
 MOST_WAITING = 10_000
 
 
-class InferenceEnds:
+class InferenceEndNotifier:
     """A queue of reservations whose place in the inference stage is free again."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: RegistryAgent) -> None:
         self._agent = agent
         self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_WAITING)
 

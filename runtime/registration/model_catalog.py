@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from registry.redis.watch import ClusterWatch
 
 
-class DeclaredModels:
+class ModelCatalog:
     """The watch's copy first, then the registry: a declaration may be newer than the copy."""
 
     def __init__(self, watch: ClusterWatch, registry: Registry) -> None:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTier:
     """Where a model's weights are at this pod."""
 
     tier: Tier
@@ -41,7 +41,7 @@ class Inventory:
 
     keys: Callable[[], set[str]]
     """Models of which the pod has anything."""
-    held: Callable[[str], Held]
+    held: Callable[[str], HeldTier]
     is_loading: Callable[[str], bool]
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
@@ -49,14 +49,14 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LoadClaim:
     """A load this pod may do; `token` is None where the registry was away."""
 
     token: int | None
     epoch: int
 
 
-class Agent:
+class RegistryAgent:
     """One pod's registration and all it says in its name."""
 
     def __init__(
@@ -177,20 +177,20 @@ class Agent:
         self._unsaid.add(key)
         self._wake.set()
 
-    async def claim(self, key: str, scope: ClaimScope) -> Claim:
+    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
         """A claim for a load; raises LoadRefused where the registry gives none."""
         if not self.is_registered:
-            return Claim(None, self._epoch)
+            return LoadClaim(None, self._epoch)
         if key in self._unsaid:
             await self._say_now(key)
         epoch = self._epoch
         try:
             token = await self._registry.claim_load(self._info.name, epoch, key, scope)
         except (RegistryUnavailable, LeaseLost):
-            return Claim(None, epoch)
+            return LoadClaim(None, epoch)
         if token is None:
             raise LoadRefused(f"the registry gave no claim for {key} ({scope.value})")
-        return Claim(token, epoch)
+        return LoadClaim(token, epoch)
 
     async def _say_now(self, key: str) -> None:
         held = self._inventory.held(key)
@@ -202,11 +202,11 @@ class Agent:
             return
         self._unsaid.discard(key)
 
-    def adopt(self, token: int) -> Claim:
+    def adopt(self, token: int) -> LoadClaim:
         """A claim that the gateway made for this pod."""
-        return Claim(token, self._epoch)
+        return LoadClaim(token, self._epoch)
 
-    async def start_load(self, key: str, claim: Claim, source: Tier) -> None:
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
         """Say that a claimed load began; raises ClaimLost."""
         if claim.token is None:
             return
@@ -215,7 +215,7 @@ class Agent:
         except (RegistryUnavailable, LeaseLost):
             return
 
-    async def finish_load(self, key: str, claim: Claim, memory_bytes: int) -> None:
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
         """Say that the pod is warm; raises ClaimLost, upon which the model must go."""
         if claim.token is None:
             self.tell_tier(key)
@@ -234,7 +234,7 @@ class Agent:
                 raise
             self.tell_tier(key)
 
-    async def fail_load(self, key: str, claim: Claim, failure: LoadFailure) -> bool:
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
         """Say why a load failed, for all pods and gateways to see; False: it was not heard."""
         if claim.token is None:
             return False

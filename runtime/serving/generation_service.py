@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
-    from runtime.generation.engine import Engine
+    from runtime.generation.engine import GenerationEngine
     from runtime.generation.limits import GenerationLimits
-    from runtime.generation.processor_sharing import SharedTime
-    from runtime.loading.load_coordinator import HeldModel, Loads
-    from runtime.registration.inference_end_notifier import InferenceEnds
+    from runtime.generation.processor_sharing import ProcessorSharing
+    from runtime.loading.load_coordinator import HeldModel, LoadCoordinator
+    from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
     from runtime.wire.request_head import RequestHead
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GenerationRequest:
     """What a caller asks for."""
 
     prompt_ids: Callable[[TextGeneration], list[int]]
@@ -71,11 +71,11 @@ class Generation:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: GenerationRequest,
         sampling: Sampling,
         prompt_ids: Sequence[int],
         frontend: TextGeneration,
-        engine: Engine,
+        engine: GenerationEngine,
     ) -> None:
         self._wish = wish
         self._sampling = sampling
@@ -130,16 +130,16 @@ class GenerationService:
     """All generations of a pod."""
 
     service: PredictService
-    declared: DeclaredModels
-    loads: Loads
-    ends: InferenceEnds
+    declared: ModelCatalog
+    loads: LoadCoordinator
+    ends: InferenceEndNotifier
     measurements: Measurements
     threads: Executor
     limits: GenerationLimits
-    shared: SharedTime
+    shared: ProcessorSharing
 
     @asynccontextmanager
-    async def open(self, head: RequestHead, wish: Wish) -> AsyncIterator[Opened]:
+    async def open(self, head: RequestHead, wish: GenerationRequest) -> AsyncIterator[Opened]:
         """A generation that is ready to run, its slot and model held until the block ends.
 
         Raises:
@@ -166,7 +166,7 @@ class GenerationService:
             finally:
                 self.ends.end(head.reservation)
 
-    async def _opened(self, held: HeldModel, wish: Wish) -> Opened:
+    async def _opened(self, held: HeldModel, wish: GenerationRequest) -> Opened:
         frontend, engine = held.model.frontend, held.model.generator
         if not isinstance(frontend, TextGeneration) or engine is None:
             raise InvalidRequest(f"model {held.model.spec.name} does not generate text")
@@ -179,7 +179,7 @@ class GenerationService:
         generation = Generation(wish, sampling, prompt_ids, frontend, engine)
         return Opened(generation, held.start, stages)
 
-    def _sampling(self, wish: Wish, prompt_tokens: int, most_tokens: int) -> Sampling:
+    def _sampling(self, wish: GenerationRequest, prompt_tokens: int, most_tokens: int) -> Sampling:
         room = most_tokens - prompt_tokens
         if not prompt_tokens:
             raise InvalidRequest("the prompt has no tokens")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
     from runtime.serving.predict_service import PredictService
-    from runtime.serving.single_model import OneModel
+    from runtime.serving.single_model import SingleModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Health:
     A pod for one model is ready once it has it.
     """
 
-    agent: Agent
+    agent: RegistryAgent
     service: PredictService
     device: DeviceWorker
-    one_model: OneModel | None = None
+    one_model: SingleModel | None = None
 
     @property
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-class Lives:
+class InFlightRequests:
     """All requests of a pod that are under way."""
 
     def __init__(self, pod_name: str) -> None:

@@ -19,32 +19,32 @@ from registry.domain.pod import Stage
 from runtime.device.device_errors import is_out_of_memory
 from runtime.errors import (
     DeadlinePassed,
-    Draining,
     InferenceFailed,
     InvalidRequest,
     NoRoomToInfer,
-    PeerUnreachable,
+    PodDraining,
+    RemotePodUnreachable,
     RuntimePackageError,
     SlotsFull,
 )
 from runtime.metrics import SLOTS_USED, STAGE_SECONDS
-from runtime.serving.in_flight import Lives
+from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.stages import postprocessed, preprocessed, simulate
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import Protocol, ReadBody, read_body, v2_of, write_answer
+from runtime.wire.bodies import ReadBody, WireProtocol, read_body, v2_of, write_answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.load_coordinator import HeldModel, Loads
-    from runtime.loading.processors import Frontends
-    from runtime.registration.inference_end_notifier import InferenceEnds
+    from runtime.loading.load_coordinator import HeldModel, LoadCoordinator
+    from runtime.loading.processors import Processors
+    from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
-    from runtime.registration.model_catalog import DeclaredModels
-    from runtime.serving.remote_inference import PeerClient
-    from runtime.tasks.task import Frontend
+    from runtime.registration.model_catalog import ModelCatalog
+    from runtime.serving.remote_inference import RemoteInference
+    from runtime.tasks.task import Processor
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
     from runtime.wire.v2 import EncodedBody
@@ -59,7 +59,7 @@ BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PredictAnswer:
     """A request's answer and how it came about."""
 
     body: EncodedBody
@@ -96,11 +96,11 @@ class PredictService:
         self,
         identity: PodIdentity,
         *,
-        declared: DeclaredModels,
-        loads: Loads,
-        frontends: Frontends,
-        peers: PeerClient,
-        ends: InferenceEnds,
+        declared: ModelCatalog,
+        loads: LoadCoordinator,
+        frontends: Processors,
+        peers: RemoteInference,
+        ends: InferenceEndNotifier,
         measurements: Measurements,
         threads: Executor,
     ) -> None:
@@ -114,7 +114,7 @@ class PredictService:
         self._threads = threads
         self._slots_used = 0
         self._in_flight = 0
-        self._lives = Lives(identity.name)
+        self._lives = InFlightRequests(identity.name)
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -130,7 +130,7 @@ class PredictService:
     def check_open(self, head: RequestHead) -> None:
         """Refuse early, before the body is read; raises Draining, SlotsFull, DeadlinePassed."""
         if self.is_draining:
-            raise Draining(f"pod {self._identity.name} is draining")
+            raise PodDraining(f"pod {self._identity.name} is draining")
         if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
             raise DeadlinePassed("the deadline had passed when the request arrived")
         if not head.is_infer_stage and self._slots_used >= self._identity.slots:
@@ -148,7 +148,9 @@ class PredictService:
             async with self._lives.one():
                 yield
 
-    async def answer(self, head: RequestHead, protocol: Protocol, body: bytes | ReadBody) -> Answer:
+    async def answer(
+        self, head: RequestHead, protocol: WireProtocol, body: bytes | ReadBody
+    ) -> PredictAnswer:
         """The answer to a request, decoded or not; raises RuntimePackageError, PeerRefused."""
         async with self.admitted(head):
             if isinstance(body, bytes):
@@ -157,7 +159,7 @@ class PredictService:
                 return await self._answer_inference(head, body)
             return await self._answer_entry(head, body)
 
-    async def _read(self, head: RequestHead, protocol: Protocol, body: bytes) -> ReadBody:
+    async def _read(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> ReadBody:
         if len(body) <= SMALL_BODY_BYTES:
             return read_body(protocol, body, head.v2_header_length)
         return await in_thread(self._threads, read_body, protocol, body, head.v2_header_length)
@@ -182,7 +184,7 @@ class PredictService:
 
     # Entry requests
 
-    async def _answer_entry(self, head: RequestHead, body: ReadBody) -> Answer:
+    async def _answer_entry(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
         spec = await self._declared.find(head.name, head.generation)
         progress = _Progress(head, spec, self._identity.name)
         if head.predict_address in {None, self._identity.address}:
@@ -190,11 +192,11 @@ class PredictService:
         else:
             frontend, outputs = await self._infer_there(progress, body)
         content = await self._postprocess(progress, frontend, body, outputs)
-        return Answer(content, progress.predict_pod, progress.start, progress.stages)
+        return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
 
     async def _infer_here(
         self, progress: _Progress, body: ReadBody
-    ) -> tuple[Frontend, tuple[Tensor, ...]]:
+    ) -> tuple[Processor, tuple[Tensor, ...]]:
         head = progress.head
         try:
             held = await self._hold(progress)
@@ -209,10 +211,10 @@ class PredictService:
 
     async def _infer_there(
         self, progress: _Progress, body: ReadBody
-    ) -> tuple[Frontend, tuple[Tensor, ...]]:
+    ) -> tuple[Processor, tuple[Tensor, ...]]:
         head = progress.head
         if not await self._declared.is_pod(head.predict_address):
-            raise PeerUnreachable(f"predict pod {head.predict_address} is not registered")
+            raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
         was_ready = self._frontends.has(progress.spec.key)
         frontend = await self._frontends.get(progress.spec)
@@ -232,7 +234,7 @@ class PredictService:
 
     # The inference stage, for another pod
 
-    async def _answer_inference(self, head: RequestHead, body: ReadBody) -> Answer:
+    async def _answer_inference(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
         request = v2_of(body)
         spec = await self._declared.find(head.name, head.generation)
         progress = _Progress(head, spec, self._identity.name)
@@ -247,7 +249,7 @@ class PredictService:
         finally:
             self._ends.end(head.reservation)
         content = await self._written(head, body, outputs)
-        return Answer(content, progress.predict_pod, progress.start, progress.stages)
+        return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
 
     async def _written(
         self, head: RequestHead, body: ReadBody, outputs: Sequence[Tensor]
@@ -270,7 +272,7 @@ class PredictService:
         return held
 
     async def _preprocess(
-        self, progress: _Progress, frontend: Frontend, body: ReadBody
+        self, progress: _Progress, frontend: Processor, body: ReadBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
         inputs = await in_thread(self._threads, preprocessed, frontend, body)
@@ -306,7 +308,7 @@ class PredictService:
     async def _postprocess(
         self,
         progress: _Progress,
-        frontend: Frontend,
+        frontend: Processor,
         body: ReadBody,
         outputs: Sequence[Tensor],
     ) -> EncodedBody:

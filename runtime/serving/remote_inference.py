@@ -13,7 +13,12 @@ import orjson
 
 from registry import knative_errors
 from registry.knative_errors import Unanswered
-from runtime.errors import DeadlinePassed, InvalidRequest, PeerFailed, PeerUnreachable
+from runtime.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    RemoteInferenceFailed,
+    RemotePodUnreachable,
+)
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ POD_HEADER = "x-pilotlight-pod"
 TIMING = re.compile(r"([a-z-]+);dur=([0-9.]+)")
 
 
-class PeerRefused(Exception):
+class RemoteRefused(Exception):
     """The predict pod answered with an error, whose status, message and headers are passed on."""
 
     def __init__(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -39,7 +44,7 @@ class PeerRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswer:
+class RemoteAnswer:
     """What the network gave at the predict pod."""
 
     outputs: tuple[Tensor, ...]
@@ -51,7 +56,7 @@ class PeerAnswer:
     """The call's time less what the predict pod spent on the request."""
 
 
-class PeerClient:
+class RemoteInference:
     """Calls other pods."""
 
     def __init__(self) -> None:
@@ -68,7 +73,7 @@ class PeerClient:
         """Close all connections."""
         await self._client.aclose()
 
-    async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> PeerAnswer:
+    async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteAnswer:
         """Run a request's inference stage at its predict pod; raises PeerFailed, PeerRefused."""
         started_s = time.monotonic()
         body = encode_request(inputs)
@@ -79,14 +84,14 @@ class PeerClient:
         elapsed_s = time.monotonic() - started_s
         _require_pods(answer, head)
         if answer.status_code != httpx.codes.OK:
-            raise PeerRefused(answer.status_code, answer.content, _passed_on(answer.headers))
+            raise RemoteRefused(answer.status_code, answer.content, _passed_on(answer.headers))
         timings = read_timings(answer.headers.get("server-timing", ""))
         load_s, infer_s = timings.get("load", 0.0), timings.get("infer", 0.0)
         try:
             outputs = decode_outputs(answer.content, answer.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
-            raise PeerFailed(f"predict pod gave no tensors: {error}") from error
-        return PeerAnswer(
+            raise RemoteInferenceFailed(f"predict pod gave no tensors: {error}") from error
+        return RemoteAnswer(
             outputs=outputs,
             pod=answer.headers.get(POD_HEADER, ""),
             start=answer.headers.get("x-pilotlight-start", "warm"),
@@ -116,11 +121,13 @@ def _told(head: RequestHead) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise PeerUnreachable(
+        raise RemotePodUnreachable(
             f"predict pod {head.predict_address} cannot be reached: {error!r}"
         ) from error
     except httpx.HTTPError as error:
-        raise PeerFailed(f"predict pod {head.predict_address} broke off: {error!r}") from error
+        raise RemoteInferenceFailed(
+            f"predict pod {head.predict_address} broke off: {error!r}"
+        ) from error
 
 
 def _is_queue_proxys(answer: httpx.Response) -> bool:
@@ -134,12 +141,12 @@ def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
     said = f"queue-proxy of predict pod {head.predict_address}: {answer.text.strip()}"
     match knative_errors.read_queue_proxy(answer.status_code, answer.content):
         case Unanswered.NOT_REACHED:
-            raise PeerUnreachable(said)
+            raise RemotePodUnreachable(said)
         case Unanswered.FULL:
             refusal = {"x-pilotlight-not-executed": "slots"}
-            raise PeerRefused(answer.status_code, orjson.dumps({"error": said}), refusal)
+            raise RemoteRefused(answer.status_code, orjson.dumps({"error": said}), refusal)
         case Unanswered.BROKEN_OFF:
-            raise PeerFailed(said)
+            raise RemoteInferenceFailed(said)
         case other:
             assert_never(other)
 

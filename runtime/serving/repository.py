@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, Tier
 from registry.redis.client import ClaimScope
-from runtime.errors import Draining, ModelInUse, ModelNotFound
+from runtime.errors import ModelInUse, ModelNotFound, PodDraining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Frontends
-    from runtime.registration.model_catalog import DeclaredModels
+    from runtime.loading.processors import Processors
+    from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
 
 UNLOAD_PATIENCE_S = 30.0
@@ -72,10 +72,10 @@ class ModelMetadata:
 class Repository:
     """The declared models as this pod sees them. Models are named as in a URL."""
 
-    declared: DeclaredModels
-    loads: Loads
+    declared: ModelCatalog
+    loads: LoadCoordinator
     store: ModelStore
-    frontends: Frontends
+    frontends: Processors
     service: PredictService
 
     def names(self) -> list[str]:
@@ -141,7 +141,7 @@ class Repository:
         Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, Draining.
         """
         if self.service.is_draining:
-            raise Draining("the pod is draining and loads nothing")
+            raise PodDraining("the pod is draining and loads nothing")
         spec = await self.find(segment, "")
         await self.loads.preload(spec, ClaimScope.POD, tier)
 

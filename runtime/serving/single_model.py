@@ -18,7 +18,7 @@ from runtime.errors import RuntimePackageError
 if TYPE_CHECKING:
     from registry.redis.client import Registry
     from registry.redis.watch import ClusterWatch
-    from runtime.loading.load_coordinator import Loads
+    from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.model_store import ModelStore
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.5
 
 
-def one_model_spec(name: str, folder: str) -> ModelSpec:
+def single_model_spec(name: str, folder: str) -> ModelSpec:
     """The model of a pod that serves nothing else."""
     return ModelSpec(ModelName("default", name), f"file://{folder}", policy=ModelPolicy(pin=True))
 
 
-class OneModel:
+class SingleModel:
     """Sees to it that the pod has its model."""
 
     def __init__(
@@ -40,7 +40,7 @@ class OneModel:
         *,
         registry: Registry,
         watch: ClusterWatch,
-        loads: Loads,
+        loads: LoadCoordinator,
         store: ModelStore,
     ) -> None:
         self._spec = spec

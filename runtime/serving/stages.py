@@ -11,7 +11,7 @@ from runtime.wire.bodies import ReadBody, write_answer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.tasks.task import Frontend
+    from runtime.tasks.task import Processor
     from runtime.wire.tensors import Tensor
     from runtime.wire.v2 import EncodedBody
 
@@ -22,7 +22,7 @@ async def simulate(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
+def preprocessed(frontend: Processor, body: ReadBody) -> tuple[Tensor, ...]:
     """The network's tensors from a body; raises InvalidRequest."""
     items = (
         frontend.read_instances(body.instances)
@@ -36,7 +36,7 @@ def preprocessed(frontend: Frontend, body: ReadBody) -> tuple[Tensor, ...]:
 
 
 def postprocessed(
-    frontend: Frontend, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
+    frontend: Processor, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
 ) -> EncodedBody:
     """The answer's body from what the network gave."""
     final = frontend.postprocess(outputs)

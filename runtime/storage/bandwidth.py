@@ -17,7 +17,7 @@ from runtime.errors import StorageFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from runtime.storage.load_ticket import Wish
+    from runtime.storage.load_ticket import LoadTicket
 
 PRELOAD_SHARE = 1 / 16
 """Of the bytes of urgent downloads, what the others may bring meanwhile."""
@@ -30,7 +30,7 @@ STALLED_S = 1.0
 """An urgent download that brings nothing for this long holds nobody up."""
 
 
-class LinkRate:
+class Bandwidth:
     """A token bucket over bytes, for threads: bytes are taken when they may have passed.
 
     Each taker moves the time at which the link is free again; the sum over all threads keeps to
@@ -53,7 +53,7 @@ class LinkRate:
         self._free_at_s = 0.0
         self._is_cut = False
         self._turn = threading.Condition()
-        self._open: list[LinkUse] = []
+        self._open: list[BandwidthUse] = []
         self._credit_bytes = 0.0
         self._preload_readers = 0
 
@@ -62,27 +62,27 @@ class LinkRate:
         self._is_cut = True
         self._look()
 
-    def use(self, wish: Wish) -> LinkUse:
+    def use(self, wish: LoadTicket) -> BandwidthUse:
         """The link for one load's downloads."""
-        return LinkUse(self, wish)
+        return BandwidthUse(self, wish)
 
     # For uses
 
-    def open(self, use: LinkUse) -> None:
+    def open(self, use: BandwidthUse) -> None:
         """A use begins."""
         use.last_s = self._clock()
         use.wish.listen(self._look)
         with self._turn:
             self._open.append(use)
 
-    def close(self, use: LinkUse) -> None:
+    def close(self, use: BandwidthUse) -> None:
         """It ends."""
         use.wish.forget(self._look)
         with self._turn:
             self._open.remove(use)
             self._turn.notify_all()
 
-    def take(self, use: LinkUse, byte_count: int) -> None:
+    def take(self, use: BandwidthUse, byte_count: int) -> None:
         """Wait until the bytes have passed; raises StorageFailed if cut, LoadCancelled."""
         most = byte_count
         if self.bytes_per_s is not None:
@@ -95,7 +95,7 @@ class LinkRate:
             byte_count -= piece
 
     @contextmanager
-    def reader_place(self, use: LinkUse) -> Iterator[None]:
+    def reader_place(self, use: BandwidthUse) -> Iterator[None]:
         """A place for one connection; those that nobody waits for have few of them."""
         with self._turn:
             self._turn.wait_for(
@@ -119,15 +119,15 @@ class LinkRate:
         with self._turn:
             self._turn.notify_all()
 
-    def _is_over(self, use: LinkUse) -> bool:
+    def _is_over(self, use: BandwidthUse) -> bool:
         return self._is_cut or use.wish.is_withdrawn
 
-    def _check(self, use: LinkUse) -> None:
+    def _check(self, use: BandwidthUse) -> None:
         if self._is_cut:
             raise StorageFailed("the pod shuts down: what has come stays for the next one")
         use.wish.check()
 
-    def _wait_turn(self, use: LinkUse, byte_count: int) -> None:
+    def _wait_turn(self, use: BandwidthUse, byte_count: int) -> None:
         """Let urgent downloads go first; pay for what passes beside them."""
         self._check(use)
         with self._turn:
@@ -146,7 +146,7 @@ class LinkRate:
                 self._credit_bytes = max(0.0, self._credit_bytes - price)
         self._check(use)
 
-    def _may_pass(self, use: LinkUse, price: int) -> bool:
+    def _may_pass(self, use: BandwidthUse, price: int) -> bool:
         if self._is_over(use) or use.wish.is_urgent or self._credit_bytes >= price:
             return True
         return not self._has_urgent()
@@ -168,10 +168,10 @@ class LinkRate:
             self._sleep(wait_s)
 
 
-class LinkUse:
+class BandwidthUse:
     """The link as the downloads of one load see it, from entering to leaving."""
 
-    def __init__(self, link: LinkRate, wish: Wish) -> None:
+    def __init__(self, link: Bandwidth, wish: LoadTicket) -> None:
         self.wish = wish
         self.last_s = 0.0
         """When it last brought bytes, on the link's clock."""

@@ -20,14 +20,16 @@ LEAST_GAIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReadRate:
     """What so many readers brought together."""
 
     readers: int
     bytes_per_s: float
 
 
-def more_readers(now: Pace, before: Pace | None, link_bytes_per_s: float | None) -> int:
+def next_reader_count(
+    now: ReadRate, before: ReadRate | None, link_bytes_per_s: float | None
+) -> int:
     """How many join. `before` is the pace when the last joined, if any did."""
     enough: float = FAST_BYTES_PER_S * now.readers
     if link_bytes_per_s is not None:

@@ -21,7 +21,7 @@ from runtime.storage.ranged_download import fetch_ranges
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.storage.bandwidth import LinkUse
+    from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
 
@@ -68,7 +68,7 @@ class FolderStorage:
                 )
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
     ) -> None:
         """Copy the missing spans of one file at the link's rate."""
         path = self._folder / file.path

@@ -24,7 +24,7 @@ from runtime.storage.listing import MOST_WEIGHT_BYTES, RemoteFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.storage.bandwidth import LinkUse
+    from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
 LONGEST_S = 3600.0
@@ -54,7 +54,7 @@ class LibraryStorage:
         return self._folder().list_files()
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
     ) -> None:
         """Copy one file out of what was fetched."""
         self._folder().fetch(file, partial, link, head_only=head_only)

@@ -15,7 +15,7 @@ from runtime.errors import ModelInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from runtime.storage.bandwidth import LinkUse
+    from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
@@ -54,7 +54,7 @@ class ModelStorage(Protocol):
         """All files under the model's folder; raises StorageFailed."""
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
     ) -> None:
         """Bring what `partial` lacks of `file`, or of its first span alone.
 

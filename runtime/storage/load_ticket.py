@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """How far a load has brought its weights."""
 
     has_begun: bool = False
@@ -30,7 +30,7 @@ class Progress:
     """Of the download; 0 where there is none."""
 
 
-class Wish:
+class LoadTicket:
     """One load's wish. Methods may be called from any thread."""
 
     def __init__(self, *, is_urgent: bool = True) -> None:
@@ -38,7 +38,7 @@ class Wish:
         self._withdrawn_for: str | None = None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
-        self._progress = Progress()
+        self._progress = LoadProgress()
 
     @property
     def is_urgent(self) -> bool:
@@ -95,27 +95,29 @@ class Wish:
     # Progress
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> LoadProgress:
         """How far the weights are."""
         return self._progress
 
     def expect(self, total_bytes: int, here_bytes: int) -> None:
         """A download of so many bytes begins, some of which an earlier one brought."""
         with self._lock:
-            self._progress = Progress(self._progress.has_begun, here_bytes, total_bytes)
+            self._progress = LoadProgress(self._progress.has_begun, here_bytes, total_bytes)
 
     def note_arrived(self, byte_count: int) -> None:
         """Bytes have come."""
         with self._lock:
             before = self._progress
-            self._progress = Progress(True, before.arrived_bytes + byte_count, before.total_bytes)
+            self._progress = LoadProgress(
+                True, before.arrived_bytes + byte_count, before.total_bytes
+            )
 
     def note_begun(self) -> None:
         """Weights that are on this node are being put on the device."""
         self.note_arrived(0)
 
 
-async def unless_withdrawn(wish: Wish, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_cancelled(wish: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, cancelled and LoadCancelled raised as soon as the wish is withdrawn.
 
     Work that ended well all the same has its result returned, so that nothing it took is lost.

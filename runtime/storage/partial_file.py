@@ -30,7 +30,7 @@ JOURNAL = ".part.spans"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Span:
+class ByteRange:
     """Bytes [start, end) of a file."""
 
     start: int
@@ -50,9 +50,9 @@ class _Piece:
     crc32: int
 
 
-def spans_of(size_bytes: int, step: int = SPAN_BYTES) -> list[Span]:
+def spans_of(size_bytes: int, step: int = SPAN_BYTES) -> list[ByteRange]:
     """A file's spans in order, all of `step` bytes but the last."""
-    return [Span(at, min(at + step, size_bytes)) for at in range(0, size_bytes, step)]
+    return [ByteRange(at, min(at + step, size_bytes)) for at in range(0, size_bytes, step)]
 
 
 @cache
@@ -72,7 +72,7 @@ class PartialFile:
         self._journal = target.with_name(target.name + JOURNAL)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._on_span: Callable[[Span], None] = lambda _: None
+        self._on_span: Callable[[ByteRange], None] = lambda _: None
         self._pieces = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -93,23 +93,23 @@ class PartialFile:
         if self.file.size_bytes:
             os.posix_fallocate(self._descriptor, 0, self.file.size_bytes)
 
-    def missing(self) -> list[Span]:
+    def missing(self) -> list[ByteRange]:
         """The spans that are not here yet, each from where it is not."""
-        begun = [Span(self._end_of(span), span.end) for span in spans_of(self.file.size_bytes)]
+        begun = [ByteRange(self._end_of(span), span.end) for span in spans_of(self.file.size_bytes)]
         return [rest for rest in begun if rest.size_bytes]
 
-    def here(self) -> list[Span]:
+    def here(self) -> list[ByteRange]:
         """The spans that are here, whole."""
         return [span for span in spans_of(self.file.size_bytes) if self._end_of(span) == span.end]
 
-    def _end_of(self, span: Span) -> int:
+    def _end_of(self, span: ByteRange) -> int:
         """How far a span is here."""
         at = span.start
         while at < span.end and at in self._pieces:
             at = self._pieces[at].end
         return at
 
-    def tell(self, on_span: Callable[[Span], None]) -> None:
+    def tell(self, on_span: Callable[[ByteRange], None]) -> None:
         """Call `on_span` with each span once it is here whole, in the thread that wrote it."""
         self._on_span = on_span
 
@@ -128,14 +128,14 @@ class PartialFile:
                 written = os.pwrite(self._descriptor, data, at)
                 data, at = data[written:], at + written
 
-    def note(self, written: Span, crc32: int) -> None:
+    def note(self, written: ByteRange, crc32: int) -> None:
         """Remember that a span is written, or what was missing of it or a part of that; its sum."""
         line = json.dumps([written.start, written.end, crc32]) + "\n"
         with self._lock, self._journal.open("a") as journal:
             journal.write(line)
             self._pieces[written.start] = _Piece(written.end, crc32)
         start = written.start - written.start % SPAN_BYTES
-        span = Span(start, min(start + SPAN_BYTES, self.file.size_bytes))
+        span = ByteRange(start, min(start + SPAN_BYTES, self.file.size_bytes))
         if written.end == span.end:
             self._on_span(span)
 
@@ -145,7 +145,7 @@ class PartialFile:
             (piece.crc32, piece.end - start) for start, piece in sorted(self._pieces.items())
         )
 
-    def read_back(self, span: Span) -> bytes:
+    def read_back(self, span: ByteRange) -> bytes:
         """A span that is here."""
         return os.pread(self._descriptor, span.size_bytes, span.start)
 

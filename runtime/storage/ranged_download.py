@@ -18,14 +18,19 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.checksums import CRC32
-from runtime.storage.download_concurrency import FIRST_READERS, MOST_READERS, Pace, more_readers
-from runtime.storage.partial_file import SPAN_BYTES, Span
+from runtime.storage.download_concurrency import (
+    FIRST_READERS,
+    MOST_READERS,
+    ReadRate,
+    next_reader_count,
+)
+from runtime.storage.partial_file import SPAN_BYTES, ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from runtime.storage.bandwidth import LinkUse
+    from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
 LOOK_S = 0.025
@@ -60,7 +65,12 @@ class RangeSource(Protocol):
 
 
 def fetch_ranges(
-    source: RangeSource, partial: PartialFile, link: LinkUse, *, what: str, head_only: bool = False
+    source: RangeSource,
+    partial: PartialFile,
+    link: BandwidthUse,
+    *,
+    what: str,
+    head_only: bool = False,
 ) -> None:
     """Bring every missing span of `partial`, named `what` in errors, or the first one alone.
 
@@ -78,9 +88,9 @@ class _Fetch:
         self,
         source: RangeSource,
         partial: PartialFile,
-        link: LinkUse,
+        link: BandwidthUse,
         what: str,
-        spans: Sequence[Span],
+        spans: Sequence[ByteRange],
     ) -> None:
         self._source = source
         self._partial = partial
@@ -130,8 +140,8 @@ class _Fetch:
                 readers, brought = self._working, self._brought_bytes
             if not readers:
                 continue
-            pace = Pace(readers, (brought - begun_bytes) / (now_s - begun_s))
-            if more := more_readers(pace, before, self._link.bytes_per_s):
+            pace = ReadRate(readers, (brought - begun_bytes) / (now_s - begun_s))
+            if more := next_reader_count(pace, before, self._link.bytes_per_s):
                 self._start_workers(pool, more)
                 begun_s, begun_bytes, before = now_s, brought, pace
 
@@ -170,20 +180,22 @@ class _Fetch:
             with self._lock:
                 self._readers.remove(reader)
 
-    def _next(self) -> Span | None:
+    def _next(self) -> ByteRange | None:
         with self._lock:
             return self._todo.popleft() if self._todo and not self._stop.is_set() else None
 
-    def _bring(self, reader: RangeReader, span: Span, buffer: memoryview) -> None:
+    def _bring(self, reader: RangeReader, span: ByteRange, buffer: memoryview) -> None:
         """Read a span, or as much of it as comes before the fetch ends, and note that."""
-        read = _Read(span.start)
+        read = _RangeRead(span.start)
         try:
             self._read(reader, span, buffer, read)
         finally:
             if read.at > span.start:
-                self._partial.note(Span(span.start, read.at), read.crc32)
+                self._partial.note(ByteRange(span.start, read.at), read.crc32)
 
-    def _read(self, reader: RangeReader, span: Span, buffer: memoryview, read: _Read) -> None:
+    def _read(
+        self, reader: RangeReader, span: ByteRange, buffer: memoryview, read: _RangeRead
+    ) -> None:
         failures = 0
         while True:
             begun_at = read.at
@@ -215,7 +227,7 @@ class _Fetch:
 
 
 @dataclass(slots=True)
-class _Read:
+class _RangeRead:
     """How far one span has come. Mutable: owned by its thread."""
 
     at: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
-    from runtime.storage.bandwidth import LinkUse
+    from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.checksums import Crc
     from runtime.storage.partial_file import PartialFile
     from runtime.storage.s3_connections import S3Reader
@@ -119,7 +119,7 @@ class S3Storage:
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: LinkUse, *, head_only: bool = False
+        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
     ) -> None:
         """Bring the missing spans of one object; of a whole one, compare S3's checksum."""
         what = f"{self._uri}/{file.path}"

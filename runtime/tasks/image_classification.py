@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from runtime.device.tensor_batching import Joining, TensorRule
+from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.task import check_count
@@ -41,11 +41,11 @@ class ImageClassification:
         self._labels = Labels(config)
         self.joining = self._joining()
 
-    def _joining(self) -> Joining:
+    def _joining(self) -> PaddedBatching:
         """All pictures have the size that the processor makes them."""
         size = self._processor.size
         rule = TensorRule("FP32", trailing=(3, size["height"], size["width"]))
-        return Joining({"pixel_values": rule}, needed=("pixel_values",))
+        return PaddedBatching({"pixel_values": rule}, needed=("pixel_values",))
 
     def read_instances(self, instances: Sequence[Any]) -> list[Image.Image]:
         """Encoded images in base64."""

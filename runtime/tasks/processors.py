@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from runtime.tasks.task import Frontend
+    from runtime.tasks.task import Processor
 
-FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
+FRONTENDS: Mapping[Task, Callable[[Path, Any], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,
     Task.TEXT_TO_TEXT: TextToText,
     Task.TEXT_GENERATION: TextGeneration,
@@ -32,7 +32,7 @@ FRONTENDS: Mapping[Task, Callable[[Path, Any], Frontend]] = {
 }
 
 
-def load_frontend(folder: Path, declared: Task | None) -> Frontend:
+def load_processor(folder: Path, declared: Task | None) -> Processor:
     """The frontend of the model whose small files are in `folder`; raises ModelInvalid."""
     program = program_path(folder)
     if program is not None:

@@ -28,7 +28,7 @@ def check_count(count: int) -> None:
         raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")
 
 
-class Frontend(Protocol):
+class Processor(Protocol):
     """One model's task. All methods block and are called in threads; all are safe to share."""
 
     @property

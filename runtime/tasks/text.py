@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.device.tensor_batching import Joining, TensorRule
+from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.task import check_count
@@ -90,7 +90,7 @@ class TextEncoder:
             names.append("token_type_ids")
         self._names = tuple(names)
 
-    def joining(self, *, end_ids: frozenset[int] = frozenset()) -> Joining:
+    def joining(self, *, end_ids: frozenset[int] = frozenset()) -> PaddedBatching:
         """How its tensors are joined: on the side where the tokenizer pads, with its padding."""
         padding = self.tokenizer.pad_token_id or 0
         rules = {
@@ -99,7 +99,7 @@ class TextEncoder:
         }
         if "token_type_ids" in self._names:
             rules["token_type_ids"] = TensorRule("INT64", high=self._token_types)
-        return Joining(
+        return PaddedBatching(
             rules,
             needed=("input_ids", "attention_mask"),
             most_tokens=self.most_tokens,

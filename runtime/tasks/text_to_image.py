@@ -10,9 +10,14 @@ import numpy as np
 from PIL import Image
 
 from registry.domain.model import Task
-from runtime.engines.images.diffusion import Order, draw
+from runtime.engines.images.diffusion import DiffusionJob, diffuse
 from runtime.engines.images.image_inputs import ImageBatching
-from runtime.engines.images.image_requests import Sides, Wish, instances_of, read_wishes
+from runtime.engines.images.image_requests import (
+    ImageRequest,
+    Sides,
+    instances_of,
+    read_image_requests,
+)
 from runtime.engines.images.pipeline import check_index
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
@@ -48,15 +53,15 @@ class TextToImage:
         self._scale, self.sides = _sizes(folder)
         self.joining = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
 
-    def read_instances(self, instances: Sequence[Any]) -> list[Wish]:
+    def read_instances(self, instances: Sequence[Any]) -> list[ImageRequest]:
         """Objects with a prompt."""
-        return read_wishes(instances, self.sides)
+        return read_image_requests(instances, self.sides)
 
-    def read_tensors(self, tensors: Sequence[Tensor]) -> list[Wish]:
+    def read_tensors(self, tensors: Sequence[Tensor]) -> list[ImageRequest]:
         """Tensors by the same names."""
-        return read_wishes(instances_of(tensors), self.sides, where="images")
+        return read_image_requests(instances_of(tensors), self.sides, where="images")
 
-    def preprocess(self, items: Sequence[Wish]) -> tuple[Tensor, ...]:
+    def preprocess(self, items: Sequence[ImageRequest]) -> tuple[Tensor, ...]:
         """Tokens and numbers, a row for each image."""
         numbers = {
             "seed": [item.seed for item in items],
@@ -88,7 +93,7 @@ class TextToImage:
         arrays = named_arrays(inputs)
         pictures = []
         for row in range(len(arrays["seed"])):
-            order = Order(
+            order = DiffusionJob(
                 arrays["prompt_ids"][row : row + 1],
                 arrays["negative_ids"][row : row + 1],
                 seed=int(arrays["seed"][row]),
@@ -97,7 +102,7 @@ class TextToImage:
                 height=int(arrays["height"][row]),
                 guidance=float(arrays["guidance"][row]),
             )
-            pictures.append((yield from draw(network, order, self._scale)))
+            pictures.append((yield from diffuse(network, order, self._scale)))
         return (numeric_tensor("pixels", np.stack(pictures)),)
 
     def infer(self, network: Pipeline, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

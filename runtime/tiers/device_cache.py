@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class Resident:
+class CachedModel:
     """A model on the device. Mutable: its users are counted."""
 
     key: str
@@ -35,10 +35,10 @@ class Resident:
         return False
 
 
-R = TypeVar("R", bound=Resident)
+R = TypeVar("R", bound=CachedModel)
 
 
-class Residents(Generic[R]):
+class DeviceCache(Generic[R]):
     """What is on the device, what room is set aside, and the order of use."""
 
     def __init__(

@@ -33,7 +33,7 @@ DEFAULT_SHARE = 0.8
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class DiskRoom:
+class DiskBudget:
     """Sets space aside in a cache folder."""
 
     def __init__(self, folder: Path, locks: CacheLocks, budget_bytes: int) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
 from runtime.storage.listing import RemoteFile, assets_of
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import PART, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
-from runtime.tiers.disk_budget import DiskRoom, disk_full, remove_generation
+from runtime.tiers.disk_budget import DiskBudget, disk_full, remove_generation
 from runtime.tiers.file_names import name_of
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from runtime.storage.bandwidth import LinkRate, LinkUse
+    from runtime.storage.bandwidth import Bandwidth, BandwidthUse
     from runtime.storage.listing import ModelStorage
     from runtime.storage.partial_file import PartialFile
     from runtime.storage.storages import Storages
-    from runtime.tiers.download_progress import Arrivals
+    from runtime.tiers.download_progress import DownloadProgress
 
 FILES_AT_ONCE = 4
 
@@ -41,7 +41,7 @@ class DiskCache:
     """Fetches models into `folder` and knows which of them are complete."""
 
     def __init__(
-        self, folder: Path, storages: Storages, link: LinkRate, *, budget_bytes: int = 0
+        self, folder: Path, storages: Storages, link: Bandwidth, *, budget_bytes: int = 0
     ) -> None:
         self._folder = folder
         self._storages = storages
@@ -53,7 +53,7 @@ class DiskCache:
         self._asset_bytes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = CacheLocks(folder)
-        self._room = DiskRoom(folder, self._locks, budget_bytes)
+        self._room = DiskBudget(folder, self._locks, budget_bytes)
         self._remove_stale()
         self.refresh()
 
@@ -141,7 +141,10 @@ class DiskCache:
         return size_bytes > 0
 
     def fetch_weights(
-        self, spec: ModelSpec, wish: Wish | None = None, arrivals: Arrivals | None = None
+        self,
+        spec: ModelSpec,
+        wish: LoadTicket | None = None,
+        arrivals: DownloadProgress | None = None,
     ) -> tuple[Path, ...]:
         """Fetch the files of weights that are not here yet; raises LoadFailed, LoadCancelled.
 
@@ -211,11 +214,11 @@ class DiskCache:
         self,
         spec: ModelSpec,
         files: Sequence[RemoteFile],
-        wish: Wish | None = None,
-        arrivals: Arrivals | None = None,
+        wish: LoadTicket | None = None,
+        arrivals: DownloadProgress | None = None,
     ) -> None:
         """Have `files` here, sound; one process at a time fetches what is not."""
-        folder, wish = self.folder_of(spec.key), wish or Wish()
+        folder, wish = self.folder_of(spec.key), wish or LoadTicket()
         generation = GenerationFolder(folder)
         if not generation.unsound(files):
             return
@@ -239,8 +242,8 @@ class DiskCache:
         storage: ModelStorage,
         files: Sequence[RemoteFile],
         generation: GenerationFolder,
-        link: LinkUse,
-        arrivals: Arrivals | None,
+        link: BandwidthUse,
+        arrivals: DownloadProgress | None,
     ) -> None:
         for file in files:
             (generation.path / file.path).unlink(missing_ok=True)
@@ -273,7 +276,7 @@ class DiskCache:
         storage: ModelStorage,
         partial: PartialFile,
         generation: GenerationFolder,
-        link: LinkUse,
+        link: BandwidthUse,
     ) -> None:
         storage.fetch(partial.file, partial, link)
         generation.put_in_place(partial)

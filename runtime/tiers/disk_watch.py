@@ -11,7 +11,7 @@ from runtime.threads import in_thread
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from runtime.registration.registry_agent import Agent
+    from runtime.registration.registry_agent import RegistryAgent
     from runtime.tiers.disk_cache import DiskCache
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 
 
-async def watch_disk(cache: DiskCache, agent: Agent, threads: Executor) -> None:
+async def watch_disk(cache: DiskCache, agent: RegistryAgent, threads: Executor) -> None:
     """Look at the cache again and again; until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)

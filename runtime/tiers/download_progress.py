@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
-    from runtime.storage.load_ticket import Wish
-    from runtime.storage.partial_file import PartialFile, Span
+    from runtime.storage.load_ticket import LoadTicket
+    from runtime.storage.partial_file import ByteRange, PartialFile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +36,7 @@ class ArrivedSpan:
 
 
 @dataclass(slots=True)
-class _File:
+class _FileProgress:
     """A file on its way. Mutable: guarded by the arrivals' lock."""
 
     size_bytes: int
@@ -45,15 +45,15 @@ class _File:
     header_end: int | None = None
 
 
-class Arrivals:
+class DownloadProgress:
     """The files of one fetch, in order. Methods may be called from any thread."""
 
-    def __init__(self, files: Sequence[RemoteFile], wish: Wish) -> None:
+    def __init__(self, files: Sequence[RemoteFile], wish: LoadTicket) -> None:
         self.names = tuple(file.path for file in files)
         self.headers: Future[None] = Future()
         """Done when every file's header is here, or the fetch has failed."""
         self._wish = wish
-        self._files = [_File(file.size_bytes) for file in files]
+        self._files = [_FileProgress(file.size_bytes) for file in files]
         self._index = {file.path: index for index, file in enumerate(files)}
         self._changed = threading.Condition()
         self._log: list[ArrivedSpan] = []
@@ -101,7 +101,7 @@ class Arrivals:
         with suppress(InvalidStateError):
             self.headers.set_exception(error)
 
-    def _note(self, index: int, spans: Sequence[Span]) -> None:
+    def _note(self, index: int, spans: Sequence[ByteRange]) -> None:
         with self._changed:
             file = self._files[index]
             for span in spans:
@@ -151,7 +151,7 @@ class Arrivals:
             self._changed.notify_all()
 
 
-def _has_header(file: _File) -> bool:
+def _has_header(file: _FileProgress) -> bool:
     """Whether all bytes of the header are here; a length that cannot be is left to its reader."""
     if file.header_end is None:
         if not file.size_bytes and file.descriptor >= 0:
@@ -163,7 +163,7 @@ def _has_header(file: _File) -> bool:
     return all(number in file.numbers for number in range(-(-file.header_end // SPAN_BYTES)))
 
 
-def _header_end(file: _File) -> int:
+def _header_end(file: _FileProgress) -> int:
     prefix = os.pread(file.descriptor, HEADER_LENGTH_BYTES, 0)
     if len(prefix) < HEADER_LENGTH_BYTES:
         return 0

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from runtime.tiers.download_progress import Arrivals
+    from runtime.tiers.download_progress import DownloadProgress
 
 
-class ArrivingWeights:
+class StreamingWeights:
     """The safetensors files of a fetch under way, all headers of which are here."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: DownloadProgress) -> None:
         """Read the headers; raises ModelInvalid."""
         self._arrivals = arrivals
         self._files = OpenFiles(arrivals.names, arrivals.descriptors())

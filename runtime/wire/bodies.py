@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runtime.wire.tensors import Tensor
 
 
-class Protocol(StrEnum):
+class WireProtocol(StrEnum):
     """KServe's inference protocols; `grpc-v2` is V2's messages over gRPC."""
 
     V1 = "v1"
@@ -39,12 +39,12 @@ class ReadBody:
 
     instances: Sequence[Any] = ()
     v2: V2Request | None = None
-    protocol: Protocol = Protocol.V2
+    protocol: WireProtocol = WireProtocol.V2
 
 
-def read_body(protocol: Protocol, body: bytes, header_length: str | None) -> ReadBody:
+def read_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> ReadBody:
     """The body of an HTTP request; raises InvalidRequest."""
-    if protocol is Protocol.V2:
+    if protocol is WireProtocol.V2:
         return ReadBody(v2=decode_request(body, header_length))
     document = read_object(body)
     for field in ("instances", "inputs"):
@@ -52,7 +52,7 @@ def read_body(protocol: Protocol, body: bytes, header_length: str | None) -> Rea
             instances = document[field]
             if not isinstance(instances, list):
                 raise InvalidRequest(f"{field!r} must be a list, was {type(instances).__name__}")
-            return ReadBody(instances, protocol=Protocol.V1)
+            return ReadBody(instances, protocol=WireProtocol.V1)
     raise InvalidRequest(
         f"the body must hold a list 'instances', held {reprlib.repr(sorted(document)[:5])}"
     )
@@ -72,7 +72,7 @@ def write_answer(
     if body.v2 is None:
         content = orjson.dumps({"predictions": predictions})
         return EncodedBody(content, (("content-type", "application/json"),))
-    if body.protocol is Protocol.GRPC_V2:
+    if body.protocol is WireProtocol.GRPC_V2:
         content = encode_answer(outputs, model_name=model_name, request=body.v2)
         return EncodedBody(content, ())
     return encode_response(outputs, model_name=model_name, request=body.v2)

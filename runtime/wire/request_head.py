@@ -22,7 +22,7 @@ MOST_SIMULATED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class SimulatedWork:
     """Seconds of sleep per stage, for experiments."""
 
     preprocess_s: float = 0.0
@@ -30,7 +30,7 @@ class Simulation:
     network_s: float = 0.0
 
 
-NO_SIMULATION = Simulation()
+NO_SIMULATION = SimulatedWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RequestHead:
     is_infer_stage: bool
     deadline_s: float | None
     """`time.monotonic` at which the answer is of no more use."""
-    simulation: Simulation
+    simulation: SimulatedWork
     v2_header_length: str | None
 
 
@@ -115,7 +115,7 @@ def _deadline(text: str | None) -> float | None:
     return time.monotonic() + remaining_ms / 1000
 
 
-def _simulation(text: str | None, *, is_allowed: bool) -> Simulation:
+def _simulation(text: str | None, *, is_allowed: bool) -> SimulatedWork:
     if not text:
         return NO_SIMULATION
     if not is_allowed:
@@ -132,4 +132,4 @@ def _simulation(text: str | None, *, is_allowed: bool) -> Simulation:
                 f" {sorted(SIMULATED_STAGES)}, was {part.strip()!r}"
             )
         seconds[f"{stage}_s"] = min(float(value), MOST_SIMULATED_S)
-    return Simulation(**seconds)
+    return SimulatedWork(**seconds)

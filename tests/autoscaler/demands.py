@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.history import NEVER, Forecast, History, Question
+from autoscaler.forecasting.history import NEVER, Forecast, ForecastHorizon, History
 from autoscaler.planning.pool_view import Demand
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from autoscaler.forecasting.history import Floats
 
-QUESTION = Question(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
+QUESTION = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 
 
 def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.planning.pool_view import ModelView, PodView, PoolView
+from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 from registry.domain.cluster import Residency
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
@@ -40,9 +40,9 @@ def model(
 
 def pod(
     name: str = "p", *, memory_bytes: int = 10_000, used_bytes: int = 0, **values: Any
-) -> PodView:
+) -> PlannedPod:
     """A pod on a node of its own."""
-    return PodView(
+    return PlannedPod(
         name,
         values.pop("node", f"node-of-{name}"),
         budget_bytes={Tier.DEVICE: memory_bytes},
@@ -52,7 +52,7 @@ def pod(
 
 
 def pool(
-    pods: Sequence[PodView], models: Sequence[ModelView], *, now_s: float = NOW_S, **values: Any
+    pods: Sequence[PlannedPod], models: Sequence[ModelView], *, now_s: float = NOW_S, **values: Any
 ) -> PoolView:
     """A pool of these."""
     return PoolView(now_s, {each.name: each for each in pods}, tuple(models), **values)

@@ -106,14 +106,14 @@ class Floor:
     def redis_answers(self) -> bool:
         """Whether Redis takes our operations; it does not while it reads its own data."""
         try:
-            self.do(lambda registry: registry.redis.transactions.sync())
+            self.do(lambda registry: registry.transactions.sync())
         except RegistryUnavailable:
             return False
         return True
 
     def wait_caught_up(self, gateway: servers.Gateway | None = None) -> None:
         """Return when the gateway's copy has everything that Redis has now."""
-        version = self.do(lambda registry: registry.redis.transactions.sync())[0].changes
+        version = self.do(lambda registry: registry.transactions.sync())[0].changes
         url = (gateway or self.gateway).url
         servers.wait_until(
             lambda: self.client.get(f"{url}/readyz").json()["registry_version"] >= version,
@@ -181,8 +181,8 @@ class Floor:
         """Slots in use as Redis counts them."""
 
         async def look(registry: Registry) -> int:
-            await registry.redis.transactions.submit("sync")
-            _, _, snapshot = await registry.redis.transactions.snapshot()
+            await registry.transactions.submit("sync")
+            _, _, snapshot = await registry.transactions.snapshot()
             return next((int(entry[6]) for entry in snapshot[0] if entry[0] == pod), -1)
 
         return self.do(look)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.dispatch.dispatcher import Dispatcher, Placement
 from gateway.dispatch.reservations import Reservations
-from gateway.routing.route_request import Arrival
+from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo
@@ -53,7 +53,7 @@ class Desk:
         """A request that wants a place."""
         now_s = self.watch.registry_now_s()
         number = next(self.sequence)
-        arrival = Arrival(
+        arrival = IncomingRequest(
             f"r{number}", spec.name, now_s, 0.0, number,
             deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
         )  # fmt: skip

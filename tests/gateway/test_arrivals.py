@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from registry.domain.model import RoutingPolicy
-from registry.redis.arrivals import Arrivals, Span
+from registry.redis.arrivals import ArrivalLog, CountWindow
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def counted(floor: Floor, name: ModelName) -> int:
 
     async def read(registry: Registry) -> int:
         now_s = time.time()
-        found = await Arrivals(registry).read(Span.MINUTE, now_s - 3600, now_s + 60)
+        found = await ArrivalLog(registry).read(CountWindow.MINUTE, now_s - 3600, now_s + 60)
         return sum(each.number for each in found if each.model == name)
 
     return floor.do(read)
@@ -28,7 +28,7 @@ def counted(floor: Floor, name: ModelName) -> int:
 
 def _waiting(floor: Floor) -> dict[str, int]:
     async def read(registry: Registry) -> dict[str, int]:
-        waiting = await Arrivals(registry).waiting()
+        waiting = await ArrivalLog(registry).waiting()
         return {str(name): each.requests for name, each in waiting.items()}
 
     return floor.do(read)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.errors import BodyTooLarge, BodyTooSlow
+from gateway.errors import BodyTooSlow, RequestBodyTooLarge
 from gateway.http.body import RequestBody
-from gateway.http.client_request import ClientGone
+from gateway.http.client_request import ClientDisconnected
 from gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Pieces:
 
     async def more_pieces(self) -> list[bytes]:
         if not self.left and self.ends == "gone":
-            raise ClientGone
+            raise ClientDisconnected
         if not self.left:
             await asyncio.Event().wait()
         piece = self.left.pop(0)
@@ -84,14 +84,14 @@ def test_a_body_that_streamed_to_its_end_cannot_be_sent_again() -> None:
 
 
 def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
-    with pytest.raises(BodyTooLarge, match="content-length 101"):
+    with pytest.raises(RequestBodyTooLarge, match="content-length 101"):
         body_of(b"x", declared=101)()
 
 
 def test_an_undeclared_length_over_the_limit_is_refused_by_count() -> None:
     async def use(body: RequestBody) -> None:
         await body.hold()
-        with pytest.raises(BodyTooLarge, match="already 102"):
+        with pytest.raises(RequestBodyTooLarge, match="already 102"):
             async for _ in body.rest():
                 pass
 
@@ -108,7 +108,7 @@ def test_a_body_that_stops_coming_is_refused() -> None:
 
 def test_a_client_that_leaves_is_noticed() -> None:
     async def use(body: RequestBody) -> None:
-        with pytest.raises(ClientGone):
+        with pytest.raises(ClientDisconnected):
             await body.hold()
 
     run(body_of(b"a", ends="gone"), use)

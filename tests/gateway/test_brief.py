@@ -204,7 +204,7 @@ def test_without_redis_a_full_pod_is_no_collision(tmp_path: Path, pool: str) -> 
 
 
 def is_measured(floor: Floor, spec: ModelSpec) -> bool:
-    _, _, snapshot = floor.do(lambda registry: registry.redis.transactions.snapshot())
+    _, _, snapshot = floor.do(lambda registry: registry.transactions.snapshot())
     return any(key == spec.key for key, _ in snapshot[2])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.routes import Target, target_of_version
+from gateway.http.routes import ModelTarget, target_of_version
 from gateway.selection.canary import choose_version
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName
@@ -59,7 +59,7 @@ def test_one_id_goes_one_way_and_stays_as_a_canary_grows(
     ],
 )
 def test_a_version_has_its_own_path_at_pods(path: bytes, expected: bytes) -> None:
-    target = target_of_version(Target(STABLE, "m", path, str(STABLE)), NEXT)
+    target = target_of_version(ModelTarget(STABLE, "m", path, str(STABLE)), NEXT)
     assert (target.pod_path, target.label, target.name) == (expected, "team/m-next", "m")
     assert target.version == b"m-next"
 

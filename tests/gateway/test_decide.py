@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
-from gateway.routing.route_request import Arrival, Decided, decide
+from gateway.routing.route_request import IncomingRequest, RoutingResult, route_request
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 
@@ -21,11 +21,11 @@ MEASURED = {
 }  # fmt: skip
 
 
-def decided(state: ClusterState, **fields: Any) -> Decided:
-    arrival = Arrival(
+def decided(state: ClusterState, **fields: Any) -> RoutingResult:
+    arrival = IncomingRequest(
         **{"id": "r", "model": NAME, "arrival_s": NOW_S, "draw": 0.0, "sequence": 1, **fields}
     )
-    return decide(arrival, state.models, state, now_s=NOW_S)
+    return route_request(arrival, state.models, state, now_s=NOW_S)
 
 
 def a_cluster(*pods: PodSketch, measured: dict[str, float] | None = None) -> ClusterState:
@@ -107,8 +107,8 @@ def test_who_may_not_load_waits_for_who_does() -> None:
     cold, warm = a_cluster(PodSketch("pod-a")), a_cluster(PodSketch("pod-a", "warm"))
     for state, expected in ((cold, Wait), (warm, SendTo)):
         declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
-        arrival = Arrival("r", NAME, NOW_S, 0.0, 1)
-        found = decide(arrival, state.models, state, now_s=NOW_S, may_load=False)
+        arrival = IncomingRequest("r", NAME, NOW_S, 0.0, 1)
+        found = route_request(arrival, state.models, state, now_s=NOW_S, may_load=False)
         assert isinstance(found.decision, expected)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.routing.route_request import Arrival, decide
+from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
@@ -13,14 +13,14 @@ NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
 
 
-def arrival(request_id: str, **fields: Any) -> Arrival:
-    return Arrival(request_id, NAME, NOW_S, 0.0, 1, **fields)
+def arrival(request_id: str, **fields: Any) -> IncomingRequest:
+    return IncomingRequest(request_id, NAME, NOW_S, 0.0, 1, **fields)
 
 
-def record(kept: Explanations, asked: Arrival, *pods: PodSketch) -> None:
+def record(kept: Explanations, asked: IncomingRequest, *pods: PodSketch) -> None:
     state = cluster(*pods, key=KEY, measured={"infer": 0.1})
     declare(state)
-    kept.record(asked, decide(asked, state.models, state, now_s=NOW_S), state)
+    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
 
 
 def test_tells_decision_candidates_and_options() -> None:
@@ -45,7 +45,7 @@ def test_what_is_kept_shows_the_state_of_then() -> None:
     asked = arrival("r", policy=RoutingPolicy.COLOCATION)
     state = cluster(PodSketch("pod-a", "warm"), key=KEY)
     declare(state)
-    kept.record(asked, decide(asked, state.models, state, now_s=NOW_S), state)
+    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
     state.apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
     found = kept.get("r")
     assert found is not None

@@ -366,7 +366,7 @@ def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
 
 def _epoch_of(floor: Floor, pod: str) -> int:
     async def look(registry: Registry) -> int:
-        _, _, snapshot = await registry.redis.transactions.snapshot()
+        _, _, snapshot = await registry.transactions.snapshot()
         return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
 
     return floor.do(look)

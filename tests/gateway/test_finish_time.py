@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.decision import SendTo
-from gateway.routing.latency_model import forecast_of, proxy_to, run_at, wait_for
+from gateway.routing.latency_model import estimate_of, proxy_to, run_at, wait_for
 from registry.domain.estimates import PRIORS
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, request
@@ -164,8 +164,8 @@ def test_a_decision_without_forecast_gets_one() -> None:
     state = cluster(*pods, measured=TIMES)
     here = SendTo(A, A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]  # not looked at
     there = SendTo("pod-b", A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]
-    assert forecast_of(here, request(), state, NOW_S).seconds == pytest.approx(HOLD_S)
-    assert forecast_of(there, request(), state, NOW_S).seconds == pytest.approx(0.6 + HOLD_S)
+    assert estimate_of(here, request(), state, NOW_S).seconds == pytest.approx(HOLD_S)
+    assert estimate_of(there, request(), state, NOW_S).seconds == pytest.approx(0.6 + HOLD_S)
 
 
 @given(

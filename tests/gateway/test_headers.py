@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import BadRequest
-from gateway.http.headers import read_answer, read_headers
+from gateway.http.headers import read_headers, read_response
 from registry.domain.model import RoutingPolicy
 
 
@@ -99,7 +99,7 @@ def test_a_bad_header_is_refused_with_what_is_allowed(
 
 
 def test_an_answers_own_headers_are_split_from_ours() -> None:
-    answer = read_answer(
+    answer = read_response(
         [
             (b"content-type", b"application/json"),
             (b"connection", b"close"),

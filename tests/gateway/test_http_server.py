@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from gateway.__main__ import running_front
 from gateway.http.client_request import ClientRequest
-from gateway.http.routes import Target
+from gateway.http.routes import ModelTarget
 from gateway.http.server import MOST_HEAD_BYTES, GatewayProtocol
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Serve = Callable[[ClientRequest], Awaitable[None]]
 
-TARGET = Target(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
+TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -41,7 +41,7 @@ class Front:
     def __init__(self, serve: Serve) -> None:
         self.infer = serve
 
-    def target(self, path: bytes, host: bytes) -> Target | None:
+    def target(self, path: bytes, host: bytes) -> ModelTarget | None:
         return TARGET if path == TARGET.pod_path else None
 
 

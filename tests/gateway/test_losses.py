@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dispatch.admission_queue import Waiter, WaitingLine
-from gateway.routing.decision import Loss, Reason, SendTo, Wait
-from gateway.routing.route_request import Arrival
-from gateway.routing.ski_rental import Losses
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
+from gateway.routing.decision import ColdStartLoss, Reason, SendTo, Wait
+from gateway.routing.route_request import IncomingRequest
+from gateway.routing.ski_rental import ColdStartCredit
 from registry.domain.model import ModelName
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
@@ -18,12 +18,12 @@ LOADS = SendTo("pod-b", "pod-b", LoadMode.LOAD, Reason.COLD_WARM_BUSY)
 
 
 def waits(lost_s: float) -> Wait:
-    return Wait(Reason.QUEUE_WARM_BUSY, loss=Loss(lost_s, LOAD_S))
+    return Wait(Reason.QUEUE_WARM_BUSY, loss=ColdStartLoss(lost_s, LOAD_S))
 
 
-def noted(*at_s: float) -> Losses:
+def noted(*at_s: float) -> ColdStartCredit:
     """Losses of 1 s each."""
-    losses = Losses()
+    losses = ColdStartCredit()
     for each in at_s:
         losses.note(NAME, waits(1.0), each)
     return losses
@@ -64,7 +64,7 @@ def test_models_do_not_share_their_losses() -> None:
 
 
 def test_keeps_no_more_models_than_it_may() -> None:
-    losses = Losses(kept=2)
+    losses = ColdStartCredit(kept=2)
     names = [ModelName("default", f"m-{number}") for number in range(4)]
     for name in names:
         losses.note(name, waits(1.0), 0.0)
@@ -83,10 +83,10 @@ def test_who_queues_again_and_again_gets_a_copy_in_the_end() -> None:
         [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
         + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],
     )
-    line: WaitingLine[Waiter] = WaitingLine(state, lambda: now_s)
+    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
     decisions = []
     for number in range(12):
-        arrival = Arrival(f"r-{number}", spec.name, now_s, 0.0, number)
+        arrival = IncomingRequest(f"r-{number}", spec.name, now_s, 0.0, number)
         decisions.append(line.decide(arrival).decision)
         now_s += 10.0
     loads = [number for number, each in enumerate(decisions) if isinstance(each, SendTo)]

@@ -8,7 +8,7 @@ import time
 import orjson
 import pytest
 
-from gateway.errors import BadRequest, ModelNotFound
+from gateway.errors import BadRequest, UnknownModel
 from gateway.http.body import RequestBody
 from gateway.http.openai import model_in, model_named, model_of_body
 from gateway.settings import GatewaySettings
@@ -54,7 +54,7 @@ def test_refuses_a_body_that_names_none(body: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["team/chat", "team~chat", "a\nb", "x" * 300])
 def test_names_of_other_namespaces_are_not_found(name: str) -> None:
-    with pytest.raises(ModelNotFound, match="/serving/NAMESPACE/NAME"):
+    with pytest.raises(UnknownModel, match="/serving/NAMESPACE/NAME"):
         model_named(name)
     assert model_named("chat") == ModelName("default", "chat")
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
-from gateway.routing.route_request import Arrival, is_held_up
-from gateway.routing.route_request import decide as decide_whole
+from gateway.routing.route_request import IncomingRequest, cannot_be_placed, route_request
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
@@ -244,10 +243,10 @@ def test_who_is_held_up_would_be_told_to_wait(
     state = cluster(*sketches, key=declared, measured=measured)
     spec = declare(state, routing=policy, target_ongoing_requests=target)
     assert spec.key == declared
-    arrival = Arrival("r", spec.name, NOW_S, draw, 1)
+    arrival = IncomingRequest("r", spec.name, NOW_S, draw, 1)
     least = min((pod.inferring for pod in state.pods.values()), default=0)
-    if is_held_up(arrival, state.models, state, least_inferring=least, knows_load=knows_load):
-        decision = decide_whole(arrival, state.models, state, now_s=NOW_S).decision
+    if cannot_be_placed(arrival, state.models, state, least_inferring=least, knows_load=knows_load):
+        decision = route_request(arrival, state.models, state, now_s=NOW_S).decision
         assert isinstance(decision, Wait)
         assert knows_load or decision.reason is not Reason.QUEUE_WARMING
 
@@ -257,6 +256,6 @@ def test_under_remote_proxy_all_pods_at_the_target_hold_up_a_request() -> None:
     pod = PodSketch("pod-a", "warm", slots=8, busy=3, ongoing=3)
     state = cluster(pod, key=declared)
     spec = declare(state, routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=3)
-    arrival = Arrival("r", spec.name, NOW_S, 0.0, 1)
-    assert is_held_up(arrival, state.models, state, least_inferring=3, knows_load=False)
-    assert not is_held_up(arrival, state.models, state, least_inferring=2, knows_load=False)
+    arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 1)
+    assert cannot_be_placed(arrival, state.models, state, least_inferring=3, knows_load=False)
+    assert not cannot_be_placed(arrival, state.models, state, least_inferring=2, knows_load=False)

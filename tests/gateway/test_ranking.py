@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.pod_selection import free_pods, least_loaded, roomiest
+from gateway.routing.pod_selection import free_pods, least_loaded, most_free_memory
 from registry.domain.cluster import ClusterState, PodState
 from registry.domain.pod import PodInfo, PodPhase
 
@@ -42,7 +42,9 @@ def test_the_first_is_whom_a_scan_finds_after_every_change(
         elif name in state.pods:
             setattr(state.pods[name], what, value)
         free = [each for each in free_pods(state) if each.name not in but]
-        expected = (least_loaded(free, draw), roomiest(free, draw)) if free else (None, None)
+        expected = (
+            (least_loaded(free, draw), most_free_memory(free, draw)) if free else (None, None)
+        )
         assert (state.least_loaded(draw, but), state.roomiest(draw, but)) == expected
 
 

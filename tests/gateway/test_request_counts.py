@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.request_counts import Outcome
+from gateway.telemetry.request_counts import RequestOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def test_metrics_can_be_read_while_requests_are_counted() -> None:
 
     def count() -> None:
         for number in range(4_000):
-            metrics.outcomes.add(Outcome(f"m{number}", "auto", "warm", "warm", 200))
+            metrics.outcomes.add(RequestOutcome(f"m{number}", "auto", "warm", "warm", 200))
             metrics.durations.labels(f"policy-{number}").observe(0.1)
 
     counting = threading.Thread(target=count)

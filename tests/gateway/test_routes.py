@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import BadRequest, ModelNotFound
-from gateway.http.routes import Place, Targets, is_inference, model_of_host, place_of, target_of
+from gateway.errors import BadRequest, UnknownModel
+from gateway.http.routes import (
+    ModelPath,
+    TargetResolver,
+    is_inference,
+    model_of_host,
+    parse_path,
+    target_of,
+)
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 
@@ -65,7 +72,7 @@ KNOWN = {
     ],
 )
 def test_an_inference_path_names(path: str, host: str, model: str, pod_path: str) -> None:
-    place = place_of(path, host, KNOWN)
+    place = parse_path(path, host, KNOWN)
     assert is_inference(place.path)
     target = target_of(place)
     assert str(target.model) == model
@@ -113,12 +120,12 @@ def test_a_host_names(host: str, model: ModelName | None) -> None:
 )
 def test_names_with_separators_are_refused(path: str) -> None:
     with pytest.raises(BadRequest):
-        target_of(place_of(path, "", KNOWN))
+        target_of(parse_path(path, "", KNOWN))
 
 
 def test_an_escaped_slash_in_the_models_name_is_refused() -> None:
     with pytest.raises(BadRequest, match="may not hold"):
-        target_of(Place("/v1/models/a%2Fb:predict"))
+        target_of(ModelPath("/v1/models/a%2Fb:predict"))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +136,8 @@ def test_an_escaped_slash_in_the_models_name_is_refused() -> None:
     ],
 )
 def test_path_and_prefix_must_name_one_model(path: str, host: str) -> None:
-    with pytest.raises(ModelNotFound, match="other"):
-        target_of(place_of(path, host, KNOWN))
+    with pytest.raises(UnknownModel, match="other"):
+        target_of(parse_path(path, host, KNOWN))
 
 
 @pytest.mark.parametrize(
@@ -142,15 +149,15 @@ def test_no_inference_path(path: str) -> None:
 
 
 def test_other_paths_keep_their_namespace() -> None:
-    assert place_of("/serving/team-a/m/v2/models/m/ready", "", KNOWN) == Place(
+    assert parse_path("/serving/team-a/m/v2/models/m/ready", "", KNOWN) == ModelPath(
         "/v2/models/m/ready", "team-a", "m"
     )
-    assert place_of("/serving/team-a/m", "", KNOWN).path == "/"
+    assert parse_path("/serving/team-a/m", "", KNOWN).path == "/"
 
 
 def test_long_paths_are_not_remembered() -> None:
     """Clients choose them: thousands, of any length, would fill the memory."""
-    targets = Targets(ClusterState())
+    targets = TargetResolver(ClusterState())
     for host in (b"x", b"x" * 100_000):
         for path in (b"/v1/models/m:predict", b"/v1/models/%b:predict" % (b"m" * 100_000)):
             assert targets.find(path, host) is not None

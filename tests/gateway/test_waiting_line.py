@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dispatch.admission_queue import Waiter, WaitingLine
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
 from gateway.routing.decision import Reason
-from gateway.routing.route_request import Arrival
+from gateway.routing.route_request import IncomingRequest
 from tests.gateway.states import NOW_S, cluster, declare
 
 
@@ -25,10 +25,10 @@ def test_the_nearer_limit_is_told_whatever_the_clock_says_by_then(
     now_s = NOW_S
     state = cluster()
     spec = declare(state, queue_timeout_s=20.0)
-    line: WaitingLine[Waiter] = WaitingLine(state, lambda: now_s)
+    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
     deadline_s = None if deadline_in_s is None else NOW_S + deadline_in_s
-    arrival = Arrival("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
-    waiter = Waiter(arrival, line.admit(arrival)[1])
+    arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
+    waiter = QueuedRequest(arrival, line.admit(arrival)[1])
     line.enter(waiter, line.decide(arrival))
     assert line.patience_s(waiter, spec) == min(20.0, deadline_in_s or 20.0)
     now_s = NOW_S + at_the_end_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from load.schema import TRACE_SCHEMA
 from load.trace_spec.trace_spec import open_trace
-from load.traces.batches import Names, arrivals, times
+from load.traces.batches import NameColumn, arrivals, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ def trace_of(
     for at_s in batches:
         sizes = np.arange(first, first + len(at_s))
         first += len(at_s)
-        names = Names([model])
+        names = NameColumn([model])
         models = names.column(np.zeros(len(at_s), np.int32))
         made.append(arrivals(np.array(at_s, np.float64), model=models, input_size=sizes))
     return made

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from registry.domain.action_log import Leader, Plans
+    from registry.domain.action_log import AutoscalerRecords, Leader
     from registry.domain.cluster import ClusterState
 
 pytestmark = pytest.mark.slow
@@ -65,10 +65,10 @@ def _read(platform: Running, question: Callable[[Registry], Awaitable[T]]) -> T:
 
 
 def _cluster(platform: Running) -> ClusterState:
-    return _read(platform, lambda registry: registry.domain.cluster())
+    return _read(platform, lambda registry: registry.cluster())
 
 
-def _plans(platform: Running) -> Plans:
+def _plans(platform: Running) -> AutoscalerRecords:
     return _read(platform, lambda registry: Autoscaling(registry).plans())
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pilotlight.state_dir import Home, HomeLock, PlatformState
+from pilotlight.state_dir import HomeLock, PlatformState, StateDir
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaling import Autoscaling
@@ -188,7 +188,7 @@ def test_a_dry_run_says_what_would_be_done_and_why_and_does_nothing(
     assert "pod-a" in table
 
     assert cli("autoscaler", "--json", *at).document == []
-    state = act(redis.url, "default", lambda registry: registry.domain.cluster())
+    state = act(redis.url, "default", lambda registry: registry.cluster())
     assert not state.residency
     refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
     assert refused.status == 2
@@ -303,5 +303,5 @@ def test_json_is_all_there_is_on_standard_output(cli: Cli, redis: servers.RedisS
     assert json.loads(ran.out) == []
 
 
-def _home(cli: Cli) -> Home:
-    return Home(cli.home)
+def _home(cli: Cli) -> StateDir:
+    return StateDir(cli.home)

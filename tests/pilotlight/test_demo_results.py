@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from load.experiments.liu.runs import Answer, SimpleRun, WinRun, percentile_s
+from load.experiments.liu.runs import SimpleRun, TimedAnswer, WinRun, percentile_s
 from load.experiments.liu.scenarios import (
     FULL,
     LIU_REDUCTION_RATIO,
     SHORT,
     WIN_SCENARIOS,
-    Pace,
+    MachinePace,
 )
 from load.stages import STAGES
 from pilotlight.demo.calls import parse_server_timing
 from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
 
 
-def _answer(latency_s: float, start: str = "warm") -> Answer:
-    return Answer(latency_s, start, "pod-0", "pod-0", "warm", "id", {"infer": latency_s}, None)
+def _answer(latency_s: float, start: str = "warm") -> TimedAnswer:
+    return TimedAnswer(latency_s, start, "pod-0", "pod-0", "warm", "id", {"infer": latency_s}, None)
 
 
 def _run(policy: str, cold: int, latency_s: float) -> SimpleRun:
@@ -82,7 +82,7 @@ def test_the_pace_is_that_of_the_slowest_load_and_the_middling_inference() -> No
         replace(_answer(1.0), stages_s={"load": 9.0, "infer": 0.9}),
     )
     [run] = _wins(colocation=3.0)
-    assert pace_of([replace(run, answers=answers)]) == Pace(load_s=2.0, infer_s=0.5)
+    assert pace_of([replace(run, answers=answers)]) == MachinePace(load_s=2.0, infer_s=0.5)
 
 
 def test_simulated_work_is_what_the_thesis_slept() -> None:
@@ -95,7 +95,7 @@ def test_simulated_work_is_what_the_thesis_slept() -> None:
 
 
 def test_sleeps_are_the_thesis_s_in_full_and_fit_the_machine_otherwise() -> None:
-    fast, slow = Pace(load_s=0.8, infer_s=0.3), Pace(load_s=1.6, infer_s=0.6)
+    fast, slow = MachinePace(load_s=0.8, infer_s=0.3), MachinePace(load_s=1.6, infer_s=0.6)
     assert [each.sleep_s(FULL, slow) for each in WIN_SCENARIOS] == [5.0, 5.0, 5.0]
     assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.6, 1.5, 1.5]
     assert [each.sleep_s(SHORT, slow) for each in WIN_SCENARIOS] == [3.2, 1.5, 1.5]

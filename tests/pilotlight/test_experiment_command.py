@@ -14,19 +14,19 @@ import pytest
 
 from load.experiments.elastic.scenario import Scenario
 from load.experiments.experiments import EXPERIMENTS
-from pilotlight.commands.experiment import Wish, list_experiments, run_experiment
+from pilotlight.commands.experiment import ExperimentOptions, list_experiments, run_experiment
 from pilotlight.errors import InvalidInput
 from pilotlight.live_experiments.live_platform import LiveDemo
 from pilotlight.output import Output
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 from tests import servers
 
 if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def wish(tmp_path: Path, name: str = "liu-wins") -> Wish:
-    return Wish(name, (1,), is_quick=True, out=tmp_path, processes=1, live=None)
+def wish(tmp_path: Path, name: str = "liu-wins") -> ExperimentOptions:
+    return ExperimentOptions(name, (1,), is_quick=True, out=tmp_path, processes=1, live=None)
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,12 +114,14 @@ def test_a_folder_that_cannot_be_is_told(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    home = Home(tmp_path / "home")
+    home = StateDir(tmp_path / "home")
     home.root.mkdir()
-    if (made := Home.default().objects).is_dir():  # the sample models take 15 s to make
+    if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
     live = LiveDemo(home, Output(as_json=True))
-    asked = Wish("liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live)
+    asked = ExperimentOptions(
+        "liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live
+    )
     run_experiment(asked, Output(as_json=True))
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
@@ -132,7 +134,7 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.fixture
 def live(tmp_path: Path) -> LiveDemo:
-    home = Home(tmp_path / "home")
+    home = StateDir(tmp_path / "home")
     home.root.mkdir()
     return LiveDemo(home, Output(as_json=True))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.errors import AlreadyRunning, NotRunning
-from pilotlight.state_dir import Home, HomeLock, PlatformState
+from pilotlight.state_dir import HomeLock, PlatformState, StateDir
 from tests import servers
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ with HomeLock(home):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
+def home(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "home")
 
 
-def _hold(home: Home) -> subprocess.Popen[bytes]:
+def _hold(home: StateDir) -> subprocess.Popen[bytes]:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(home.root)],
         cwd=servers.REPOSITORY,
@@ -45,21 +45,21 @@ def _hold(home: Home) -> subprocess.Popen[bytes]:
     return holder
 
 
-def test_nothing_runs_in_a_folder_that_does_not_exist(home: Home) -> None:
+def test_nothing_runs_in_a_folder_that_does_not_exist(home: StateDir) -> None:
     assert not home.is_locked()
     assert home.running() is None
     with pytest.raises(NotRunning, match="pilotlight up --detach"):
         home.require_running()
 
 
-def test_tells_address_and_pid_of_what_is_running(home: Home) -> None:
+def test_tells_address_and_pid_of_what_is_running(home: StateDir) -> None:
     with HomeLock(home):
         home.write_state(PlatformState(pid=77, phase="ready", gateway="http://127.0.0.1:8080"))
         with pytest.raises(AlreadyRunning, match=r"pid 77, ready at http://127\.0\.0\.1:8080"):
             HomeLock(home).__enter__()
 
 
-def test_says_starting_before_it_is_ready(home: Home) -> None:
+def test_says_starting_before_it_is_ready(home: StateDir) -> None:
     with HomeLock(home):
         state = home.running()
         assert state == PlatformState(pid=os.getpid(), phase="starting")
@@ -67,7 +67,7 @@ def test_says_starting_before_it_is_ready(home: Home) -> None:
             home.require_running()
 
 
-def test_leaves_neither_state_nor_lock_behind(home: Home) -> None:
+def test_leaves_neither_state_nor_lock_behind(home: StateDir) -> None:
     with HomeLock(home):
         pass
     assert not home.is_locked()
@@ -76,14 +76,14 @@ def test_leaves_neither_state_nor_lock_behind(home: Home) -> None:
         assert home.is_locked()
 
 
-def test_looking_does_not_keep_a_platform_from_starting(home: Home) -> None:
+def test_looking_does_not_keep_a_platform_from_starting(home: StateDir) -> None:
     for _ in range(100):
         home.is_locked()
         with HomeLock(home):
             assert home.is_locked()
 
 
-def test_a_state_file_left_by_a_crash_is_known_by_the_free_lock(home: Home) -> None:
+def test_a_state_file_left_by_a_crash_is_known_by_the_free_lock(home: StateDir) -> None:
     holder = _hold(home)
     assert home.require_running().gateway == "http://127.0.0.1:1"
     holder.send_signal(signal.SIGKILL)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from pilotlight.samples import make_samples
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES, Ran, run_cli
 
@@ -313,7 +313,7 @@ def _assert_gone(running: Running, pids: set[int]) -> None:
     servers.wait_until(
         lambda: not any(servers.is_alive(pid) for pid in pids), what="processes gone"
     )
-    assert not Home(running.home).is_locked()
+    assert not StateDir(running.home).is_locked()
     with pytest.raises(httpx.ConnectError):
         httpx.get(running.url, trust_env=False)
 
@@ -383,7 +383,7 @@ def test_a_signal_stops_a_foreground_platform_in_order(
             stderr=errors,
         ) as up,
     ):
-        home = Home(tmp_path / "home")
+        home = StateDir(tmp_path / "home")
         servers.wait_until(
             lambda: (state := home.running()) is not None and state.phase == "ready", what="ready"
         )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.redis.arrivals import Arrivals
+from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.processes import autoscaler_process
@@ -48,7 +48,9 @@ async def _set_the_stage(redis_url: str) -> None:
 
 async def _ask(redis_url: str) -> None:
     registry = await Registry.connect(redis_url)
-    await Arrivals(registry).tell("gateway", next(_sequence), [(_spec("asked-for").name, 1, 0)], {})
+    await ArrivalLog(registry).tell(
+        "gateway", next(_sequence), [(_spec("asked-for").name, 1, 0)], {}
+    )
     await registry.close()
 
 

@@ -18,7 +18,7 @@ from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
 from load.simulator.results.run_file import parquet_writer
-from pilotlight.commands.simulate import Plan, run_simulations
+from pilotlight.commands.simulate import SimulationPlan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from tests import servers
@@ -37,7 +37,7 @@ def arrivals(tmp_path: Path) -> str:
     return str(path)
 
 
-def simulated(capsys: pytest.CaptureFixture[str], plan: Plan) -> Any:
+def simulated(capsys: pytest.CaptureFixture[str], plan: SimulationPlan) -> Any:
     run_simulations(plan, Output(as_json=True))
     return json.loads(capsys.readouterr().out)
 
@@ -45,7 +45,7 @@ def simulated(capsys: pytest.CaptureFixture[str], plan: Plan) -> Any:
 def test_runs_every_policy_with_every_value(
     capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
 ) -> None:
-    plan = Plan(CLUSTER, arrivals, "auto,own", "nodes.0.count=2,4", 3, tmp_path / "runs")
+    plan = SimulationPlan(CLUSTER, arrivals, "auto,own", "nodes.0.count=2,4", 3, tmp_path / "runs")
     found = simulated(capsys, plan)
     assert [(run["policy"], run["value"]) for run in found["runs"]] == [
         ("auto", 2), ("own", 2), ("auto", 4), ("own", 4),
@@ -73,7 +73,9 @@ def test_runs_every_policy_with_every_value(
 def test_mistakes_are_told(arrivals: str, changes: dict[str, Any], says: str) -> None:
     fields = {"cluster": CLUSTER, "trace": arrivals, "policies": "auto", "sweep": None}
     with pytest.raises(InvalidInput, match=says):
-        run_simulations(Plan(**{**fields, **changes}, seed=0, out=None), Output(as_json=True))
+        run_simulations(
+            SimulationPlan(**{**fields, **changes}, seed=0, out=None), Output(as_json=True)
+        )
 
 
 def poisson(seconds: int) -> str:
@@ -87,7 +89,9 @@ def test_two_processes_write_what_one_does(
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        plan = Plan(CLUSTER, poisson(10), "auto,random", "nodes.0.count=2,4", 3, out, processes)
+        plan = SimulationPlan(
+            CLUSTER, poisson(10), "auto,random", "nodes.0.count=2,4", 3, out, processes
+        )
         runs = simulated(capsys, plan)["runs"]
         files = [pq.read_table(Path(run.pop("output"))).to_pylist() for run in runs]
         found.append((runs, files))
@@ -100,7 +104,7 @@ def test_the_summary_is_that_of_a_live_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trace = f"{poisson(20)}|deadline=3s"
-    [row] = simulated(capsys, Plan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
+    [row] = simulated(capsys, SimulationPlan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
     again = summarise(read_run(tmp_path / "auto.parquet", "auto"))
     assert again.keys() <= row.keys()
     told = {key: row[key] for key in again}
@@ -221,7 +225,9 @@ def test_values_that_are_no_file_names_have_files(
     capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
 ) -> None:
     sweep = "nodes.0.disk_rate=100MB/s,200MB/s,100MB/s"
-    found = simulated(capsys, Plan(CLUSTER, arrivals, "auto", sweep, 3, tmp_path / "runs"))
+    found = simulated(
+        capsys, SimulationPlan(CLUSTER, arrivals, "auto", sweep, 3, tmp_path / "runs")
+    )
     names = ["auto-100MB%2Fs", "auto-200MB%2Fs", "auto-100MB%2Fs-2"]
     assert [run["run"] for run in found["runs"]] == names
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {

@@ -165,5 +165,5 @@ async def release(registry: Registry, id_: str, entry: str, predict: str = "") -
 
 async def counts(registry: Registry, pod: str) -> tuple[int, int]:
     """Slots taken and requests in their inference stage, as Redis says."""
-    state = (await registry.domain.cluster()).pods[pod]
+    state = (await registry.cluster()).pods[pod]
     return state.slots_used, state.ongoing

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import ModelName
-from registry.domain.queue_stats import WaitingRequests
-from registry.redis.arrivals import Arrivals, Span
+from registry.domain.queue_stats import QueueStats
+from registry.redis.arrivals import ArrivalLog, CountWindow
 from tests.registry.actors import SPEC
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 NAME = SPEC.name
 
 
-async def _total(arrivals: Arrivals, span: Span, name: ModelName = NAME) -> int:
+async def _total(arrivals: ArrivalLog, span: CountWindow, name: ModelName = NAME) -> int:
     now_s = time.time()
     counted = await arrivals.read(span, now_s - 1200, now_s + 60)
     return sum(each.number for each in counted if each.model == name)
@@ -30,36 +30,36 @@ async def _total(arrivals: Arrivals, span: Span, name: ModelName = NAME) -> int:
 
 async def test_arrivals_are_counted_in_every_span(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    arrivals = Arrivals(registry)
+    arrivals = ArrivalLog(registry)
     await arrivals.tell("gateway", 1, [(NAME, 3, 0), (NAME, 2, 5)], {})
-    assert [await _total(arrivals, span) for span in Span] == [5, 5, 5]
+    assert [await _total(arrivals, span) for span in CountWindow] == [5, 5, 5]
 
 
 async def test_arrivals_of_a_time_ago_lie_in_their_own_second(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    arrivals = Arrivals(registry)
+    arrivals = ArrivalLog(registry)
     await arrivals.tell("gateway", 1, [(NAME, 1, 0), (NAME, 2, 7)], {})
     now_s = time.time()
-    first, second = await arrivals.read(Span.SECOND, now_s - 60, now_s + 60)
+    first, second = await arrivals.read(CountWindow.SECOND, now_s - 60, now_s + 60)
     assert (first.number, second.number) == (2, 1)
     assert second.start_s - first.start_s == 7
 
 
 async def test_a_report_that_comes_again_is_counted_once(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    arrivals = Arrivals(registry)
+    arrivals = ArrivalLog(registry)
     for sequence in (1, 1, 2):
         await arrivals.tell("gateway", sequence, [(NAME, 1, 0)], {})
     await arrivals.tell("another", 1, [(NAME, 1, 0)], {})
-    assert await _total(arrivals, Span.MINUTE) == 3
+    assert await _total(arrivals, CountWindow.MINUTE) == 3
 
 
 async def test_what_is_not_declared_is_not_counted(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    arrivals = Arrivals(registry)
+    arrivals = ArrivalLog(registry)
     await arrivals.tell("gateway", 1, [(ModelName("default", "nobody"), 9, 0), (NAME, 1, 0)], {})
-    assert await _total(arrivals, Span.MINUTE, ModelName("default", "nobody")) == 0
-    assert await _total(arrivals, Span.MINUTE) == 1
+    assert await _total(arrivals, CountWindow.MINUTE, ModelName("default", "nobody")) == 0
+    assert await _total(arrivals, CountWindow.MINUTE) == 1
 
 
 async def test_a_long_answer_comes_in_parts(registry: Registry) -> None:
@@ -67,11 +67,11 @@ async def test_a_long_answer_comes_in_parts(registry: Registry) -> None:
         dataclasses.replace(SPEC, name=ModelName("default", f"m-{index}")) for index in range(700)
     ]
     await registry.put_models(specs)
-    arrivals = Arrivals(registry)
+    arrivals = ArrivalLog(registry)
     for ago_s in range(10):
         await arrivals.tell("gateway", ago_s + 1, [(spec.name, 1, ago_s) for spec in specs], {})
     now_s = time.time()
-    counted = await arrivals.read(Span.SECOND, now_s - 60, now_s + 60)
+    counted = await arrivals.read(CountWindow.SECOND, now_s - 60, now_s + 60)
     assert sum(each.number for each in counted) == 7000
     assert {each.model for each in counted} == {spec.name for spec in specs}
 
@@ -79,9 +79,9 @@ async def test_a_long_answer_comes_in_parts(registry: Registry) -> None:
 async def test_waiting_requests_of_all_gateways_add_up(
     registry: Registry, connect: Connect
 ) -> None:
-    one, other = Arrivals(registry), Arrivals(await connect())
-    await one.tell("one", 1, [], {NAME: WaitingRequests(2, 1, 100.5)})
-    await other.tell("other", 1, [], {NAME: WaitingRequests(3, 0, 50.25)})
-    assert await one.waiting() == {NAME: WaitingRequests(5, 1, 50.25)}
+    one, other = ArrivalLog(registry), ArrivalLog(await connect())
+    await one.tell("one", 1, [], {NAME: QueueStats(2, 1, 100.5)})
+    await other.tell("other", 1, [], {NAME: QueueStats(3, 0, 50.25)})
+    assert await one.waiting() == {NAME: QueueStats(5, 1, 50.25)}
     await other.tell("other", 2, [], {})
-    assert await one.waiting() == {NAME: WaitingRequests(2, 1, 100.5)}
+    assert await one.waiting() == {NAME: QueueStats(2, 1, 100.5)}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from registry.domain.action_log import POOL, ActionRecord, Outcome, WantedPods
-from registry.redis.autoscaling import Autoscaling, Intended
+from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
+from registry.redis.autoscaling import Autoscaling, IntendedAction
 from registry.redis.watch import ClusterWatch
 from tests.registry.actors import SPEC, eventually, until
 from tests.registry.test_watch import running
@@ -53,7 +53,7 @@ async def test_the_lead_passes_on_when_the_lease_is_over(registry: Registry) -> 
 
     await eventually(leads)
     assert await _lead(registry, "two") > first
-    assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.FENCED
+    assert await scaling.intend(first, LOAD, ttl_s=30) is IntendedAction.FENCED
     assert not await scaling.scale(first, WantedPods(3), SCALE)
     assert (await scaling.under_way()).wanted is None
 
@@ -78,7 +78,7 @@ async def test_a_lease_with_more_left_than_it_was_for_is_over(
     """As one is that was taken before Redis' clock went back."""
     await _lead(registry, "one")
     async with redis.asyncio.Redis.from_url(server.url) as client:
-        await client.hincrby(f"{registry.redis.transactions.prefix}leader", "until", 3_600_000)
+        await client.hincrby(f"{registry.transactions.prefix}leader", "until", 3_600_000)
     assert (await Autoscaling(registry).plans()).leader is None
     assert await _lead(registry, "two") > 0
 
@@ -87,7 +87,7 @@ async def test_who_resigns_can_begin_nothing(registry: Registry) -> None:
     scaling = Autoscaling(registry)
     token = await _lead(registry, "one")
     await scaling.resign(token)
-    assert await scaling.intend(token, LOAD, ttl_s=30) is Intended.FENCED
+    assert await scaling.intend(token, LOAD, ttl_s=30) is IntendedAction.FENCED
     assert await _lead(registry, "two") > token
 
 
@@ -95,26 +95,26 @@ async def test_an_action_under_way_does_not_begin_again(registry: Registry) -> N
     await registry.put_models([SPEC])
     scaling = Autoscaling(registry)
     first = await _lead(registry, "one")
-    assert await scaling.intend(first, LOAD, ttl_s=30) is Intended.OK
+    assert await scaling.intend(first, LOAD, ttl_s=30) is IntendedAction.OK
     await scaling.resign(first)
     second = await _lead(registry, "two")
     assert (await scaling.under_way()).actions == (LOAD,)
-    assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.BUSY
-    done = replace(LOAD, outcome=Outcome.DONE)
+    assert await scaling.intend(second, LOAD, ttl_s=30) is IntendedAction.BUSY
+    done = replace(LOAD, outcome=ActionOutcome.DONE)
     await scaling.end(done)
     plans = await scaling.plans()
     assert plans.now.actions == ()
     assert plans.last == {NAME: done}
-    assert await scaling.intend(second, LOAD, ttl_s=30) is Intended.OK
+    assert await scaling.intend(second, LOAD, ttl_s=30) is IntendedAction.OK
 
 
 async def test_what_nobody_ended_expires(registry: Registry) -> None:
     scaling = Autoscaling(registry)
     token = await _lead(registry, "one")
-    assert await scaling.intend(token, LOAD, ttl_s=0.2) is Intended.OK
+    assert await scaling.intend(token, LOAD, ttl_s=0.2) is IntendedAction.OK
 
     async def may_begin() -> bool:
-        return await scaling.intend(token, LOAD, ttl_s=0.2) is Intended.OK
+        return await scaling.intend(token, LOAD, ttl_s=0.2) is IntendedAction.OK
 
     await eventually(may_begin)
 

@@ -6,12 +6,12 @@ import pytest
 
 from registry.settings_table import (
     option,
+    parse_bool,
+    parse_int,
     positive_seconds,
     read_settings,
     redis_url,
     settings_from_fields,
-    truth,
-    whole,
 )
 
 
@@ -19,9 +19,9 @@ from registry.settings_table import (
 class Settings:
     """A component for tests."""
 
-    slots: int = option(1, whole(1, 8), "requests at a time")
+    slots: int = option(1, parse_int(1, 8), "requests at a time")
     lease_ttl: float = option(3.0, positive_seconds, "100% sure after this long")
-    is_verbose: bool = option(False, truth, "say more")
+    is_verbose: bool = option(False, parse_bool, "say more")
     registry: str = option("redis://", redis_url, "where the registry is")
 
 

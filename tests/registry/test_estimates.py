@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from registry.domain.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, Measurements
+from registry.domain.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, ModelEstimates
 from registry.domain.model import Tier
 
 
-def measured(**samples: list[float]) -> Measurements:
-    measurements = Measurements()
+def measured(**samples: list[float]) -> ModelEstimates:
+    measurements = ModelEstimates()
     for measure, values_s in samples.items():
         measurements.add(measure.replace("_", ":"), values_s)
     return measurements

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def place(registry: Registry, pod: str, key: str = KEY) -> tuple[Tier, Tier | None] | None:
-    residency = (await registry.domain.cluster()).holders(key).get(pod)
+    residency = (await registry.cluster()).holders(key).get(pod)
     return None if residency is None else (residency.tier, residency.loading_from)
 
 
@@ -32,7 +32,7 @@ async def test_a_load_goes_from_claim_to_warm(registry: Registry) -> None:
     assert await place(registry, "a") == (Tier.DISK, Tier.DISK)
     await pod.finish(token)
     assert await place(registry, "a") == (Tier.DEVICE, None)
-    assert (await registry.domain.cluster()).holders(KEY)["a"].size_bytes == 10
+    assert (await registry.cluster()).holders(KEY)["a"].size_bytes == 10
 
 
 async def test_one_model_is_claimed_once_per_pod(registry: Registry) -> None:
@@ -154,7 +154,7 @@ async def test_remote_without_bytes_means_that_nothing_is_left(registry: Registr
     pod = await Pod.join(registry, "a")
     await pod.load()
     await pod.set_tier(Tier.REMOTE, bytes_=0)
-    assert (await registry.domain.cluster()).residency == {}
+    assert (await registry.cluster()).residency == {}
 
 
 async def test_remote_with_bytes_means_that_small_files_are_there(registry: Registry) -> None:

@@ -123,6 +123,6 @@ async def test_a_snapshot_takes_no_more_calls_of_many_models_than_of_one(
 
 async def calls_of_a_snapshot(registry: Registry, direct: redis.Redis) -> int:
     direct.config_resetstat()
-    await registry.domain.cluster()
+    await registry.cluster()
     told: Any = direct.info("commandstats")
     return sum(int(each["calls"]) for each in told.values())

@@ -27,7 +27,7 @@ LAST = dataclasses.replace(SPEC, storage_uri="s3://models/three")
 async def record(registry: Registry) -> ModelRecord:
     found = await registry.get_model(SPEC.name)
     assert found is not None
-    assert (await registry.domain.cluster()).models[SPEC.name] == found
+    assert (await registry.cluster()).models[SPEC.name] == found
     return found
 
 

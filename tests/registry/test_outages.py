@@ -160,7 +160,7 @@ async def test_what_is_no_json_fails_where_it_is_given(
 ) -> None:
     registry = await Registry.connect(frail_server.url)
     with pytest.raises(TypeError):
-        registry.redis.transactions.submit("infer_end", object(), "a")
+        registry.transactions.submit("infer_end", object(), "a")
     assert await registry.list_models() == []
     await registry.close()
 
@@ -174,7 +174,7 @@ async def test_a_callers_fault_leaves_the_others_their_results(
         raise ZeroDivisionError(result)
 
     registry.release("x", entry="a", predict="a", on_result=fail)
-    after = registry.redis.transactions.submit("infer_end", "x", "a")
+    after = registry.transactions.submit("infer_end", "x", "a")
     assert await after is True
     assert "a caller failed" in caplog.text
     assert await registry.list_models() == []

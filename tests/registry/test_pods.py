@@ -22,7 +22,7 @@ async def test_a_registered_pod_is_seen_as_it_said(registry: Registry) -> None:
         "a", "10.0.0.1:80", node="n1", device="cuda", slots=7, memory_bytes=5, link_bytes_per_s=1e8
     )
     epoch = await registry.register_pod(info)
-    pod = (await registry.domain.cluster()).pods["a"]
+    pod = (await registry.cluster()).pods["a"]
     assert (pod.info, pod.epoch, pod.phase) == (info, epoch, PodPhase.READY)
     assert (pod.slots_used, pod.ongoing, pod.loads_total) == (0, 0, 0)
 
@@ -31,7 +31,7 @@ async def test_a_heartbeat_carries_what_the_pod_reports(registry: Registry) -> N
     pod = await Pod.join(registry, "a")
     samples = (Samples(KEY, "infer", (0.1, 0.3, 0.2)), Samples(KEY, "load:remote", (2.5,)))
     await pod.beat(PodReport({"device": 40, "disk": 90}, samples, loads_total=3))
-    state = await registry.domain.cluster()
+    state = await registry.cluster()
     assert state.pods["a"].used_bytes == {"device": 40, "disk": 90}
     assert state.pods["a"].free_bytes == 960
     assert state.pods["a"].loads_total == 3
@@ -99,14 +99,14 @@ async def test_a_new_process_of_a_pods_name_counts_its_idle_memory_from_zero(
 async def test_an_empty_report_changes_nothing(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     await pod.beat(PodReport(samples=(Samples(KEY, "infer", ()),)))
-    assert not (await registry.domain.cluster()).measured(KEY).infer.is_measured
+    assert not (await registry.cluster()).measured(KEY).infer.is_measured
 
 
 async def test_a_measurement_that_is_no_number_is_left_out(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     values = (float("nan"), 0.5, float("inf"))
     await pod.beat(PodReport(samples=(Samples(KEY, "infer", values),)))
-    assert (await registry.domain.cluster()).measured(KEY).infer.seconds == pytest.approx(0.5)
+    assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(0.5)
 
 
 async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:
@@ -114,7 +114,7 @@ async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:
     for start in range(0, 200, 50):
         values = tuple(float(value) for value in range(start, start + 50))
         await pod.beat(PodReport(samples=(Samples(KEY, "infer", values),)))
-    assert (await registry.domain.cluster()).measured(KEY).infer.seconds == pytest.approx(183.5)
+    assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(183.5)
 
 
 async def test_heartbeats_keep_a_lease(registry: Registry) -> None:
@@ -124,7 +124,7 @@ async def test_heartbeats_keep_a_lease(registry: Registry) -> None:
     short = await Pod.join(registry, "short", lease_ttl_s=1.0)
 
     async def only_short_is_gone() -> bool:
-        return set((await registry.domain.cluster()).pods) == {"kept"}
+        return set((await registry.cluster()).pods) == {"kept"}
 
     await eventually(only_short_is_gone)
     with pytest.raises(LeaseLost):
@@ -137,7 +137,7 @@ async def test_everything_filed_under_a_pod_goes_with_its_lease(registry: Regist
     await pod.claim("default/other@1")
     await reserve(registry, "a", mode=LoadMode.WARM)
     await pod.lapse()
-    state = await registry.domain.cluster()
+    state = await registry.cluster()
     assert state.pods == {}
     assert state.residency == {}
     again = await Pod.join(registry, "a")
@@ -162,7 +162,7 @@ async def test_registering_again_wipes_what_the_older_process_left(registry: Reg
     await old.load()
     await reserve(registry, "a")
     new = await Pod.join(registry, "a")
-    state = await registry.domain.cluster()
+    state = await registry.cluster()
     assert state.pods["a"].epoch == new.epoch > old.epoch
     assert state.pods["a"].slots_used == 0
     assert state.holders(KEY) == {}
@@ -181,7 +181,7 @@ async def test_an_older_process_of_the_same_name_is_shut_out(registry: Registry)
     with pytest.raises(LeaseLost):
         await registry.set_phase("a", old.epoch, PodPhase.DRAINING)
     await old.leave()
-    state = await registry.domain.cluster()
+    state = await registry.cluster()
     assert set(state.pods) == {"a"}
     assert state.holders(KEY) == {}
 
@@ -196,7 +196,7 @@ async def test_a_stalled_pod_writes_nothing_after_its_lease(registry: Registry) 
         await pod.finish(token)
     with pytest.raises(LeaseLost):
         await pod.set_tier(Tier.DEVICE)
-    state = await registry.domain.cluster()
+    state = await registry.cluster()
     assert state.pods == {}
     assert state.residency == {}
 
@@ -217,7 +217,7 @@ async def test_a_draining_pod_takes_no_requests(registry: Registry) -> None:
     await registry.set_phase("a", pod.epoch, PodPhase.DRAINING)
     assert await reserve(registry, "a") is Refusal.GONE
     assert await reserve(registry, "b", "a") is Refusal.GONE
-    assert (await registry.domain.cluster()).pods["a"].phase is PodPhase.DRAINING
+    assert (await registry.cluster()).pods["a"].phase is PodPhase.DRAINING
 
 
 async def test_a_fresh_redis_gives_no_epoch_a_second_time(

@@ -27,12 +27,12 @@ BROKEN = LoadFailure(KEY, "RuntimeUnhealthy", "it hangs", attempts=1, retry_at_s
 
 async def test_a_profile_is_kept_and_replaced(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    assert (await registry.domain.cluster()).profile(KEY) is None
+    assert (await registry.cluster()).profile(KEY) is None
     assert await registry.put_profile(PROFILE)
-    assert (await registry.domain.cluster()).profile(KEY) == PROFILE
+    assert (await registry.cluster()).profile(KEY) == PROFILE
     other = dataclasses.replace(PROFILE, points=(ProfilePoint(4, 0.2),))
     assert await registry.put_profile(other)
-    assert (await registry.domain.cluster()).profile(KEY) == other
+    assert (await registry.cluster()).profile(KEY) == other
 
 
 async def test_a_watching_copy_hears_of_profiles(registry: Registry, connect: Connect) -> None:
@@ -49,7 +49,7 @@ async def test_a_profile_belongs_to_its_generation(registry: Registry) -> None:
     await registry.put_models([SPEC])
     await registry.put_profile(PROFILE)
     await registry.put_models([NEXT])
-    assert (await registry.domain.cluster()).profile(NEXT.key) is None
+    assert (await registry.cluster()).profile(NEXT.key) is None
     assert not await registry.put_profile(PROFILE)
     assert await registry.put_profile(dataclasses.replace(PROFILE, key=NEXT.key))
 
@@ -66,7 +66,7 @@ async def test_a_profile_goes_with_its_model(registry: Registry) -> None:
     await registry.put_profile(PROFILE)
     await registry.delete_models([SPEC.name])
     await registry.put_models([SPEC])
-    assert (await registry.domain.cluster()).profile(KEY) is None
+    assert (await registry.cluster()).profile(KEY) is None
 
 
 async def test_a_broken_models_record_says_why(registry: Registry) -> None:

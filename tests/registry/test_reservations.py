@@ -151,7 +151,7 @@ async def test_release_at_a_pod_that_is_gone_is_no_fault(registry: Registry) -> 
     await reserve(registry, "a", id_="x")
     await pod.leave()
     await release(registry, "x", "a")
-    assert (await registry.domain.cluster()).pods == {}
+    assert (await registry.cluster()).pods == {}
 
 
 async def test_the_end_of_inference_frees_the_place_but_not_the_slot(registry: Registry) -> None:
@@ -233,8 +233,8 @@ async def test_one_operation_that_fails_in_redis_does_not_take_along_the_others(
 
     pod = await Pod.join(registry, "a")
     await pod.load()
-    good = registry.redis.transactions.submit("infer_end", "x", "a")
-    bad = registry.redis.transactions.submit("no such operation")
+    good = registry.transactions.submit("infer_end", "x", "a")
+    bad = registry.transactions.submit("no such operation")
     reserved = asyncio.ensure_future(reserve(registry, "a", key=KEY))
     assert await good is True
     with pytest.raises(RegistryRefused):

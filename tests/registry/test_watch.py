@@ -59,7 +59,7 @@ def watch_repaired(watch: ClusterWatch, times: int) -> bool:
 
 
 async def agrees(watch: ClusterWatch, registry: Registry) -> bool:
-    return view(watch.state) == view(await registry.domain.cluster())
+    return view(watch.state) == view(await registry.cluster())
 
 
 @pytest.mark.usefixtures("without_syncs")
@@ -150,7 +150,7 @@ async def test_a_gap_in_the_versions_is_repaired(
     await Pod.join(registry, "a")
     await until(lambda: "a" in watch.state.pods)
     with redis.Redis.from_url(server.url) as direct:
-        channel = f"{registry.redis.transactions.prefix}changes"
+        channel = f"{registry.transactions.prefix}changes"
         direct.publish(channel, f'{watch.state.version + 7} 1 forger [["gone","a"]]')
     await until(lambda: watch.repairs_total == 1)
     assert await agrees(watch, registry)
@@ -164,7 +164,7 @@ async def test_a_lost_last_push_is_noticed(
 ) -> None:
     watch = await watching()
     with redis.Redis.from_url(server.url) as direct:
-        direct.incr(f"{registry.redis.transactions.prefix}version")
+        direct.incr(f"{registry.transactions.prefix}version")
     await until(lambda: watch.repairs_total == 1)
     assert await agrees(watch, registry)
 
@@ -175,7 +175,7 @@ async def test_a_message_that_cannot_be_read_does_no_harm(
 ) -> None:
     watch = await watching()
     with redis.Redis.from_url(server.url) as direct:
-        direct.publish(f"{registry.redis.transactions.prefix}changes", payload)
+        direct.publish(f"{registry.transactions.prefix}changes", payload)
     await until(lambda: watch.repairs_total == 1)
     await Pod.join(registry, "a")
     await until(lambda: "a" in watch.state.pods)
@@ -229,7 +229,7 @@ async def test_scripts_that_redis_forgot_are_given_again(
         direct.script_flush()
         pod = await Pod.join(registry, "a")
         direct.script_flush()
-        await registry.domain.cluster()
+        await registry.cluster()
         direct.script_flush()
         await watch.registry.transactions.sync()
     await until(lambda: "a" in watch.state.pods)
@@ -244,7 +244,7 @@ async def test_an_emptied_redis_leads_to_a_new_copy(
     await Pod.join(registry, "a")
     await until(lambda: "a" in watch.state.pods)
     with redis.Redis.from_url(server.url) as direct:
-        direct.delete(*direct.keys(f"{registry.redis.transactions.prefix}*".replace("{", "?")))
+        direct.delete(*direct.keys(f"{registry.transactions.prefix}*".replace("{", "?")))
     await until(lambda: not watch.state.pods)
     await Pod.join(registry, "b")
     await until(lambda: set(watch.state.pods) == {"b"})
@@ -257,7 +257,7 @@ async def test_a_version_that_went_back_leads_to_a_new_copy(
     watch = await watching()
     await Pod.join(registry, "a")
     with redis.Redis.from_url(server.url) as direct:
-        direct.set(f"{registry.redis.transactions.prefix}version", 5)
+        direct.set(f"{registry.transactions.prefix}version", 5)
     await until(lambda: watch.repairs_total == 1)
     await Pod.join(registry, "b")
     await until(lambda: set(watch.state.pods) == {"a", "b"})

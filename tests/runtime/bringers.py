@@ -14,18 +14,18 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.skeletons import Skeletons
-from runtime.loading.load_coordinator import Loads
+from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
-from runtime.loading.model_loader import Bringer
+from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import Eviction, ModelStore
-from runtime.loading.orphaned_loads import AbandonedParams
-from runtime.loading.processors import Frontends
+from runtime.loading.orphaned_loads import OrphanedLoadParams
+from runtime.loading.processors import Processors
 from runtime.loading.reload_costs import ReloadCosts
-from runtime.loading.weight_resolver import Finder
+from runtime.loading.weight_resolver import WeightResolver
 from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import Agent, Held, Inventory
-from runtime.settings import PodSettings
-from runtime.storage.bandwidth import LinkRate
+from runtime.registration.registry_agent import HeldTier, Inventory, RegistryAgent
+from runtime.settings import RuntimeSettings
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 class LocalPod:
     """Loads, serves and unloads models."""
 
-    bringer: Bringer
-    loads: Loads
+    bringer: ModelLoader
+    loads: LoadCoordinator
     """Without a registry, as when it is away: nobody is asked for claims."""
     demotions: Demotions
     moved: asyncio.Queue[str]
@@ -94,7 +94,7 @@ async def local_pod(
     """A running `LocalPod`; host tier only with a budget for it."""
     memory = memory or CpuMemory()
     options = StorageOptions(environment=environment or {}, read_timeout_s=60)
-    cache = DiskCache(cache_folder or folder / "cache", Storages(options), LinkRate(link_rate))
+    cache = DiskCache(cache_folder or folder / "cache", Storages(options), Bandwidth(link_rate))
     host = enter_host_tier(folder / "host", host_bytes)
     device = DeviceWorker(threads=1, most_waiting=16)
     device.start()
@@ -103,14 +103,14 @@ async def local_pod(
     with LoadThreads(6) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
-                frontends = Frontends(cache, threads, tasks)
+                frontends = Processors(cache, threads, tasks)
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 demotions = Demotions(host, cache, threads, moved.put_nowait)
                 running = tasks.create_task(demotions.run())
-                limits = PodSettings().generation_limits
-                finder = Finder(store, cache, host, frontends, threads, limits)
-                bringer = Bringer(store, finder, memory, Skeletons(), device, threads)
-                abandoned = AbandonedParams(ends_downloads)
+                limits = RuntimeSettings().generation_limits
+                finder = WeightResolver(store, cache, host, frontends, threads, limits)
+                bringer = ModelLoader(store, finder, memory, Skeletons(), device, threads)
+                abandoned = OrphanedLoadParams(ends_downloads)
                 loads = _loads(bringer, tasks, abandoned)
                 yield LocalPod(bringer, loads, demotions, moved, evictions)
                 running.cancel()
@@ -121,22 +121,24 @@ async def local_pod(
             memory.close()
 
 
-def _loads(bringer: Bringer, tasks: asyncio.TaskGroup, abandoned: AbandonedParams) -> Loads:
+def _loads(
+    bringer: ModelLoader, tasks: asyncio.TaskGroup, abandoned: OrphanedLoadParams
+) -> LoadCoordinator:
     registry = Registry("redis://127.0.0.1:1/0", "nowhere")
     info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
     measurements = Measurements()
     inventory = Inventory(
         keys=set,
-        held=lambda _: Held(Tier.REMOTE, 0),
+        held=lambda _: HeldTier(Tier.REMOTE, 0),
         is_loading=lambda _: False,
         used_bytes=dict,
         loads_total=lambda: 0,
         idle_byte_s=lambda: 0.0,
     )
-    agent = Agent(
+    agent = RegistryAgent(
         registry, info, inventory, measurements=measurements, heartbeat_s=1, lease_ttl_s=3
     )
-    return Loads(
+    return LoadCoordinator(
         bringer,
         agent=agent,
         watch=ClusterWatch(registry, counts=False),

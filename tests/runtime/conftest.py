@@ -134,7 +134,7 @@ class Cluster:
         """Per pod that has something of the model: the tier it is in."""
 
         async def look(registry: Registry) -> dict[str, str]:
-            state = await registry.domain.cluster()
+            state = await registry.cluster()
             return {
                 name: residency.tier.value for name, residency in state.holders(spec.key).items()
             }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 
@@ -18,7 +18,7 @@ def main() -> int:
     if len(sys.argv) > 3:
         limit = int(sys.argv[3])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    cache = DiskCache(folder, Storages(), LinkRate(None))
+    cache = DiskCache(folder, Storages(), Bandwidth(None))
     spec = ModelSpec(ModelName("default", "m"), uri)
     try:
         cache.fetch_assets(spec)

@@ -11,14 +11,14 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import FILES_AT_ONCE, DiskCache
-from runtime.tiers.download_progress import Arrivals
-from runtime.tiers.streaming_weights import ArrivingWeights
+from runtime.tiers.download_progress import DownloadProgress
+from runtime.tiers.streaming_weights import StreamingWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,18 +50,18 @@ def sharded(tmp_path: Path) -> ModelSpec:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> DiskCache:
-    return DiskCache(tmp_path / "cache", Storages(StorageOptions({})), LinkRate(None))
+    return DiskCache(tmp_path / "cache", Storages(StorageOptions({})), Bandwidth(None))
 
 
 def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
-    wish = Wish()
-    arrivals = Arrivals(cache.weight_files(sharded), wish)
+    wish = LoadTicket()
+    arrivals = DownloadProgress(cache.weight_files(sharded), wish)
     cache.fetch_weights(sharded, wish, arrivals)
     order = [span.number for span in arrivals.spans()]
     assert order[:SHARDS] == [0] * SHARDS
     assert sorted(order[SHARDS:]) == [1] * SHARDS
-    weights = ArrivingWeights(arrivals)
+    weights = StreamingWeights(arrivals)
     parts = list(weights.parts(1 << 30))
     assert sum(part.size_bytes for part in parts) == weights.layout.size_bytes
     assert len({part.offset for part in parts}) == len(parts)
@@ -71,8 +71,8 @@ def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) 
 def test_files_that_are_here_already_have_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     cache.fetch_weights(sharded)
-    wish = Wish()
-    arrivals = Arrivals(cache.weight_files(sharded), wish)
+    wish = LoadTicket()
+    arrivals = DownloadProgress(cache.weight_files(sharded), wish)
     cache.fetch_weights(sharded, wish, arrivals)
     assert arrivals.headers.done()
     arrivals.wait_over()
@@ -82,8 +82,8 @@ def test_files_that_are_here_already_have_arrived(cache: DiskCache, sharded: Mod
 
 @pytest.mark.parametrize("is_withdrawn", [True, False])
 def test_reader_that_waits_hears_of_the_end(*, is_withdrawn: bool) -> None:
-    wish = Wish()
-    arrivals = Arrivals([RemoteFile("a.safetensors", 100)], wish)
+    wish = LoadTicket()
+    arrivals = DownloadProgress([RemoteFile("a.safetensors", 100)], wish)
     with ThreadPoolExecutor(2) as threads:
         waiting: list[Future[object]] = [
             threads.submit(list, arrivals.spans()),

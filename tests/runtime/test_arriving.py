@@ -11,7 +11,7 @@ import pytest
 
 from registry.domain.model import Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
@@ -171,7 +171,7 @@ def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        wish = Wish()
+        wish = LoadTicket()
         first = asyncio.create_task(pod.bringer.bring(large_spec, wish))
         await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
         wish.withdraw("of the test")
@@ -223,7 +223,7 @@ def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
 
     async def work(pod: LocalPod) -> None:
         cache = pod.bringer.finder.cache.folder_of(large_spec.key).parent
-        environment, wish = held.proxy.environment, Wish()
+        environment, wish = held.proxy.environment, LoadTicket()
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.loading.backoff import Fault, next_failure
+from runtime.loading.backoff import LoadFault, next_failure
 
-FAULT = Fault("ModelLoadFailed", "broken", 503)
+FAULT = LoadFault("ModelLoadFailed", "broken", 503)
 
 
 def test_waits_double_up_to_a_minute() -> None:

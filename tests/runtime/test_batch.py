@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.batch import BatchLimits, Waiting, form_batch
+from runtime.device.batch import BatchLimits, QueuedRows, form_batch
 
 if TYPE_CHECKING:
     import random
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 NOW_S = 100.0
 
 
-def waiting(sequence: int, due_s: float = 200.0, **fields: object) -> Waiting:
+def waiting(sequence: int, due_s: float = 200.0, **fields: object) -> QueuedRows:
     values: dict[str, object] = {"queued_s": NOW_S, "kind": "text", **fields}
-    return Waiting(sequence, due_s, **values)  # type: ignore[arg-type]  # a table's row
+    return QueuedRows(sequence, due_s, **values)  # type: ignore[arg-type]  # a table's row
 
 
-def sequences(*given: Waiting, limits: BatchLimits = BatchLimits()) -> list[int]:  # noqa: B008 - frozen
+def sequences(*given: QueuedRows, limits: BatchLimits = BatchLimits()) -> list[int]:  # noqa: B008 - frozen
     batch = form_batch(given, NOW_S, limits)
     assert batch is not None
     return [each.sequence for each in batch.members]
@@ -91,7 +91,7 @@ def test_a_full_batch_waits_for_nothing() -> None:
 
 REQUESTS = st.lists(
     st.builds(
-        Waiting,
+        QueuedRows,
         sequence=st.just(0),
         due_s=st.sampled_from([90.0, 101.0, 101.5, 200.0]),
         queued_s=st.floats(90, NOW_S),
@@ -116,7 +116,7 @@ LIMITS = st.builds(
 
 
 @given(REQUESTS, LIMITS)
-def test_every_batch_keeps_its_bounds(given: list[Waiting], limits: BatchLimits) -> None:
+def test_every_batch_keeps_its_bounds(given: list[QueuedRows], limits: BatchLimits) -> None:
     batch = form_batch(given, NOW_S, limits)
     assert batch is not None
     members = batch.members
@@ -139,14 +139,14 @@ def test_every_batch_keeps_its_bounds(given: list[Waiting], limits: BatchLimits)
 
 @given(REQUESTS, LIMITS, st.randoms(use_true_random=False))
 def test_the_order_of_the_list_does_not_matter(
-    given: list[Waiting], limits: BatchLimits, rng: random.Random
+    given: list[QueuedRows], limits: BatchLimits, rng: random.Random
 ) -> None:
     shuffled = rng.sample(given, len(given))
     assert form_batch(given, NOW_S, limits) == form_batch(shuffled, NOW_S, limits)
 
 
 @given(REQUESTS, LIMITS)
-def test_nothing_is_lost_or_taken_twice(given: list[Waiting], limits: BatchLimits) -> None:
+def test_nothing_is_lost_or_taken_twice(given: list[QueuedRows], limits: BatchLimits) -> None:
     left, taken = list(given), []
     while (batch := form_batch(left, NOW_S, limits)) is not None:
         taken += [each.sequence for each in batch.members]

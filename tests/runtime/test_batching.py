@@ -14,7 +14,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from runtime.loading.served_model import ServedModel
 from runtime.serving.stages import preprocessed
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from runtime.wire.tensors import Tensor, numeric_tensor
 from runtime.wire.v2 import encode_request
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from runtime.device.queue import Ran
+    from runtime.device.queue import InferenceResult
     from runtime.wire.bodies import ReadBody
     from tests.runtime.conftest import Cluster
 
@@ -53,7 +53,7 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
         folder = models / name
         return ServedModel(
             ModelSpec(ModelName("default", name), folder.as_uri(), task=task, policy=policy),
-            frontend=load_frontend(folder, task),
+            frontend=load_processor(folder, task),
             network=load_network(folder, task),
             device=device,
             threads=threads,
@@ -65,10 +65,10 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
 
 def infer_all(
     model: ServedModel, requests: Sequence[tuple[Tensor, ...]]
-) -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+) -> list[InferenceResult[tuple[Tensor, ...]] | BaseException]:
     """What each request gets when all are there at once."""
 
-    async def run() -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+    async def run() -> list[InferenceResult[tuple[Tensor, ...]] | BaseException]:
         return await asyncio.gather(
             *(model.infer(inputs) for inputs in requests), return_exceptions=True
         )
@@ -78,7 +78,7 @@ def infer_all(
 
 def one_by_one(
     model: ServedModel, requests: Sequence[tuple[Tensor, ...]]
-) -> list[Ran[tuple[Tensor, ...]] | BaseException]:
+) -> list[InferenceResult[tuple[Tensor, ...]] | BaseException]:
     return [infer_all(model, [inputs])[0] for inputs in requests]
 
 
@@ -232,7 +232,7 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
 
 
 def test_what_preprocessing_gives_is_checked(models: Path) -> None:
-    frontend = load_frontend(models / "tiny-bert", None)
+    frontend = load_processor(models / "tiny-bert", None)
     body: ReadBody = _body(["one", "a longer text"])
     assert [tensor.name for tensor in preprocessed(frontend, body)] == [
         "input_ids",

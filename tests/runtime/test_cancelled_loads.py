@@ -11,8 +11,8 @@ import pytest
 from registry.domain.model import Tier
 from registry.redis.client import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.loading.orphaned_loads import AbandonedParams, goes_on
-from runtime.storage.load_ticket import Progress
+from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
+from runtime.storage.load_ticket import LoadProgress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
@@ -37,18 +37,18 @@ COPIES = 7
 @pytest.mark.parametrize(
     ("progress", "ends_downloads", "expected"),
     [
-        pytest.param(Progress(), False, False, id="nothing-has-come"),
-        pytest.param(Progress(False, 0, 100), False, False, id="download-has-brought-nothing"),
-        pytest.param(Progress(False, 90, 100), True, False, id="only-an-earlier-download-has"),
-        pytest.param(Progress(True, 1, 100), False, True, id="bytes-come"),
-        pytest.param(Progress(True, 1, 100), True, False, id="bytes-come-but-ends"),
-        pytest.param(Progress(True, 79, 100), True, False, id="not-nearly-done"),
-        pytest.param(Progress(True, 80, 100), True, True, id="nearly-done"),
-        pytest.param(Progress(True, 0, 0), True, True, id="from-this-node"),
+        pytest.param(LoadProgress(), False, False, id="nothing-has-come"),
+        pytest.param(LoadProgress(False, 0, 100), False, False, id="download-has-brought-nothing"),
+        pytest.param(LoadProgress(False, 90, 100), True, False, id="only-an-earlier-download-has"),
+        pytest.param(LoadProgress(True, 1, 100), False, True, id="bytes-come"),
+        pytest.param(LoadProgress(True, 1, 100), True, False, id="bytes-come-but-ends"),
+        pytest.param(LoadProgress(True, 79, 100), True, False, id="not-nearly-done"),
+        pytest.param(LoadProgress(True, 80, 100), True, True, id="nearly-done"),
+        pytest.param(LoadProgress(True, 0, 0), True, True, id="from-this-node"),
     ],
 )
-def test_rule(progress: Progress, *, ends_downloads: bool, expected: bool) -> None:
-    assert goes_on(progress, AbandonedParams(ends_downloads)) is expected
+def test_rule(progress: LoadProgress, *, ends_downloads: bool, expected: bool) -> None:
+    assert should_continue(progress, OrphanedLoadParams(ends_downloads)) is expected
 
 
 async def two_spans(engine: FakeEngine, copies: int = COPIES) -> None:

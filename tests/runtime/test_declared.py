@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.registration.model_catalog import DeclaredModels
+from runtime.registration.model_catalog import ModelCatalog
 from tests import servers
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ async def test_a_pod_that_the_copy_has_not_heard_of_is_asked_for(
 ) -> None:
     registry = await Registry.connect(redis.url, "of-declared")
     try:
-        declared = DeclaredModels(ClusterWatch(registry), registry)
+        declared = ModelCatalog(ClusterWatch(registry), registry)
         await registry.register_pod(PodInfo("new", "127.0.0.1:9", "node", slots=1))
         assert await declared.is_pod("127.0.0.1:9")
         assert not await declared.is_pod("127.0.0.1:10")
@@ -46,7 +46,7 @@ async def test_unknown_addresses_do_not_read_the_whole_registry(tmp_path: Path) 
     with servers.redis_server(tmp_path / "redis") as server:
         registry = await Registry.connect(server.url, "of-unknown")
         try:
-            declared = DeclaredModels(ClusterWatch(registry), registry)
+            declared = ModelCatalog(ClusterWatch(registry), registry)
             for index in range(PODS):
                 info = PodInfo(f"pod-{index}", f"127.0.0.1:{index + 1}", "node", slots=1)
                 await registry.register_pod(info)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from registry.domain.model import ModelPolicy
-from runtime.device.device_model import Lane, Payload
+from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
 from tests.servers import wait_until
@@ -34,7 +34,7 @@ class Model:
         self.batches: list[list[Any]] = []
         self.entered = threading.Event()
         self.open = threading.Event()
-        self.lane = Lane("default/m@1", "default/m", self.infer, ModelPolicy(**policy))
+        self.lane = DeviceModel("default/m@1", "default/m", self.infer, ModelPolicy(**policy))
 
     def infer(self, contents: Sequence[Any]) -> list[Any]:
         self.batches.append(list(contents))
@@ -173,7 +173,7 @@ def test_who_leaves_while_running_keeps_nobody_from_a_result(device: DeviceWorke
         assert open_.wait(60)
         return list(contents)
 
-    lane = Lane(
+    lane = DeviceModel(
         "default/m@1", "default/m", infer, ModelPolicy(max_batch_size=2, max_batch_wait_s=5)
     )
 
@@ -282,7 +282,7 @@ def test_a_batch_that_does_not_fit_makes_the_next_ones_smaller(device: DeviceWor
             raise MemoryError("no room for so many")
         return list(contents)
 
-    lane = Lane("default/m@1", "default/m", infer)
+    lane = DeviceModel("default/m@1", "default/m", infer)
     model = Model()
 
     async def run() -> None:

@@ -17,9 +17,9 @@ from transformers.generation.continuous_batching import cache
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.device.device_model import Lane, Payload
+from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
-from runtime.errors import DeviceFull, Draining, InferenceFailed
+from runtime.errors import DeviceFull, InferenceFailed, PodDraining
 from runtime.tasks.tensors import TensorProgram
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
@@ -46,7 +46,7 @@ class Faulty:
         self.code = code
         self.calls = 0
         self.entered, self.open = threading.Event(), threading.Event()
-        self.lane = Lane("default/bad@1", "default/bad", self.infer)
+        self.lane = DeviceModel("default/bad@1", "default/bad", self.infer)
 
     def infer(self, contents: Sequence[Any]) -> list[Any]:
         del contents
@@ -56,7 +56,7 @@ class Faulty:
         raise device_error(self.code)
 
 
-async def _outcome(device: DeviceWorker, lane: Lane, content: Any, kind: str | None) -> Any:
+async def _outcome(device: DeviceWorker, lane: DeviceModel, content: Any, kind: str | None) -> Any:
     try:
         return (await device.infer(lane, Payload(content, kind=kind))).value
     except Exception as error:
@@ -64,7 +64,7 @@ async def _outcome(device: DeviceWorker, lane: Lane, content: Any, kind: str | N
 
 
 def test_whoever_waits_for_a_lost_device_is_sent_on(device: DeviceWorker) -> None:
-    bad, good = Faulty(ASSERTION), Lane("default/good@1", "default/good")
+    bad, good = Faulty(ASSERTION), DeviceModel("default/good@1", "default/good")
     told: list[str] = []
     device.on_lost = told.append
 
@@ -79,8 +79,8 @@ def test_whoever_waits_for_a_lost_device_is_sent_on(device: DeviceWorker) -> Non
     under, behind, later = asyncio.run(run())
     assert isinstance(under, InferenceFailed)
     assert under.refusal is None  # it was executed: elsewhere it might do the same again
-    assert isinstance(behind, Draining)
-    assert isinstance(later, Draining)
+    assert isinstance(behind, PodDraining)
+    assert isinstance(later, PodDraining)
     assert behind.refusal == later.refusal == "draining"
     assert not device.is_alive
     assert len(told) == 1
@@ -91,7 +91,9 @@ def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -
     bad = Faulty(ILLEGAL_ADDRESS)
 
     async def run() -> list[Any]:
-        first = asyncio.create_task(_outcome(device, Lane("default/w@1", "w", wait), 0, None))
+        first = asyncio.create_task(
+            _outcome(device, DeviceModel("default/w@1", "w", wait), 0, None)
+        )
         assert await asyncio.to_thread(entered.wait, 30)
         batch = [asyncio.create_task(_outcome(device, bad.lane, n, "number")) for n in range(3)]
         await asyncio.sleep(0)
@@ -112,7 +114,7 @@ def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -
 
 
 def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
-    bad, good = Faulty(TOO_MANY_RESOURCES), Lane("default/good@1", "default/good")
+    bad, good = Faulty(TOO_MANY_RESOURCES), DeviceModel("default/good@1", "default/good")
     bad.open.set()
 
     async def run() -> list[Any]:
@@ -176,7 +178,7 @@ def test_a_load_that_meets_a_lost_device_keeps_the_files(models: Path, tmp_path:
         memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
         async with local_pod(tmp_path, memory=memory) as pod:
             pod.bringer.device.on_lost = told.append
-            with pytest.raises(Draining, match="device failed while default/m"):
+            with pytest.raises(PodDraining, match="device failed while default/m"):
                 await pod.load(spec)
             assert spec.key in set(pod.bringer.finder.cache.keys())
             assert pod.bringer.store.used_bytes == 0

@@ -9,7 +9,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile, checked_listing, weights_of
 from runtime.storage.partial_file import SPAN_BYTES, spans_of
 from runtime.storage.storages import Storages
@@ -26,7 +26,7 @@ def spec_of(uri: str) -> ModelSpec:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> DiskCache:
-    return DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+    return DiskCache(tmp_path / "cache", Storages(), Bandwidth(None))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_weights_are_adopted_after_a_restart(
     spec = spec_of((models / "tiny-bert").as_uri())
     (weights,) = fetch(cache, spec)
     (weights.parent / "left.safetensors.part").write_bytes(b"half")
-    again = DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+    again = DiskCache(tmp_path / "cache", Storages(), Bandwidth(None))
     assert again.bytes_on_disk(spec.key) == weights.stat().st_size
     assert not list(weights.parent.glob("*.part"))
 
@@ -111,7 +111,7 @@ def test_file_of_another_size_does_not_count(
     (weights,) = fetch(cache, spec)
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
-    again = DiskCache(tmp_path / "cache", Storages(), LinkRate(None))
+    again = DiskCache(tmp_path / "cache", Storages(), Bandwidth(None))
     assert again.bytes_on_disk(spec.key) == 0
     assert fetch(again, spec)[0].read_bytes() == whole
 

@@ -13,11 +13,11 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.cache_locks import CacheLocks
-from runtime.tiers.disk_budget import DiskRoom
+from runtime.tiers.disk_budget import DiskBudget
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import crc32_of
 from tests import servers
@@ -37,7 +37,7 @@ def make_model(folder: Path, size: int = SIZE) -> ModelSpec:
 
 
 def make_cache(folder: Path, budget_bytes: int = 0) -> DiskCache:
-    return DiskCache(folder, Storages(), LinkRate(None), budget_bytes=budget_bytes)
+    return DiskCache(folder, Storages(), Bandwidth(None), budget_bytes=budget_bytes)
 
 
 def fetch(cache: DiskCache, spec: ModelSpec) -> Path:
@@ -137,7 +137,7 @@ def test_full_disk_fails_the_load_and_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_default_budget_leaves_room_on_the_disk(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path, CacheLocks(tmp_path), 0)
+    room = DiskBudget(tmp_path, CacheLocks(tmp_path), 0)
     assert 0 < room.budget_bytes < 0.9 * shutil.disk_usage(tmp_path).free
 
 
@@ -288,7 +288,7 @@ def test_weights_beyond_all_bounds_are_refused() -> None:
 
 def claims(tmp_path: Path) -> DiskCache:
     options = StorageOptions(claim_mounts=tmp_path / "pvc")
-    return DiskCache(tmp_path / "cache", Storages(options), LinkRate(None))
+    return DiskCache(tmp_path / "cache", Storages(options), Bandwidth(None))
 
 
 def claim_spec(path: str) -> ModelSpec:

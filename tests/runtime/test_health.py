@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def pods_of(cluster: Cluster) -> list[str]:
     async def look(registry: Registry) -> list[str]:
-        return sorted((await registry.domain.cluster()).pods)
+        return sorted((await registry.cluster()).pods)
 
     return cluster.do(look)
 

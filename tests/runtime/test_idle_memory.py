@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.tiers.device_cache import Resident, Residents
+from runtime.tiers.device_cache import CachedModel, DeviceCache
 from tests.runtime.http import metric, predict, wait_idle
 from tests.servers import wait_until
 
@@ -31,8 +31,8 @@ class Clock:
 
 def test_only_models_that_nobody_uses_count() -> None:
     clock = Clock()
-    residents: Residents[Resident] = Residents(100, now_s=clock)
-    small, large = Resident("small", 1), Resident("large", 10)
+    residents: DeviceCache[CachedModel] = DeviceCache(100, now_s=clock)
+    small, large = CachedModel("small", 1), CachedModel("large", 10)
     residents.add(small)
     clock.now_s = 5.0
     residents.add(large)
@@ -57,7 +57,7 @@ def test_only_models_that_nobody_uses_count() -> None:
 )
 def test_it_is_the_sum_over_time_of_what_is_idle(steps: list[tuple[int, int, str]]) -> None:
     clock = Clock()
-    residents: Residents[Resident] = Residents(1000, now_s=clock)
+    residents: DeviceCache[CachedModel] = DeviceCache(1000, now_s=clock)
     expected = 0.0
     for passed_s, which, what in steps:
         idle = (each for each in residents.by_key.values() if each.users == 0)
@@ -65,7 +65,7 @@ def test_it_is_the_sum_over_time_of_what_is_idle(steps: list[tuple[int, int, str
         clock.now_s += passed_s
         resident = residents.by_key.get(str(which))
         if resident is None:
-            residents.add(Resident(str(which), 10**which))
+            residents.add(CachedModel(str(which), 10**which))
         elif what == "use":
             residents.use(resident)
         elif what == "end" and resident.users:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from registry.domain.model import Tier
 from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from runtime.tasks.text_to_image import TextToImage
 from runtime.wire.tensors import bytes_tensor, numeric_tensor
 from tests.runtime.bringers import LocalPod, local_pod, spec_of
@@ -144,16 +144,16 @@ def test_each_picture_of_a_request_has_a_seed_of_its_own(folder: Path, tmp_path:
 )
 def test_wrong_wishes_are_refused(folder: Path, wish: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        load_frontend(folder, None).read_instances([wish])
+        load_processor(folder, None).read_instances([wish])
 
 
 def test_pictures_of_one_request_have_one_size(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="one width and one height"):
-        load_frontend(folder, None).read_instances([WISH, {**WISH, "width": 64}])
+        load_processor(folder, None).read_instances([WISH, {**WISH, "width": 64}])
 
 
 def test_v2_tensors_say_what_v1_says(folder: Path) -> None:
-    frontend = load_frontend(folder, None)
+    frontend = load_processor(folder, None)
     tensors = [
         bytes_tensor("prompt", [b"a red bird", b"b"]),
         numeric_tensor("seed", np.array([7, 8])),
@@ -166,7 +166,7 @@ def test_v2_tensors_say_what_v1_says(folder: Path) -> None:
 
 
 def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
-    frontend = load_frontend(folder, None)
+    frontend = load_processor(folder, None)
     assert isinstance(frontend, TextToImage)
     inputs = frontend.preprocess(frontend.read_instances([WISH]))
     assert frontend.joining.checked(inputs) == inputs

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from runtime.device.tensor_batching import Joining, TensorRule
+from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
-TEXT = Joining(
+TEXT = PaddedBatching(
     {
         "input_ids": TensorRule("INT64", padding=9, high=10),
         "attention_mask": TensorRule("INT64", high=2),
@@ -19,7 +19,7 @@ TEXT = Joining(
     needed=("input_ids", "attention_mask"),
     most_tokens=8,
 )
-IMAGE = Joining({"pixel_values": TensorRule("FP32", trailing=(3, 2, 2))}, ("pixel_values",))
+IMAGE = PaddedBatching({"pixel_values": TensorRule("FP32", trailing=(3, 2, 2))}, ("pixel_values",))
 
 
 def ids(*rows: list[int]) -> Tensor:
@@ -74,7 +74,7 @@ def test_the_mask_and_the_order_are_filled_in() -> None:
     ],
 )
 def test_what_could_never_run_is_refused(
-    joining: Joining, inputs: list[Tensor], message: str
+    joining: PaddedBatching, inputs: list[Tensor], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
         joining.checked(inputs)
@@ -135,7 +135,7 @@ def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
 
 
 @pytest.mark.parametrize("joining", [TEXT, IMAGE])
-def test_examples_are_what_the_network_takes(joining: Joining) -> None:
+def test_examples_are_what_the_network_takes(joining: PaddedBatching) -> None:
     inputs = joining.example(3, 5)
     assert [tensor.name for tensor in joining.checked(inputs)] == list(joining.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)

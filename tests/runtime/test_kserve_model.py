@@ -15,7 +15,7 @@ from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.loading.model_store import Eviction, ModelStore
 from runtime.loading.served_model import ServedModel
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def served(models: Path, device: DeviceWorker, threads: ThreadPoolExecutor) -> S
     folder = models / "tiny-bert"
     return ServedModel(
         ModelSpec(ModelName("default", "m"), folder.as_uri()),
-        frontend=load_frontend(folder, None),
+        frontend=load_processor(folder, None),
         network=load_network(folder),
         device=device,
         threads=threads,

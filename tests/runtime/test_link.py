@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.errors import LoadCancelled, StorageFailed
-from runtime.storage.bandwidth import MOST_PRELOAD_READERS, PRELOAD_SHARE, LinkRate
-from runtime.storage.load_ticket import Wish
+from runtime.storage.bandwidth import MOST_PRELOAD_READERS, PRELOAD_SHARE, Bandwidth
+from runtime.storage.load_ticket import LoadTicket
 from tests.servers import wait_until
 
 CHUNK = 10_000
@@ -27,8 +27,8 @@ class Clock:
 
 def test_bytes_take_their_time() -> None:
     clock = Clock()
-    link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
-    with link.use(Wish()) as use:
+    link = Bandwidth(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
+    with link.use(LoadTicket()) as use:
         for _ in range(20):
             use.take(100)
     assert clock.now_s - 100 == pytest.approx(2.0, abs=0.06)
@@ -36,8 +36,8 @@ def test_bytes_take_their_time() -> None:
 
 def test_short_pauses_are_made_up() -> None:
     clock = Clock()
-    link = LinkRate(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
-    with link.use(Wish()) as use:
+    link = Bandwidth(1000, burst_s=0.05, clock=lambda: clock.now_s, sleep=clock.sleep)
+    with link.use(LoadTicket()) as use:
         for _ in range(20):
             use.take(100)
             clock.sleep(0.03)  # the reader writes to disk
@@ -45,7 +45,7 @@ def test_short_pauses_are_made_up() -> None:
 
 
 def test_no_rate_means_no_wait() -> None:
-    with LinkRate(None, sleep=lambda _: pytest.fail("must not wait")).use(Wish()) as use:
+    with Bandwidth(None, sleep=lambda _: pytest.fail("must not wait")).use(LoadTicket()) as use:
         use.take(10**12)
 
 
@@ -54,8 +54,8 @@ class Race:
 
     def __init__(self, rate: float | None) -> None:
         self.clock = Clock()
-        self.link = LinkRate(rate, clock=lambda: self.clock.now_s, sleep=self.clock.sleep)
-        self.preload, self.urgent = Wish(is_urgent=False), Wish()
+        self.link = Bandwidth(rate, clock=lambda: self.clock.now_s, sleep=self.clock.sleep)
+        self.preload, self.urgent = LoadTicket(is_urgent=False), LoadTicket()
         self.preloaded = 0
         self.ended: list[str] = []
 
@@ -130,10 +130,10 @@ def test_preload_that_waits_ends_when_it_is_given_up(*, is_cut: bool) -> None:
 
 
 def test_preloads_leave_connections_to_urgent_downloads() -> None:
-    link = LinkRate(None)
+    link = Bandwidth(None)
     inside, end = threading.Semaphore(0), threading.Event()
 
-    def read(wish: Wish) -> None:
+    def read(wish: LoadTicket) -> None:
         with link.use(wish) as use, use.reader_place():
             inside.release()
             assert end.wait(240)
@@ -141,13 +141,13 @@ def test_preloads_leave_connections_to_urgent_downloads() -> None:
     def enters() -> bool:
         return inside.acquire(timeout=60)
 
-    preloads = [Wish(is_urgent=False) for _ in range(MOST_PRELOAD_READERS + 1)]
+    preloads = [LoadTicket(is_urgent=False) for _ in range(MOST_PRELOAD_READERS + 1)]
     with ThreadPoolExecutor(MOST_PRELOAD_READERS + 2) as threads:
         for wish in preloads[:-1]:
             threads.submit(read, wish)
         assert all(enters() for _ in preloads[:-1])
         last = threads.submit(read, preloads[-1])
-        threads.submit(read, Wish())
+        threads.submit(read, LoadTicket())
         assert enters()  # the urgent one
         assert not inside.acquire(blocking=False)
         preloads[-1].hasten()

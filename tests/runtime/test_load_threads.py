@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import LoadCancelled
 from runtime.loading.load_threads import LoadThreads
-from runtime.storage.load_ticket import Wish
+from runtime.storage.load_ticket import LoadTicket
 from tests.servers import wait_until
 
 PRELOAD, URGENT = False, True
@@ -27,7 +27,7 @@ class Line:
 
 def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
     line = Line()
-    early, late = Wish(is_urgent=False), Wish()
+    early, late = LoadTicket(is_urgent=False), LoadTicket()
     jobs = [
         line.threads.of(early).submit(line.order.append, "preload"),
         line.threads.of(late).submit(line.order.append, "urgent"),
@@ -40,7 +40,7 @@ def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
 
 def test_preload_that_becomes_urgent_overtakes_with_what_waits_already() -> None:
     line = Line()
-    wishes = {name: Wish(is_urgent=False) for name in ("a", "b", "c")}
+    wishes = {name: LoadTicket(is_urgent=False) for name in ("a", "b", "c")}
     jobs = [line.threads.of(wish).submit(line.order.append, name) for name, wish in wishes.items()]
     wishes["c"].hasten()
     line.gate.set()
@@ -57,7 +57,7 @@ def test_preloads_never_take_all_threads() -> None:
         began.append(name)
         assert gate.wait(240)
 
-    wishes = [Wish(is_urgent=False) for _ in range(2)]
+    wishes = [LoadTicket(is_urgent=False) for _ in range(2)]
     preloads = [threads.of(wish).submit(hold, f"preload-{n}") for n, wish in enumerate(wishes)]
     assert threads.submit(lambda: "ran").result(60) == "ran"
     wait_until(lambda: began == ["preload-0"], what="the first one begun")
@@ -71,7 +71,7 @@ def test_preloads_never_take_all_threads() -> None:
 
 def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
     line = Line()
-    wish = Wish(is_urgent=False)
+    wish = LoadTicket(is_urgent=False)
     job = line.threads.of(wish).submit(line.order.append, "never")
     wish.withdraw("of the test")
     with pytest.raises(LoadCancelled, match="given up: of the test"):

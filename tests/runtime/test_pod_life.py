@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def pods_of(cluster: Cluster) -> dict[str, PodState]:
     async def look(registry: Registry) -> dict[str, PodState]:
-        state = await registry.domain.cluster()
+        state = await registry.cluster()
         return state.pods
 
     return cluster.do(look)
@@ -52,7 +52,7 @@ def test_pod_reports_samples_without_the_warm_up(cluster: Cluster, models: Path)
 
     def measured() -> bool:
         async def look(registry: Registry) -> bool:
-            state = await registry.domain.cluster()
+            state = await registry.cluster()
             found = state.measured(spec.key)
             return all(found.get(m) for m in ("infer", "preprocess", "load:remote"))
 
@@ -95,7 +95,7 @@ def test_killed_pod_is_gone_when_its_lease_is_over(
         zygote.events.append(event)
 
         async def sweep(registry: Registry) -> object:
-            return await registry.redis.transactions.submit("sync")
+            return await registry.transactions.submit("sync")
 
         def is_gone() -> bool:
             cluster.do(sweep)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def stored(cluster: Cluster, spec: ModelSpec) -> Profile | None:
     async def look(registry: Registry) -> Profile | None:
-        return (await registry.domain.cluster()).profile(spec.key)
+        return (await registry.cluster()).profile(spec.key)
 
     return cluster.do(look)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engines.programs.index_checks import CHECKS, with_bounds
+from runtime.engines.programs.index_checks import CHECKS, with_index_checks
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensors import TensorProgram
 from runtime.wire.tensors import numeric_tensor
@@ -65,7 +65,7 @@ def test_every_check_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_an_index_within_bounds_gives_what_the_operator_gives(name: str) -> None:
     operator, arguments = CASES[name]
-    torch.testing.assert_close(with_bounds(operator)(*arguments(3)), operator(*arguments(3)))
+    torch.testing.assert_close(with_index_checks(operator)(*arguments(3)), operator(*arguments(3)))
 
 
 @pytest.mark.parametrize("index", [4, -5, 2**40])
@@ -73,11 +73,11 @@ def test_an_index_within_bounds_gives_what_the_operator_gives(name: str) -> None
 def test_an_index_out_of_bounds_does_not_reach_the_operator(name: str, index: int) -> None:
     operator, arguments = CASES[name]
     with pytest.raises(IndexError, match=f"an index must be at least .* was {index}"):
-        with_bounds(operator)(*arguments(index))
+        with_index_checks(operator)(*arguments(index))
 
 
 def test_masks_and_dimensions_left_out_are_no_indices() -> None:
-    index = with_bounds(aten.index.Tensor)
+    index = with_index_checks(aten.index.Tensor)
     mask = torch.tensor([True, False, True, False])
     torch.testing.assert_close(index(TABLE, [None, at(-1)]), TABLE[:, [2]])
     torch.testing.assert_close(index(TABLE, [mask]), TABLE[mask])
@@ -89,18 +89,18 @@ def test_masks_and_dimensions_left_out_are_no_indices() -> None:
 
 def test_no_index_is_out_of_no_bounds() -> None:
     none = torch.empty(0, dtype=torch.int64)
-    assert with_bounds(aten.index_select.default)(TABLE, 0, none).shape == (0, 3)
+    assert with_index_checks(aten.index_select.default)(TABLE, 0, none).shape == (0, 3)
 
 
 def test_an_assertion_of_the_program_is_made_on_the_host() -> None:
-    check = with_bounds(aten._assert_async.msg)
+    check = with_index_checks(aten._assert_async.msg)
     check(torch.tensor(1), "rows must agree")
     with pytest.raises(AssertionError, match="rows must agree"):
         check(torch.tensor(0), "rows must agree")
 
 
 def test_other_operators_are_as_they_were() -> None:
-    assert with_bounds(aten.add.Tensor) is aten.add.Tensor
+    assert with_index_checks(aten.add.Tensor) is aten.add.Tensor
 
 
 class Lookup(torch.nn.Module):

@@ -16,7 +16,7 @@ import torch
 from pilotlight.sample_models.make_model import make_model
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.storage.listing import RemoteFile, assets_of
-from runtime.tasks.processors import load_frontend
+from runtime.tasks.processors import load_processor
 from runtime.tasks.tensors import TensorProgram
 from runtime.weights.weight_source import DiskWeights
 from runtime.wire.tensors import Tensor, numeric_tensor
@@ -45,7 +45,7 @@ class Loaded:
 
     def __init__(self, archive: Path) -> None:
         folder = archive.parent
-        frontend = load_frontend(folder, None)
+        frontend = load_processor(folder, None)
         assert isinstance(frontend, TensorProgram)
         self.frontend = frontend
         self.network: Program = load_network(folder)
@@ -207,13 +207,13 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     ],
 )
 def test_wrong_tensors_are_refused(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
-    frontend = load_frontend(sound.parent, None)
+    frontend = load_processor(sound.parent, None)
     with pytest.raises(InvalidRequest, match=message):
         frontend.joining.checked(inputs)
 
 
 def test_inputs_may_be_named_by_position(sound: Path) -> None:
-    frontend = load_frontend(sound.parent, None)
+    frontend = load_processor(sound.parent, None)
     given = tensor("INPUT__0", np.ones((1, 4)))
     assert frontend.joining.checked([given])[0].name == "features"
 
@@ -238,7 +238,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sizes_must_agree_between_inputs(pair: Path) -> None:
     ids, values = tensor("ids", [0, 1], np.int64), tensor("values", np.ones((3, 3)))
     with pytest.raises(InvalidRequest, match="its 3 must be 2"):
-        load_frontend(pair.parent, None).joining.checked([ids, values])
+        load_processor(pair.parent, None).joining.checked([ids, values])
 
 
 def test_what_the_program_itself_refuses_is_the_callers_fault(pair: Path) -> None:
@@ -248,7 +248,7 @@ def test_what_the_program_itself_refuses_is_the_callers_fault(pair: Path) -> Non
 
 
 def test_v1_instances_become_tensors(sound: Path, pair: Path) -> None:
-    single, double = load_frontend(sound.parent, None), load_frontend(pair.parent, None)
+    single, double = load_processor(sound.parent, None), load_processor(pair.parent, None)
     (given,) = single.read_instances([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert (given.name, given.datatype, given.shape) == ("features", "FP32", (2, 4))
     ids, values = double.read_instances([{"ids": 2, "values": [1, 2, 3]}])
@@ -267,7 +267,7 @@ def test_v1_instances_become_tensors(sound: Path, pair: Path) -> None:
 )
 def test_wrong_instances_are_refused(sound: Path, instances: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        load_frontend(sound.parent, None).read_instances(instances)
+        load_processor(sound.parent, None).read_instances(instances)
 
 
 # TorchScript

@@ -39,7 +39,7 @@ def counts(cluster: Cluster) -> dict[str, tuple[int, int]]:
     """Slots and ongoing inferences of each pod."""
 
     async def look(registry: Registry) -> dict[str, tuple[int, int]]:
-        state = await registry.domain.cluster()
+        state = await registry.cluster()
         return {pod.name: (pod.slots_used, pod.ongoing) for pod in state.pods.values()}
 
     return cluster.do(look)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.processor_sharing import SharedTime
+from runtime.generation.processor_sharing import ProcessorSharing
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 def test_each_of_n_takes_an_nth_of_the_time() -> None:
     clock = Clock()
-    shared = SharedTime(clock)
+    shared = ProcessorSharing(clock)
     with shared.taken() as first:
         clock.now_s += 4
         with shared.taken() as second:
@@ -29,7 +29,7 @@ def test_each_of_n_takes_an_nth_of_the_time() -> None:
 
 def test_time_without_anybody_belongs_to_nobody() -> None:
     clock = Clock()
-    shared = SharedTime(clock)
+    shared = ProcessorSharing(clock)
     for _ in range(2):
         clock.now_s += 50
         with shared.taken() as share:
@@ -42,7 +42,7 @@ def test_shares_add_up_to_the_time_in_which_any_was_under_way(
     steps: list[tuple[float, int]],
 ) -> None:
     clock = Clock()
-    shared = SharedTime(clock)
+    shared = ProcessorSharing(clock)
     marks: list[float] = []
     busy_s = taken_s = 0.0
     for passed_s, wanted in steps:

@@ -18,7 +18,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.library import LibraryStorage
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
@@ -37,7 +37,7 @@ needs_kserve_storage = pytest.mark.skipif(
 
 def cache_with(environment: Mapping[str, str], tmp_path: Path) -> DiskCache:
     options = StorageOptions(environment={**os.environ, **environment})
-    return DiskCache(tmp_path / "cache", Storages(options), LinkRate(None))
+    return DiskCache(tmp_path / "cache", Storages(options), Bandwidth(None))
 
 
 def fetch(cache: DiskCache, uri: str) -> Path:

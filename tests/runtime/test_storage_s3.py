@@ -20,7 +20,7 @@ import pytest
 from pilotlight.platform.object_store import object_store_command
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import LinkRate
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
@@ -85,7 +85,7 @@ def make_cache(proxy: FaultyProxy, tmp_path: Path) -> Iterator[MakeCache]:
 
         def make(read_timeout_s: float = 60.0) -> DiskCache:
             options = StorageOptions(environment=proxy.environment, read_timeout_s=read_timeout_s)
-            cache = DiskCache(tmp_path / "cache", Storages(options), LinkRate(None))
+            cache = DiskCache(tmp_path / "cache", Storages(options), Bandwidth(None))
             stack.callback(cache.close)
             return cache
 
@@ -348,7 +348,7 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
             lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, verify=False),
             what="rclone answers",
         )
-        cache = DiskCache(tmp_path / "cache", storages, LinkRate(None))
+        cache = DiskCache(tmp_path / "cache", storages, Bandwidth(None))
         assert fetch(cache, ModelSpec(spec.name, f"s3://{BUCKET}/m")) == weights
     finally:
         storages.close()

@@ -31,7 +31,7 @@ def wait_tier(cluster: Cluster, spec: ModelSpec, tier: str | None, pod: str = "p
 
 def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
     async def look(registry: Registry) -> dict[str, int]:
-        state = await registry.domain.cluster()
+        state = await registry.cluster()
         return dict(state.pods[pod].used_bytes)
 
     return cluster.do(look)
@@ -89,7 +89,7 @@ def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, mode
     assert start_of(pod, "a") == "host"
 
     async def measured(registry: Registry) -> bool:
-        state = await registry.domain.cluster()
+        state = await registry.cluster()
         return state.measured(spec.key).get("load:host") is not None
 
     servers.wait_until(lambda: cluster.do(measured))

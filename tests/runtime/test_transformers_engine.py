@@ -13,10 +13,10 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from registry.domain.model import ModelPolicy
-from runtime.device.device_model import Lane
+from runtime.device.device_model import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.engine import Finish, Made, Sampling
+from runtime.generation.engine import Finish, Sampling, TokenChunk
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
@@ -49,10 +49,10 @@ def with_engine(
     network: PreTrainedModel,
     device: DeviceWorker,
     test: Callable[[TransformersEngine], Awaitable[None]],
-    lane: Lane | None = None,
+    lane: DeviceModel | None = None,
 ) -> None:
     async def run() -> None:
-        loop, place = asyncio.get_running_loop(), lane or Lane()
+        loop, place = asyncio.get_running_loop(), lane or DeviceModel()
         make = lambda: TransformersEngine(network, device, place, LIMITS, loop)  # noqa: E731  # one word
         engine = (await device.run(make)).value
         async with asyncio.timeout(60):
@@ -176,7 +176,7 @@ def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
     with_engine(network, device, test)
 
 
-async def _tell(name: str, news: AsyncGenerator[Made, None], told: list[str]) -> None:
+async def _tell(name: str, news: AsyncGenerator[TokenChunk, None], told: list[str]) -> None:
     async with aclosing(news):
         async for new in news:
             told.append(f"{name} ends" if new.finish else name)  # noqa: PERF401  # others tell, too
@@ -193,13 +193,13 @@ def test_the_models_annotation_bounds_who_makes_tokens_at_once(
         assert set(told[: told.index("a ends")]) == {"a", "b"}
         assert told.index("c") > told.index("a ends")
 
-    with_engine(network, device, test, Lane(policy=ModelPolicy(max_batch_size=2)))
+    with_engine(network, device, test, DeviceModel(policy=ModelPolicy(max_batch_size=2)))
 
 
 def test_a_bound_that_is_lowered_holds_from_the_next_token(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
-    lane = Lane()
+    lane = DeviceModel()
 
     async def test(engine: TransformersEngine) -> None:
         told: list[str] = []

@@ -10,12 +10,12 @@ from autoscaler.forecasting.baselines.measured_noise import forecast_by
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
-    from autoscaler.forecasting.history import Floats, Forecast, History, Question
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 
 HALF_LIFE_MIN: Final = 30.0
 
 
-def ewma(history: History, fit: Fit, question: Question) -> Forecast:
+def ewma(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """One average for all windows."""
     return forecast_by(_means, history, fit, question)
 

@@ -13,12 +13,12 @@ from autoscaler.forecasting.baselines.measured_noise import forecast_by
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
-    from autoscaler.forecasting.history import Floats, Forecast, History, Question
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 
 _HARMONICS: Final = 10
 
 
-def fft(history: History, fit: Fit, question: Question) -> Forecast:
+def fft(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """The last day's trend and harmonics, carried on."""
     return forecast_by(_means, history, fit, question)
 

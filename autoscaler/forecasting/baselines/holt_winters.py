@@ -12,7 +12,13 @@ import numpy as np
 
 from autoscaler.forecasting.baselines.measured_noise import forecast_by
 from autoscaler.forecasting.day_profile import BINS
-from autoscaler.forecasting.history import MINUTES_OF_TEN, Floats, Forecast, History, Question
+from autoscaler.forecasting.history import (
+    MINUTES_OF_TEN,
+    Floats,
+    Forecast,
+    ForecastHorizon,
+    History,
+)
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
@@ -23,7 +29,7 @@ _SEASON: Final = 0.1
 _DAMPING: Final = 0.98
 
 
-def holt_winters(history: History, fit: Fit, question: Question) -> Forecast:
+def holt_winters(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """Level, trend and season of a day."""
     return forecast_by(_means, history, fit, question)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.history import Booleans, Floats, Forecast, History, Question
+from autoscaler.forecasting.history import Booleans, Floats, Forecast, ForecastHorizon, History
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
@@ -31,7 +31,7 @@ _MOST_BEYOND: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class IdleTimeHistogram:
     """Parameters of the policy, with the paper's values."""
 
     range_min: int = 240
@@ -40,10 +40,10 @@ class Histogram:
     tail: float = 99.0
 
 
-_PAPER: Final = Histogram()
+_PAPER: Final = IdleTimeHistogram()
 
 
-def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecast:
+def hybrid_histogram(history: History, _fit: Fit, question: ForecastHorizon) -> Forecast:
     """P(arrival) from idle times; counts from the mean rate, given that something comes."""
     idle = history.gaps_min
     age = np.minimum(history.age_minutes, 1e9)[:, None]
@@ -63,7 +63,7 @@ def hybrid_histogram(history: History, _fit: Fit, question: Question) -> Forecas
     )
 
 
-def warm_span(history: History, params: Histogram = _PAPER) -> tuple[Floats, Floats]:
+def warm_span(history: History, params: IdleTimeHistogram = _PAPER) -> tuple[Floats, Floats]:
     """(models,): from which to which time since the last arrival a model is warm, minutes."""
     idle = history.gaps_min
     inside = np.where(idle <= params.range_min, idle, np.nan)
@@ -80,7 +80,7 @@ def warm_span(history: History, params: Histogram = _PAPER) -> tuple[Floats, Flo
     return low, high
 
 
-def _variation(inside: Floats, params: Histogram) -> Floats:
+def _variation(inside: Floats, params: IdleTimeHistogram) -> Floats:
     """(models,): coefficient of variation of the histogram's bins."""
     rows, columns = np.nonzero(np.isfinite(inside))
     bins = np.zeros((inside.shape[0], params.range_min + 1))

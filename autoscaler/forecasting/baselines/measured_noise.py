@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.history import Floats, Forecast, History, Question
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
@@ -24,7 +24,7 @@ would have been, forecast `lag` minutes before the origin; a lag of 0 is now."""
 LAGS_MIN: Final = (60, 120, 180, 360, 540, 720, 1080, 1380)
 
 
-def forecast_by(means: Means, history: History, _fit: Fit, question: Question) -> Forecast:
+def forecast_by(means: Means, history: History, _fit: Fit, question: ForecastHorizon) -> Forecast:
     """A forecast with these means."""
     windows = np.maximum(question.windows_min, 1.0)
     found = np.clip(means(history, (0, *LAGS_MIN), windows), 0.0, None)

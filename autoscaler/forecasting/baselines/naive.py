@@ -10,10 +10,10 @@ from autoscaler.forecasting.baselines.measured_noise import arrivals, forecast_b
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
-    from autoscaler.forecasting.history import Floats, Forecast, History, Question
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 
 
-def naive(history: History, fit: Fit, question: Question) -> Forecast:
+def naive(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """The last window again."""
     return forecast_by(_means, history, fit, question)
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autoscaler.forecasting.baselines.measured_noise import arrivals, forecast_by
-from autoscaler.forecasting.history import MINUTES_OF_DAY, Floats, Forecast, History, Question
+from autoscaler.forecasting.history import (
+    MINUTES_OF_DAY,
+    Floats,
+    Forecast,
+    ForecastHorizon,
+    History,
+)
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
 
 
-def seasonal_naive(history: History, fit: Fit, question: Question) -> Forecast:
+def seasonal_naive(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
     """The same window of yesterday."""
     return forecast_by(_means, history, fit, question)
 

@@ -10,7 +10,7 @@ from autoscaler.kubernetes.pools.pods import PodObject
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from autoscaler.kubernetes.cluster.informer import Seen
+    from autoscaler.kubernetes.cluster.informer import ObjectEvent
     from registry.domain.model import ModelName
 
 
@@ -27,7 +27,7 @@ class ClusterObjects:
         self.is_complete = False
         """Whether everything was listed once."""
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: ObjectEvent) -> None:
         """Take in an object as it is now, or that it is gone."""
         match seen.what:
             case ServiceObject() as service:

@@ -30,25 +30,25 @@ LONGEST_STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObjectEvent:
     """An object as it is now, or that it is gone."""
 
     what: ServiceObject | PodObject
     is_gone: bool
 
 
-class ClusterFollower:
+class Informer:
     """A thread that follows InferenceServices and the pods of pools."""
 
     def __init__(self) -> None:
-        self._on_seen: Callable[[Seen], None] = _ignore
+        self._on_seen: Callable[[ObjectEvent], None] = _ignore
         self._on_failed: Callable[[BaseException], None] = _ignore
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubernetes", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(
-        self, on_seen: Callable[[Seen], None], on_failed: Callable[[BaseException], None]
+        self, on_seen: Callable[[ObjectEvent], None], on_failed: Callable[[BaseException], None]
     ) -> None:
         """Begin to follow; both are called in this loop."""
         self._on_seen, self._on_failed = on_seen, on_failed
@@ -98,7 +98,7 @@ class ClusterFollower:
         return handlers
 
     def _see(self, what: ServiceObject | PodObject, event: kopf.RawEvent) -> None:
-        self._hand(self._on_seen, Seen(what, is_gone=event["type"] == "DELETED"))
+        self._hand(self._on_seen, ObjectEvent(what, is_gone=event["type"] == "DELETED"))
 
     def _hand(self, callback: Callable[[Any], None], value: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -77,7 +77,7 @@ def count_copies(residencies: Iterable[Residency]) -> Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReadyCondition:
     """Whether a model can be served, and why."""
 
     is_ready: bool | None
@@ -86,28 +86,30 @@ class Verdict:
     message: str
 
 
-def judge(service: ServiceObject, facts: ModelFacts) -> Verdict:
+def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
     """Whether a model can be served."""
     if service.problems:
-        return Verdict(False, "InvalidModel", "; ".join(service.problems))
+        return ReadyCondition(False, "InvalidModel", "; ".join(service.problems))
     if not facts.pool_is_known:
-        return Verdict(
+        return ReadyCondition(
             False,
             "PoolNotFound",
             f"there is no pool {service.pool!r}: no InferenceService has the label "
             f"pilotlight.io/pool={service.pool}",
         )
     if facts.serving is None:
-        return Verdict(None, "Registering", "the registry does not know the model yet")
+        return ReadyCondition(None, "Registering", "the registry does not know the model yet")
     failure = facts.failure
     if failure is not None and failure.key == facts.serving.key and not facts.copies.device:
-        return Verdict(False, failure.reason, f"attempt {failure.attempts}: {failure.message}")
-    return Verdict(True, "Served", f"pool {service.pool!r} serves it")
+        return ReadyCondition(
+            False, failure.reason, f"attempt {failure.attempts}: {failure.message}"
+        )
+    return ReadyCondition(True, "Served", f"pool {service.pool!r} serves it")
 
 
 def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str, Any]:
     """The whole status of a model; `now` is RFC 3339, used where a condition changes."""
-    verdict = judge(service, facts)
+    verdict = evaluate(service, facts)
     ready = {None: "Unknown", True: "True", False: "False"}[verdict.is_ready]
     conditions = [
         _condition(kind, ready, verdict.reason, verdict.message)
@@ -182,7 +184,7 @@ def _revision(spec: ModelSpec) -> str:
     return f"{spec.name.name}-{spec.generation}"
 
 
-def _model_status(verdict: Verdict, facts: ModelFacts) -> dict[str, Any]:
+def _model_status(verdict: ReadyCondition, facts: ModelFacts) -> dict[str, Any]:
     copies = facts.copies
     has_failed = verdict.is_ready is False and facts.failure is not None
     if copies.device:

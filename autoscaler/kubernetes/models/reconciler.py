@@ -18,7 +18,7 @@ from autoscaler.kubernetes.models.model_status import (
     CanaryVersion,
     ModelFacts,
     count_copies,
-    judge,
+    evaluate,
     make_status,
     seconds_until_write,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.models.inference_services import ServiceObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolLink, PoolLinks
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
     from autoscaler.kubernetes.settings import ControllerSettings
     from registry.domain.model import ModelName
 
@@ -38,7 +38,7 @@ UNLOAD_CHECK_S = 0.5
 SYNC_CHECK_S = 0.2
 
 
-class Models:
+class ModelReconciler:
     """What the controller does for each model. `attend` says when to look again."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Models:
         settings: ControllerSettings,
         api: ClusterApi,
         objects: ClusterObjects,
-        links: PoolLinks,
+        links: PoolRegistries,
     ) -> None:
         self._settings = settings
         self._api = api
@@ -90,16 +90,18 @@ class Models:
             await self._declare(service, link)
         return await self._write_status(service, link)
 
-    async def _declare(self, service: ServiceObject, link: PoolLink) -> None:
+    async def _declare(self, service: ServiceObject, link: PoolRegistry) -> None:
         record = link.state.models.get(service.name)
         if service.spec is None or (record is not None and record.spec == service.spec):
             return
         [outcome] = await link.registry.put_models([service.spec])
         logger.info("model %s", outcome, extra={"model": str(service.name)})
 
-    async def _write_status(self, service: ServiceObject, link: PoolLink | None) -> float | None:
+    async def _write_status(
+        self, service: ServiceObject, link: PoolRegistry | None
+    ) -> float | None:
         facts = self._facts(service, link)
-        verdict = judge(service, facts)
+        verdict = evaluate(service, facts)
         status = make_status(service, facts, _now())
         wait_s = seconds_until_write(
             service,
@@ -118,7 +120,7 @@ class Models:
             )
         return None
 
-    def _facts(self, service: ServiceObject, link: PoolLink | None) -> ModelFacts:
+    def _facts(self, service: ServiceObject, link: PoolRegistry | None) -> ModelFacts:
         record = link.state.models.get(service.name) if link is not None else None
         names = {"namespace": service.name.namespace, "name": service.name.name}
         holders = (
@@ -199,14 +201,14 @@ class Models:
         )
 
 
-def _canaries(link: PoolLink, name: ModelName) -> list[CanaryVersion]:
+def _canaries(link: PoolRegistry, name: ModelName) -> list[CanaryVersion]:
     records = link.state.models
     return [
         CanaryVersion(records[each.model].serving, each.percent) for each in link.canaries.of(name)
     ]
 
 
-def _holders(link: PoolLink, name: ModelName) -> set[str]:
+def _holders(link: PoolRegistry, name: ModelName) -> set[str]:
     return {
         pod
         for key, holders in link.state.residency.items()

@@ -28,7 +28,7 @@ class _Sent:
     at_s: float
 
 
-class SentAway:
+class DrainTracker:
     """The pods of one pool that were sent away from here. One owner."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.pools.drain_tracker import SentAway
+from autoscaler.kubernetes.pools.drain_tracker import DrainTracker
 from autoscaler.kubernetes.pools.pool_size import pods_to_drain
 from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Draining:
+class PodDrain:
     """The pods of one pool that were sent away. One owner."""
 
     def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
         self._watch = watch
         self._drain_s = drain_s
-        self._sent = SentAway()
+        self._sent = DrainTracker()
         self._awaited: list[str] = []
 
     def is_over(self) -> bool:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.pools.drain_tracker import SentAway
+from autoscaler.kubernetes.pools.drain_tracker import DrainTracker
 from autoscaler.kubernetes.pools.revisions import replaced_pods
 from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.pools.pods import PodObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolLink, PoolLinks
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
     from registry.domain.cluster import PodState
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 class PodPhases:
     """The phases of all pools' pods, as far as the cluster decides on them. One owner."""
 
-    def __init__(self, objects: ClusterObjects, links: PoolLinks) -> None:
+    def __init__(self, objects: ClusterObjects, links: PoolRegistries) -> None:
         self._objects = objects
         self._links = links
-        self._sent: defaultdict[str, SentAway] = defaultdict(SentAway)
+        self._sent: defaultdict[str, DrainTracker] = defaultdict(DrainTracker)
         """By pool."""
 
     async def follow(self) -> None:
@@ -50,7 +50,7 @@ class PodPhases:
             await self._follow_pool(link, self._sent[pool], of_pool, going)
 
     async def _follow_pool(
-        self, link: PoolLink, sent: SentAway, pods: Sequence[PodObject], going: set[str]
+        self, link: PoolRegistry, sent: DrainTracker, pods: Sequence[PodObject], going: set[str]
     ) -> None:
         registered, now_s = link.state.pods, time.monotonic()
         sent.look(registered, now_s)
@@ -66,7 +66,7 @@ class PodPhases:
                 await self._turn(link, found, PodPhase.READY)
                 sent.call_back(pod.name)
 
-    async def _turn(self, link: PoolLink, pod: PodState, phase: PodPhase) -> None:
+    async def _turn(self, link: PoolRegistry, pod: PodState, phase: PodPhase) -> None:
         with suppress(LeaseLost):  # it is gone already
             await link.registry.set_phase(pod.name, pod.epoch, phase)
             logger.info("pod turns", extra={"pod": pod.name, "phase": phase.value})

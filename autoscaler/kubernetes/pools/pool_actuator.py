@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError, PoolNotFound
-from autoscaler.kubernetes.pools.draining import Draining
+from autoscaler.kubernetes.pools.draining import PodDrain
 from autoscaler.kubernetes.pools.pool_size import (
-    LeaveAlone,
     Owner,
+    ScaledElsewhere,
     ScaleTo,
     deletion_costs,
     within_bounds,
 )
-from autoscaler.kubernetes.pools.scale_conflict import Contest
+from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from registry.domain.model import ModelName
@@ -30,7 +30,7 @@ from registry.errors import RegistryError
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
-    from autoscaler.kubernetes.pools.pool_scaler import PoolScaler, SeenPool
+    from autoscaler.kubernetes.pools.pool_scaler import ObservedPool, PoolScaler
     from autoscaler.service.metrics import AutoscalerMetrics
     from registry.domain.action_log import WantedPods
     from registry.redis.watch import ClusterWatch
@@ -62,13 +62,13 @@ class PoolActuator:
         self._watch = watch
         self._metrics = metrics
         self._lease_s = lease_s
-        self._draining = Draining(watch, drain_s=drain_s)
+        self._draining = PodDrain(watch, drain_s=drain_s)
         self._news = asyncio.Event()
         self._confirmed_s: float | None = None
-        self._seen: SeenPool | None = None
+        self._seen: ObservedPool | None = None
         self._wanted: WantedPods | None = None
-        self._contest = Contest()
-        self._told: LeaveAlone | None = None
+        self._contest = ScaleConflict()
+        self._told: ScaledElsewhere | None = None
         self._failing = ""
 
     # What the loop asks and tells
@@ -86,7 +86,7 @@ class PoolActuator:
             self._news.set()
         if not is_leading:
             self._seen = self._wanted = None
-            self._contest = Contest()
+            self._contest = ScaleConflict()
             self._show(None)
         self._confirmed_s = time.monotonic() if is_leading else None
 
@@ -132,12 +132,12 @@ class PoolActuator:
             return
         self._seen = seen
         if seen.owner is not None:
-            self._wanted, self._contest = None, Contest()
+            self._wanted, self._contest = None, ScaleConflict()
         owner = seen.owner or self._contest.look(seen.pods, time.monotonic())
         await self._tell_owner(seen, owner)
         await self._follow(seen, None if owner is not None else self._wanted)
 
-    async def _follow(self, seen: SeenPool, wanted: WantedPods | None) -> None:
+    async def _follow(self, seen: ObservedPool, wanted: WantedPods | None) -> None:
         scale = ScaleTo(seen.pods, "") if wanted is None else within_bounds(seen.found, wanted.pods)
         leaving = await self._draining.follow(
             () if wanted is None else wanted.leaving,
@@ -156,7 +156,7 @@ class PoolActuator:
             seen, "Scaled", f"from {seen.pods} to {scale.pods} pods{note}", is_warning=False
         )
 
-    async def _tell_owner(self, seen: SeenPool, owner: LeaveAlone | None) -> None:
+    async def _tell_owner(self, seen: ObservedPool, owner: ScaledElsewhere | None) -> None:
         """Say in log, metric and event whose the number of pods is, once for each change."""
         self._show(owner)
         if owner == self._told:
@@ -168,11 +168,13 @@ class PoolActuator:
         logger.warning("pool left alone", extra={"pool": self._pool, "reason": owner.reason})
         await self._tell(seen, "ScalingLeftAlone", owner.reason, is_warning=True)
 
-    def _show(self, owner: LeaveAlone | None) -> None:
+    def _show(self, owner: ScaledElsewhere | None) -> None:
         for each in Owner:
             self._metrics.left_alone.labels(each).set(owner is not None and owner.owner is each)
 
-    async def _tell(self, seen: SeenPool, reason: str, message: str, *, is_warning: bool) -> None:
+    async def _tell(
+        self, seen: ObservedPool, reason: str, message: str, *, is_warning: bool
+    ) -> None:
         name = ModelName(seen.found.namespace, seen.found.name)
         await self._api.tell(
             name, seen.found.uid, reason=reason, message=message, is_warning=is_warning

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLink:
+class PoolRegistry:
     """One pool's registry and our copy of it."""
 
     registry: Registry
@@ -36,7 +36,7 @@ class PoolLink:
         return self.watch.is_connected and not math.isinf(self.watch.age_s())
 
 
-class PoolLinks:
+class PoolRegistries:
     """All pools' links. Their tasks end with the group they are given."""
 
     def __init__(
@@ -45,22 +45,22 @@ class PoolLinks:
         self._redis_url = redis_url
         self._tasks = tasks
         self._on_change = on_change
-        self._links: dict[str, PoolLink] = {}
+        self._links: dict[str, PoolRegistry] = {}
         self._watching: list[asyncio.Task[None]] = []
 
-    def of(self, pool: str) -> PoolLink:
+    def of(self, pool: str) -> PoolRegistry:
         """A pool's link, opened where it is not yet."""
         link = self._links.get(pool)
         if link is None:
             registry = Registry(self._redis_url, pool)
             watch = ClusterWatch(registry, counts=False)
-            link = PoolLink(registry, watch, Canaries(watch.state))
+            link = PoolRegistry(registry, watch, Canaries(watch.state))
             link.watch.subscribe(self._on_change)
             self._watching.append(self._tasks.create_task(link.watch.run()))
             self._links[pool] = link
         return link
 
-    def known(self) -> dict[str, PoolLink]:
+    def known(self) -> dict[str, PoolRegistry]:
         """Links by pool."""
         return dict(self._links)
 

@@ -17,9 +17,9 @@ from autoscaler.kubernetes.errors import Gone, PoolNotFound
 from autoscaler.kubernetes.models.inference_services import POOL
 from autoscaler.kubernetes.pools.pods import DELETION_COST, read_pod
 from autoscaler.kubernetes.pools.pool_size import (
-    LeaveAlone,
+    CompetingScaler,
     PoolObject,
-    Rival,
+    ScaledElsewhere,
     ScaleTo,
     deletion_costs,
     find_owner,
@@ -40,12 +40,12 @@ _SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPool:
+class ObservedPool:
     """A pool as the cluster has it."""
 
     pool: str
     found: PoolObject
-    owner: LeaveAlone | None
+    owner: ScaledElsewhere | None
     """Whose its number of pods is; None: ours."""
     pods: int = 0
     """Pods its Deployment is to have; unknown where the number is not ours."""
@@ -66,7 +66,7 @@ class PoolScaler:
 
     async def scale(
         self, pool: str, wanted: int, pods: Mapping[str, PodState]
-    ) -> ScaleTo | LeaveAlone:
+    ) -> ScaleTo | ScaledElsewhere:
         """Set a pool's number of pods; `pods` are those of the registry, by name.
 
         Raises PoolNotFound, KubernetesError.
@@ -82,19 +82,19 @@ class PoolScaler:
             await self.set_pods(seen, decision.pods)
         return decision
 
-    async def look(self, pool: str) -> SeenPool:
+    async def look(self, pool: str) -> ObservedPool:
         """What the cluster has of a pool. Raises PoolNotFound, KubernetesError."""
         found = await self._find(pool)
         if owner := find_owner(found, await self._rivals(found.namespace)):
-            return SeenPool(pool, found, owner)
+            return ObservedPool(pool, found, owner)
         with answers("read the scale", found):
             scale = await self._apps.read_namespaced_deployment_scale(
                 found.deployment, found.namespace, _request_timeout=TIMEOUT_S
             )
         version = scale.metadata.resource_version
-        return SeenPool(pool, found, None, int(scale.spec.replicas or 0), version)
+        return ObservedPool(pool, found, None, int(scale.spec.replicas or 0), version)
 
-    async def set_pods(self, seen: SeenPool, pods: int) -> None:
+    async def set_pods(self, seen: ObservedPool, pods: int) -> None:
         """Set the number, unless the Deployment is another one than was seen. Raises Changed."""
         found = seen.found
         patch = {"metadata": {"resourceVersion": seen.version}, "spec": {"replicas": pods}}
@@ -105,7 +105,7 @@ class PoolScaler:
             )  # fmt: skip
         logger.info("pool scaled", extra={"pool": seen.pool, "from": seen.pods, "to": pods})
 
-    async def rank(self, seen: SeenPool, costs: Mapping[str, int]) -> None:
+    async def rank(self, seen: ObservedPool, costs: Mapping[str, int]) -> None:
         """Tell the ReplicaSet controller which pods to end first: those that cost least."""
         for pod in await self.list_pods(seen):
             cost = costs.get(pod.name, 0)
@@ -121,7 +121,7 @@ class PoolScaler:
             except Gone:
                 continue
 
-    async def list_pods(self, seen: SeenPool) -> list[PodObject]:
+    async def list_pods(self, seen: ObservedPool) -> list[PodObject]:
         """The pool's pods, those on their way out among them."""
         with answers("list", "pods"):
             listed = await self._core.list_namespaced_pod(
@@ -152,13 +152,15 @@ class PoolScaler:
             )
         return read_pool(items[0])
 
-    async def _rivals(self, namespace: str) -> list[Rival]:
+    async def _rivals(self, namespace: str) -> list[CompetingScaler]:
         with answers("list", "HorizontalPodAutoscalers"):
             autoscalers = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
                 namespace, _request_timeout=TIMEOUT_S
             )
         rivals = [
-            Rival("HorizontalPodAutoscaler", each.metadata.name, each.spec.scale_target_ref.name)
+            CompetingScaler(
+                "HorizontalPodAutoscaler", each.metadata.name, each.spec.scale_target_ref.name
+            )
             for each in autoscalers.items
             if each.spec.scale_target_ref.kind == "Deployment"
         ]
@@ -170,7 +172,9 @@ class PoolScaler:
         except Gone:
             return rivals  # KEDA is not installed
         return rivals + [
-            Rival("ScaledObject", each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"])
+            CompetingScaler(
+                "ScaledObject", each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"]
+            )
             for each in scaled["items"]
             if each["spec"]["scaleTargetRef"].get("kind", "Deployment") == "Deployment"
         ]

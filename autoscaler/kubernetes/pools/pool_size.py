@@ -38,7 +38,7 @@ class PoolObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class CompetingScaler:
     """Something else that sets the number of a pool's pods."""
 
     kind: str
@@ -70,7 +70,7 @@ class Owner(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAlone:
+class ScaledElsewhere:
     """The number of pods is somebody else's."""
 
     owner: Owner
@@ -97,17 +97,17 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
     )
 
 
-def find_owner(pool: PoolObject, rivals: Sequence[Rival]) -> LeaveAlone | None:
+def find_owner(pool: PoolObject, rivals: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
     """Who else decides about the number of pods; None: nobody."""
     where = f"InferenceService {pool.namespace}/{pool.name}"
     if pool.mode != STANDARD:
-        return LeaveAlone(
+        return ScaledElsewhere(
             Owner.MODE,
             f"{where} is in mode {pool.mode or 'unknown'!r}, whose own autoscaler decides; a pool "
             f"that Pilotlight scales needs serving.kserve.io/deploymentMode: {STANDARD}",
         )
     if pool.autoscaler_class != EXTERNAL:
-        return LeaveAlone(
+        return ScaledElsewhere(
             Owner.CLASS,
             f"{where} has autoscaler class {pool.autoscaler_class!r}; a pool that Pilotlight "
             f"scales needs {AUTOSCALER_CLASS}: {EXTERNAL}",
@@ -115,7 +115,7 @@ def find_owner(pool: PoolObject, rivals: Sequence[Rival]) -> LeaveAlone | None:
     others = [each for each in rivals if each.target == pool.deployment]
     if others:
         listed = ", ".join(f"{each.kind} {each.name}" for each in others)
-        return LeaveAlone(
+        return ScaledElsewhere(
             Owner.RIVAL,
             f"{listed} in namespace {pool.namespace} also scales Deployment {pool.deployment}; "
             "delete it, or leave the scaling to it",

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoscaler.kubernetes.pools.pool_size import LeaveAlone, Owner
-from autoscaler.service.backoff import Refusals
+from autoscaler.kubernetes.pools.pool_size import Owner, ScaledElsewhere
+from autoscaler.service.backoff import Backoff
 
 _WHOM = "pool"
 
 
 @dataclass(slots=True)
-class Contest:
+class ScaleConflict:
     """What was last set or found, and pauses after others changed it. One owner."""
 
     _pods: int | None = None
-    _pauses: Refusals = field(default_factory=Refusals)
+    _pauses: Backoff = field(default_factory=Backoff)
     _reason: str = ""
 
     def expect(self, pods: int | None) -> None:
         """The next look should find this many; None: whatever it finds."""
         self._pods = pods
 
-    def look(self, pods: int, now_s: float) -> LeaveAlone | None:
+    def look(self, pods: int, now_s: float) -> ScaledElsewhere | None:
         """Take in the number there is; says why it is to be left alone for now, if it is."""
         if self._pods is not None and pods != self._pods:
             self._pauses.refused(_WHOM, now_s)
@@ -36,5 +36,5 @@ class Contest:
             )
         self._pods = pods
         if self._pauses.is_paused(_WHOM, now_s):
-            return LeaveAlone(Owner.UNKNOWN, self._reason)
+            return ScaledElsewhere(Owner.UNKNOWN, self._reason)
         return None

@@ -15,7 +15,7 @@ from load.experiments.elastic.rules import Ours
 from load.experiments.elastic.scaler import PodScaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
-from load.traces.batches import Names, arrivals
+from load.traces.batches import NameColumn, arrivals
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 from registry.domain.profile import ProfilePoint
 
@@ -111,7 +111,9 @@ def _name(number: int) -> str:
 
 def _trace(task: BurstTask) -> Trace:
     at_s = random.Random(f"{task.seed}:burst").uniform(*_AT_S)
-    column = Names(map(_name, range(task.models))).column(np.arange(task.models, dtype=np.int32))
+    column = NameColumn(map(_name, range(task.models))).column(
+        np.arange(task.models, dtype=np.int32)
+    )
     return [arrivals(np.full(task.models, at_s), model=column)]
 
 

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.actions import Demote, Load, SetPods
-from autoscaler.planning.pool_snapshot import Seen as PoolSeen
-from autoscaler.planning.pool_snapshot import read_pool
-from autoscaler.planning.pool_view import Limits, Waiting
+from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import Limits, QueueDemand
 from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
-from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from load.simulator.autoscaling import LiveForecasts
 from registry.domain.model import name_of_key
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
     from autoscaler.planning.pool_view import Demand
-    from load.experiments.elastic.scaler import Seen
+    from load.experiments.elastic.scaler import PoolObservations
     from load.simulator.simulate import Actions
     from registry.domain.model import ModelName
 
@@ -39,7 +38,7 @@ class Ours:
         """`counts` of what came before; the run begins at `epoch_s` of their clock."""
         self._limits = limits
         self._policy = predictive()
-        self._pods = PodState(current=pods)
+        self._pods = ScalingState(current=pods)
         self._counts = counts
         self._epoch_s = epoch_s
         self._forecasts = LiveForecasts()
@@ -48,7 +47,7 @@ class Ours:
         self._told: dict[ModelName, int] = {}
         self._last_s: dict[ModelName, float] = {}
 
-    def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
         """As the live autoscaler's tick."""
         arrived = {name: count - self._told.get(name, 0) for name, count in seen.asked.items()}
         self._told = dict(seen.asked)
@@ -57,11 +56,11 @@ class Ours:
         view = read_pool(
             seen.state,
             now_s,
-            PoolSeen(
+            Observations(
                 arrived=arrived,
                 last_arrival_s=self._last_s,
                 waiting={
-                    name: Waiting(each.requests, each.starved, each.oldest_s)
+                    name: QueueDemand(each.requests, each.starved, each.oldest_s)
                     for name, each in seen.waiting.items()
                 },
             ),
@@ -69,7 +68,7 @@ class Ours:
             demand=self._demand,
         )
         planned, _ = self._policy.plan(view, None)
-        scaling, self._pods = scale_pods(view, self._pods, PodParams())
+        scaling, self._pods = scale_pods(view, self._pods, ScalingParams())
         for action in planned:  # after all plans: the view changes with what is begun
             if isinstance(action, Load):
                 actions.preload(name_of_key(action.key), action.pod, action.tier)
@@ -78,7 +77,9 @@ class Ours:
         wishes = [each.pods for each in scaling if isinstance(each, SetPods)]
         return wishes[0] if wishes else self._pods.current or 0
 
-    def _forecast(self, now_s: float, seen: Seen, arrived: dict[ModelName, int]) -> None:
+    def _forecast(
+        self, now_s: float, seen: PoolObservations, arrived: dict[ModelName, int]
+    ) -> None:
         if self._counts is None:
             return
         at_s = self._epoch_s + now_s
@@ -103,12 +104,12 @@ class Knative:
         self._least = least
         self._state = KpaState()
 
-    def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
         """Load what pods lack, and say how many there should be."""
         load_everywhere(seen, actions)
         return self.pods_for(seen.in_system, now_s, seen)
 
-    def pods_for(self, concurrency: float, now_s: float, seen: Seen) -> int:
+    def pods_for(self, concurrency: float, now_s: float, seen: PoolObservations) -> int:
         """Pods to have, after one more sample."""
         pods, self._state = kpa_pods(
             concurrency, len(seen.state.pods), self._state, now_s, self._params
@@ -133,7 +134,7 @@ class ScrapedKnative:
         self._pods: int | None = None
         """What the last plan wanted; None: there was none."""
 
-    def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
         """Sample; the pods of the last plan, where none is due."""
         load_everywhere(seen, actions)
         self._second.append(seen.in_system)
@@ -147,7 +148,7 @@ class ScrapedKnative:
         return len(seen.state.pods) if self._pods is None else self._pods
 
 
-def load_everywhere(seen: Seen, actions: Actions) -> None:
+def load_everywhere(seen: PoolObservations, actions: Actions) -> None:
     """Every model at every pod."""
     for name, record in seen.state.models.items():
         for pod in seen.state.pods:

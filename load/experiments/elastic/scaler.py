@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from load.simulator.simulate import Actions
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName
-    from registry.domain.queue_stats import WaitingRequests
+    from registry.domain.queue_stats import QueueStats
 
 
 class Rule(Protocol):
@@ -23,11 +23,11 @@ class Rule(Protocol):
 
     every_s: float
 
-    def plan(self, now_s: float, seen: Seen, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
         """The pods to have from now on; loads are begun through `actions`."""
 
 
-class Seen:
+class PoolObservations:
     """What a rule sees beside the clock."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Seen:
         state: ClusterState,
         asked: Counter[ModelName],
         in_system: int,
-        waiting: Mapping[ModelName, WaitingRequests],
+        waiting: Mapping[ModelName, QueueStats],
     ) -> None:
         self.state = state
         self.asked = asked
@@ -78,7 +78,7 @@ class PodScaler:
         if now_s + 1e-9 < self._next_plan_s:
             return
         self._next_plan_s = now_s + self._rule.every_s
-        seen = Seen(state, self.asked, actions.open_requests, actions.waiting())
+        seen = PoolObservations(state, self.asked, actions.open_requests, actions.waiting())
         wanted = self._rule.plan(now_s, seen, actions)
         self._follow(state, now_s, wanted, actions)
 

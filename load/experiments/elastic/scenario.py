@@ -10,7 +10,7 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.traces.batches import Names, arrivals
+from load.traces.batches import NameColumn, arrivals
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -87,7 +87,7 @@ def _arrival_times(
 
 def trace_of(at_s: NDArray[np.float64]) -> Trace:
     """Requests for the one model."""
-    names = Names([_MODEL.name])
+    names = NameColumn([_MODEL.name])
     batches: list[pa.RecordBatch] = []
     for offset in range(0, at_s.size, _ROWS):
         part = at_s[offset : offset + _ROWS]

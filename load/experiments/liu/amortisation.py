@@ -10,7 +10,7 @@ import numpy as np
 from load.experiments.experiment import Settings, Table
 from load.experiments.liu.runs import mean_s
 from load.experiments.liu.simulated import latencies_s, sequential
-from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, Task, spread
+from load.experiments.liu.sizes import AFTER, BEFORE, SIZES, SizeTask, spread
 from load.experiments.parallel_map import run_side_by_side
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def amortisation_table(
     """Both policies over as many requests as the thesis reckons, for few of the seeds."""
     few = seeds[: 1 if settings.is_quick else 10]
     sizes = SIZES[:1] if settings.is_quick else SIZES
-    tasks = [Task(size, "", seed, size.break_even_requests) for size in sizes for seed in few]
+    tasks = [SizeTask(size, "", seed, size.break_even_requests) for size in sizes for seed in few]
     found = run_side_by_side(amortise, tasks, settings, what="6.3 simulated")
     rows: list[tuple[Cell, ...]] = []
     for size in sizes:
@@ -63,7 +63,7 @@ def amortisation_table(
     )  # fmt: skip
 
 
-def amortise(task: Task) -> Amortised:
+def amortise(task: SizeTask) -> Amortised:
     """A long sequence under both policies."""
     before, after = (
         latencies_s(

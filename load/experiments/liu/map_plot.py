@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from load.experiments.liu.simulated import Times
+    from load.experiments.liu.simulated import ModelTimings
     from load.experiments.liu_grid import Won
 
 _NAMES: Final = {
@@ -30,7 +30,7 @@ _COLOURS: Final = dict(
 _DARK: Final = ("C", "P")
 
 
-def draw_map(workload: str, grid: Mapping[tuple[str, Times], Won], folder: Path) -> Path:
+def draw_map(workload: str, grid: Mapping[tuple[str, ModelTimings], Won], folder: Path) -> Path:
     """Write the map of one workload as PNG; returns the file."""
     cells = {times: won for (of, times), won in grid.items() if of == workload}
     infers_s = sorted({times.infer_s for times in cells})
@@ -64,7 +64,7 @@ def draw_map(workload: str, grid: Mapping[tuple[str, Times], Won], folder: Path)
     return path
 
 
-def _panel(axes: Axes, cells: Mapping[Times, Won]) -> None:
+def _panel(axes: Axes, cells: Mapping[ModelTimings, Won]) -> None:
     loads_s = sorted({times.load_s for times in cells})
     networks_s = sorted({times.network_s for times in cells})
     axes.grid(visible=False)

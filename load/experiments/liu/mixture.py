@@ -11,7 +11,7 @@ from typing import Final
 
 from load.experiments.liu.scenarios import WIN_SCENARIOS
 from load.experiments.liu.simulated import (
-    Times,
+    ModelTimings,
     cluster_of,
     model_of,
     tell_times,
@@ -34,7 +34,7 @@ class MixtureTask:
     pairs_per_s: float
     seed: int
     pairs: int
-    base: Times
+    base: ModelTimings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """One answered request. Seconds."""
 
     latency_s: float
@@ -40,7 +40,7 @@ class SimpleRun:
 
     policy: str
     seed: int
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedAnswer, ...]
 
     @property
     def cold_starts(self) -> int:
@@ -65,7 +65,7 @@ class WinRun:
     """Time of the request that warms a pod; 0 where there is none."""
     concurrent_s: float
     """From sending the two concurrent requests to the later answer."""
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedAnswer, ...]
     """Those of the two concurrent requests."""
 
     @property
@@ -90,7 +90,7 @@ def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
     return [answer.latency_s for run in runs for answer in run.answers]
 
 
-def mean_stages_s(answers: Sequence[Answer]) -> dict[str, float]:
+def mean_stages_s(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Mean time per request in each stage."""
     return {
         stage: mean_s([answer.stages_s.get(stage, 0.0) for answer in answers]) for stage in STAGES

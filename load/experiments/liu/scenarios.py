@@ -60,15 +60,15 @@ class DemoScale:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MachinePace:
     """What one T5-small request costs on this machine. Seconds."""
 
     load_s: float
     infer_s: float
 
-    def slower(self, other: Pace) -> Pace:
+    def slower(self, other: MachinePace) -> MachinePace:
         """The slower of both in each part."""
-        return Pace(max(self.load_s, other.load_s), max(self.infer_s, other.infer_s))
+        return MachinePace(max(self.load_s, other.load_s), max(self.infer_s, other.infer_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class WinScenario:
         """The policy that was fastest in the thesis."""
         return min(self.liu_s, key=self.liu_s.__getitem__)
 
-    def sleep_s(self, scale: DemoScale, pace: Pace) -> float:
+    def sleep_s(self, scale: DemoScale, pace: MachinePace) -> float:
         """The thesis's 5 s, scaled so that its conditions hold at the pace of this machine.
 
         Source: Liu 2025, section 6.5. `colocation` wins where the network costs more than a cold

@@ -1,6 +1,6 @@
 """Liu's cluster and workloads in the simulator: eight machines, a pod each, one slot.
 
-What the thesis's seconds were is in `Times`; the policies and all else are production's.
+What the thesis's seconds were is in `ModelTimings`; the policies and all else are production's.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from load.experiments.liu.runs import Answer, SimpleRun, WinRun
+from load.experiments.liu.runs import SimpleRun, TimedAnswer, WinRun
 from load.experiments.liu.scenarios import THESIS_SLEEP_S
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.stages import STAGES
-from load.traces.batches import Names, arrivals
+from load.traces.batches import NameColumn, arrivals
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -36,11 +36,11 @@ TENANT: Final = "default"
 PATIENCE_S: Final = 86_400.0
 """Nobody gives up, however long the line: all policies answer the same requests."""
 MODEL_BYTES: Final = 10**9
-"""Any size: loads take what `Times` says."""
+"""Any size: loads take what `ModelTimings` says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ModelTimings:
     """What a request of one model costs: Liu 2025, section 6.5, T_CS, T_I, T_P and T_N. Seconds."""
 
     load_s: float
@@ -50,7 +50,9 @@ class Times:
     """To another pod, beside what a few bytes take there and back."""
 
 
-def model_of(name: str, times: Times, routing: RoutingPolicy = RoutingPolicy.AUTO) -> ModelPlan:
+def model_of(
+    name: str, times: ModelTimings, routing: RoutingPolicy = RoutingPolicy.AUTO
+) -> ModelPlan:
     """A model that takes these times; every request is inferred alone, as in the thesis."""
     return ModelPlan(
         spec=ModelSpec(
@@ -81,13 +83,13 @@ def cluster_of(models: Sequence[ModelPlan], *, models_per_pod: int = 10) -> Clus
     return ClusterPlan(nodes, tuple(models), gateway_hop_s=0.0, pod_hop_s=FAST_NETWORK_S)
 
 
-def tell_times(run: Simulation, known: Mapping[str, Times]) -> None:
+def tell_times(run: Simulation, known: Mapping[str, ModelTimings]) -> None:
     """Have the registry know the models' times (by name), as after some time in service."""
     specs = [record.spec for record in run.registry.state.models.values()]
     run.know({spec.key: _measures(known[spec.name.name]) for spec in specs})
 
 
-def _measures(times: Times) -> dict[str, float]:
+def _measures(times: ModelTimings) -> dict[str, float]:
     return {
         "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
         "postprocess": times.postprocess_s, "network": FAST_NETWORK_S + times.network_s,
@@ -97,17 +99,17 @@ def _measures(times: Times) -> dict[str, float]:
 
 def trace_of(at_s: Sequence[float], models: Sequence[str]) -> list[pa.RecordBatch]:
     """A trace of one item per request."""
-    names = Names()
+    names = NameColumn()
     codes = np.array([names.code(model) for model in models], np.int32)
     return [arrivals(np.asarray(at_s, np.float64), model=names.column(codes))]
 
 
-def answers_of(run: Simulation) -> list[Answer]:
+def answers_of(run: Simulation) -> list[TimedAnswer]:
     """Run it; its answers in the order of their arrival."""
     rows = [row for batch in run for row in batch.to_pylist()]
     rows.sort(key=lambda row: (row["scheduled_s"], int(row["request_id"].rpartition("-")[2])))
     return [
-        Answer(
+        TimedAnswer(
             latency_s=row["finished_s"] - row["scheduled_s"],
             start=row["start"] or "",
             pod=row["entry_pod"] or "",
@@ -129,7 +131,9 @@ def latencies_s(run: Simulation) -> NDArray[np.float64]:
     return np.concatenate([each.to_numpy(zero_copy_only=False) for each in batches])
 
 
-def sequential(name: str, times: Times, policy: str, seed: int, *, requests: int) -> Simulation:
+def sequential(
+    name: str, times: ModelTimings, policy: str, seed: int, *, requests: int
+) -> Simulation:
     """One request after the other, the model cold everywhere: spaced so that none overlap."""
     spacing_s = 2 * (times.load_s + times.infer_s)
     plan = cluster_of([model_of(name, times)])
@@ -137,13 +141,17 @@ def sequential(name: str, times: Times, policy: str, seed: int, *, requests: int
     return simulate(plan, trace, RoutingPolicy(policy), seed)
 
 
-def simple_run(name: str, times: Times, policy: str, seed: int, *, requests: int) -> SimpleRun:
+def simple_run(
+    name: str, times: ModelTimings, policy: str, seed: int, *, requests: int
+) -> SimpleRun:
     """Section 6.2."""
     run = sequential(name, times, policy, seed, requests=requests)
     return SimpleRun(policy, seed, tuple(answers_of(run)))
 
 
-def times_of(scenario: WinScenario, base: Times, sleep_s: float = THESIS_SLEEP_S) -> Times:
+def times_of(
+    scenario: WinScenario, base: ModelTimings, sleep_s: float = THESIS_SLEEP_S
+) -> ModelTimings:
     """A workload's times: the thesis's 5 s in post-processing, on the network, or on both."""
     return replace(
         base,
@@ -153,7 +161,7 @@ def times_of(scenario: WinScenario, base: Times, sleep_s: float = THESIS_SLEEP_S
 
 
 def win_run(
-    scenario: WinScenario, times: Times, policy: str, seed: int, *, sleep_s: float
+    scenario: WinScenario, times: ModelTimings, policy: str, seed: int, *, sleep_s: float
 ) -> WinRun:
     """Section 6.4: two concurrent requests, after a warming one where the scenario says so."""
     name = scenario.model

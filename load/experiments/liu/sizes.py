@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from load.experiments.liu.runs import mean_s
 from load.experiments.liu.scenarios import SIMPLE_REQUESTS
-from load.experiments.liu.simulated import Times
+from load.experiments.liu.simulated import ModelTimings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Size:
     """One T5 at the thesis's pace, and where the thesis's figures of it are."""
 
     model: str
-    times: Times
+    times: ModelTimings
     break_even_requests: int
     """Section 6.3: 7 further cold starts over the threshold."""
     cold_before: int
@@ -35,17 +35,17 @@ class Size:
 
 
 SIZES: Final = (
-    Size("t5-small", Times(3.0, 1.0), 2_100, cold_before=29, total_before=22, total_after=23,
+    Size("t5-small", ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22, total_after=23,
          many_before=39, many_after=38),
-    Size("t5-base", Times(6.0, 3.7), 4_200, cold_before=30),
-    Size("t5-large", Times(17.0, 12.2), 11_900, cold_before=31, gain=24),
+    Size("t5-base", ModelTimings(6.0, 3.7), 4_200, cold_before=30),
+    Size("t5-large", ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
 )  # fmt: skip
 """Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s; of the others, which
 the text does not give, in proportion to the weights (242, 892, 2951 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SizeTask:
     """What one process is given."""
 
     size: Size

@@ -12,7 +12,7 @@ from load.experiments.prewarm.runs import OURS, PEERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from load.experiments.prewarm.runs import Outcome
+    from load.experiments.prewarm.runs import PrewarmResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class AtEqualMemory:
         return self.p75 / min(known) if known and min(known) > 0 else None
 
 
-def at_equal_memory(outcomes: Sequence[Outcome]) -> list[AtEqualMemory]:
+def at_equal_memory(outcomes: Sequence[PrewarmResult]) -> list[AtEqualMemory]:
     """Each run of ours that at least one peer reaches, by memory."""
     ours = sorted(
         (each for each in outcomes if each.policy == OURS), key=lambda each: each.idle_model_h
@@ -57,7 +57,10 @@ def at_equal_memory(outcomes: Sequence[Outcome]) -> list[AtEqualMemory]:
 
 
 def _at(
-    outcomes: Sequence[Outcome], policy: str, ours: Outcome, of: Callable[[Outcome], float]
+    outcomes: Sequence[PrewarmResult],
+    policy: str,
+    ours: PrewarmResult,
+    of: Callable[[PrewarmResult], float],
 ) -> float | None:
     """A peer's figure at the memory of a run, between its runs in proportion to log memory."""
     line = sorted(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.history import Forecast, Question
-from autoscaler.planning.demand_forecast import Learnt, expect, learn
+from autoscaler.forecasting.history import Forecast, ForecastHorizon
+from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
 from autoscaler.planning.pool_view import Demand
 from load.experiments.prewarm.scenario import TICK_S
 
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from autoscaler.forecasting.history import Floats
-    from load.experiments.prewarm.scenario import Span
+    from load.experiments.prewarm.scenario import ReplayWindow
 
-QUESTION: Final = Question(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+QUESTION: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _NO_PAST: Final = CountsParams(seconds=1, minutes=1, tens=1, active=1)
 _LEARN_EVERY_S: Final = 3600.0
 """Rarer than live, for the time it takes."""
 
 
-class Tape:
+class ForecastCache:
     """Forecasts by tick; a `load.simulator.autoscaling.Forecaster`."""
 
-    def __init__(self, span: Span, arrays: dict[str, Floats], *, with_history: bool) -> None:
+    def __init__(
+        self, span: ReplayWindow, arrays: dict[str, Floats], *, with_history: bool
+    ) -> None:
         """Without history the past of every demand is empty, for policies that do not read it."""
         self._epoch_s = span.epoch_s
         self._arrays = arrays
@@ -48,11 +50,13 @@ class Tape:
         return Demand(history, QUESTION, Forecast(**at), soon)
 
 
-def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int], None]) -> None:
+def record(
+    span: ReplayWindow, models: list[str], path: Path, tell: Callable[[int, int], None]
+) -> None:
     """Forecast at every tick of a span, and write it all to a file."""
     names = tuple(f"default/{name}" for name in models)
     counts, arrivals = span.counts_before(), _by_tick(span)
-    learnt: Learnt | None = None
+    learnt: FittedModel | None = None
     arrays: dict[str, Floats] = {}
     for tick in range(span.ticks + 1):
         now_s = span.epoch_s + tick * TICK_S
@@ -60,8 +64,8 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
         if tick in arrivals:
             counts.add(*arrivals[tick])
         history = counts.history_of(names, now_s)
-        learnt = learn(history, names, learnt, every_s=_LEARN_EVERY_S)
-        for name, found in _kept(expect(history, learnt, QUESTION)).items():
+        learnt = fit_model(history, names, learnt, every_s=_LEARN_EVERY_S)
+        for name, found in _kept(forecast_demand(history, learnt, QUESTION)).items():
             if tick == 0:
                 arrays[name] = np.zeros((span.ticks + 1, *found.shape), dtype=np.float32)
             arrays[name][tick] = found
@@ -71,10 +75,10 @@ def record(span: Span, models: list[str], path: Path, tell: Callable[[int, int],
 
 
 @lru_cache(maxsize=1)
-def read(span: Span, path: Path, *, with_history: bool) -> Tape:
+def read(span: ReplayWindow, path: Path, *, with_history: bool) -> ForecastCache:
     """What `record` wrote."""
     with np.load(path) as arrays:
-        return Tape(span, dict(arrays), with_history=with_history)
+        return ForecastCache(span, dict(arrays), with_history=with_history)
 
 
 def _kept(demand: Demand) -> dict[str, Floats]:
@@ -88,7 +92,7 @@ def _kept(demand: Demand) -> dict[str, Floats]:
     }
 
 
-def _by_tick(span: Span) -> dict[int, tuple[list[str], list[float], list[int]]]:
+def _by_tick(span: ReplayWindow) -> dict[int, tuple[list[str], list[float], list[int]]]:
     """Models, times and counts by the tick that sees them first."""
     found: dict[int, tuple[list[str], list[float], list[int]]] = {}
     for batch in span.trace():

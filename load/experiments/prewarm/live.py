@@ -65,7 +65,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryHeld:
     """What a run came to."""
 
     requests: int
@@ -90,7 +90,7 @@ def live_value(policy: str, value: float, model_bytes: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class MeasuredTimes:
     """Medians of the live runs, in seconds of the trace."""
 
     load_s: Mapping[Tier, float]
@@ -99,7 +99,7 @@ class Times:
     postprocess_s: float
 
 
-def times_of(runs: Sequence[Run]) -> Times:
+def times_of(runs: Sequence[Run]) -> MeasuredTimes:
     """From the records of live runs; a tier that no load started from has the trace's time."""
 
     def median_s(stage: str, where: Sequence[Bools] | None = None) -> float | None:
@@ -113,7 +113,7 @@ def times_of(runs: Sequence[Run]) -> Times:
         found = median_s("load", [each.is_ok & _began(each, tier) for each in runs])
         return LOAD_S[tier] if found is None else found
 
-    return Times(
+    return MeasuredTimes(
         {tier: load_s(tier) for tier in LOAD_S},
         *(median_s(stage) or 0.0 for stage in ("preprocess", "infer", "postprocess")),
     )
@@ -126,7 +126,7 @@ def _began(run: Run, tier: Tier) -> Bools:
     return found
 
 
-def simulated(piece: Slice, policy: str, value: float, times: Times) -> Held:
+def simulated(piece: Slice, policy: str, value: float, times: MeasuredTimes) -> MemoryHeld:
     """The slice in the simulator, at the trace's own pace."""
     described = _cluster(piece.models(), times)
     scaler = PlannedAutoscaler(policy_of(policy, value), described, every_s=TICK_S)
@@ -138,10 +138,10 @@ def simulated(piece: Slice, policy: str, value: float, times: Times) -> Held:
         cold += sum(start != "warm" for start in starts)
     summary = simulation.summary
     idle_h = summary.wasted_memory_byte_s / MODEL_BYTES / 3600
-    return Held(requests, cold, requests - summary.statuses[200], idle_h)
+    return MemoryHeld(requests, cold, requests - summary.statuses[200], idle_h)
 
 
-def _cluster(models: list[str], times: Times) -> ClusterPlan:
+def _cluster(models: list[str], times: MeasuredTimes) -> ClusterPlan:
     """The experiment's cluster with nothing on its disk, and with times as they were live."""
     plan = cluster(models)
     alike = [

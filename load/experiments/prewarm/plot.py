@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from load.experiments.prewarm.runs import Outcome
+    from load.experiments.prewarm.runs import PrewarmResult
 
 
-def draw(outcomes: Sequence[Outcome], folder: Path) -> Path:
+def draw(outcomes: Sequence[PrewarmResult], folder: Path) -> Path:
     """Write `pareto.png`: cold starts of all requests, and the 75th percentile of models."""
     path = folder / "pareto.png"
     with styled():

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoscaler.loading import loading_policies
 from load.experiments.prewarm import forecast_cache
-from load.experiments.prewarm.scenario import MODEL_BYTES, TICK_S, Span, cluster
+from load.experiments.prewarm.scenario import MODEL_BYTES, TICK_S, ReplayWindow, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulate import simulate
 
@@ -39,18 +39,18 @@ VALUES: Final[Mapping[str, tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PrewarmTask:
     """A policy, a value of its parameter, and what it is played on."""
 
     policy: str
     value: float
-    span: Span
+    span: ReplayWindow
     models: tuple[str, ...]
     forecasts: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PrewarmResult:
     """What one run came to."""
 
     policy: str
@@ -70,7 +70,7 @@ class Outcome:
         return self.cold / max(1, self.requests)
 
 
-def run_one(task: Task) -> Outcome:
+def run_one(task: PrewarmTask) -> PrewarmResult:
     """Simulate."""
     plan = cluster(list(task.models))
     scaler = PlannedAutoscaler(
@@ -92,7 +92,7 @@ def run_one(task: Task) -> Outcome:
             requests[model] += 1
             cold[model] += start != "warm"
     shares = [cold[model] / requests[model] for model in requests]
-    return Outcome(
+    return PrewarmResult(
         task.policy,
         task.value,
         requests.total(),

@@ -25,7 +25,7 @@ TICK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReplayWindow:
     """Which hours of which file: counted from the start, simulated from `first_h`."""
 
     file: str

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.routing.route_request import Arrival, decide
+from gateway.routing.route_request import IncomingRequest, route_request
 from load.report.summary import jain
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
-from load.traces.batches import Names, arrivals
+from load.traces.batches import NameColumn, arrivals
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -40,7 +40,7 @@ _ROWS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTask:
+class ClusterSizeTask:
     """One run."""
 
     pods: int
@@ -67,7 +67,7 @@ class Sized:
     """CPU time of the whole simulation per request."""
 
 
-def play_size(task: SizeTask) -> Sized:
+def play_size(task: ClusterSizeTask) -> Sized:
     """Simulate one size under one policy."""
     run = simulate(_cluster(task), _trace(task), task.policy, task.seed)
     tenants: Counter[str] = Counter()
@@ -106,7 +106,7 @@ def _count(batch: pa.RecordBatch, tenants: Counter[str], good: Counter[str]) -> 
     )
 
 
-def _decisions_us(run: Simulation, task: SizeTask) -> list[float]:
+def _decisions_us(run: Simulation, task: ClusterSizeTask) -> list[float]:
     """CPU time of decisions about random models, on the cluster as it is amid the run."""
     rng = random.Random(f"{task.seed}:decisions")
     state, now_s = run.registry.state, run.kernel.now_s
@@ -115,13 +115,15 @@ def _decisions_us(run: Simulation, task: SizeTask) -> list[float]:
     for sequence in range(min(1000, task.requests)):
         name, draw = rng.choice(names), rng.random()
         began_ns = time.thread_time_ns()
-        arrival = Arrival("d", name, now_s, draw, sequence, task.policy, now_s + _DEADLINE_S)
-        decide(arrival, state.models, state, now_s=now_s)
+        arrival = IncomingRequest(
+            "d", name, now_s, draw, sequence, task.policy, now_s + _DEADLINE_S
+        )
+        route_request(arrival, state.models, state, now_s=now_s)
         times_us.append((time.thread_time_ns() - began_ns) / 1000)
     return times_us
 
 
-def _cluster(task: SizeTask) -> ClusterPlan:
+def _cluster(task: ClusterSizeTask) -> ClusterPlan:
     places = max(2, -(-2 * task.models // task.pods))
     width = len(str(task.pods - 1))
     nodes = tuple(
@@ -142,13 +144,13 @@ def _cluster(task: SizeTask) -> ClusterPlan:
     return ClusterPlan(nodes, models)
 
 
-def _trace(task: SizeTask) -> list[pa.RecordBatch]:
+def _trace(task: ClusterSizeTask) -> list[pa.RecordBatch]:
     rng = np.random.default_rng(task.seed)
     weights = 1.0 / np.arange(1, task.models + 1) ** _SKEW
     chosen = rng.choice(task.models, task.requests, p=weights / weights.sum())
     at_s = np.cumsum(rng.exponential(INFER_S / _BUSY_SHARE / task.pods, task.requests))
-    tenants = Names(_tenant(number) for number in range(min(TENANTS, task.models)))
-    models = Names(_model(number) for number in range(task.models))
+    tenants = NameColumn(_tenant(number) for number in range(min(TENANTS, task.models)))
+    models = NameColumn(_model(number) for number in range(task.models))
     whole = arrivals(
         at_s,
         model=models.column(chosen.astype(np.int32)),

@@ -53,7 +53,7 @@ class LoadTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class RegistryLoadResult:
     """What it came to; `_us` is CPU time per granted reservation and its release."""
 
     granted: int
@@ -73,7 +73,7 @@ class Loaded:
         return 1e6 / self.redis_us
 
 
-def load_registry(url: str, task: LoadTask) -> Loaded:
+def load_registry(url: str, task: LoadTask) -> RegistryLoadResult:
     """Fill an empty Redis with a pool and measure. Raises ExperimentError."""
     pool = uuid.uuid4().hex[:8]
     try:
@@ -99,7 +99,7 @@ def load_registry(url: str, task: LoadTask) -> Loaded:
                 each.join()
 
 
-def _measure(url: str, task: LoadTask, begin: Barrier, told: Queue[Any]) -> Loaded:
+def _measure(url: str, task: LoadTask, begin: Barrier, told: Queue[Any]) -> RegistryLoadResult:
     with redis.Redis.from_url(url) as client:
         try:
             begin.wait(PATIENCE_S)
@@ -115,7 +115,7 @@ def _measure(url: str, task: LoadTask, begin: Barrier, told: Queue[Any]) -> Load
     granted = sum(each[0] for each in counts)
     if granted == 0:
         raise ExperimentError(f"no reservation was granted within {task.seconds:g} s")
-    return Loaded(
+    return RegistryLoadResult(
         granted=granted,
         refused=sum(each[1] for each in counts),
         seconds=ended_s - began_s,

@@ -15,7 +15,7 @@ _MBIT_PER_S: Final = 4096.0
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ModelTimes:
     """One model on one machine."""
 
     name: str
@@ -29,13 +29,13 @@ class Profile:
 
 
 PROFILES: Final = (
-    Profile("MobileNet-V1", 0.01170, 16.9),
-    Profile("SqueezeNet", 0.00931, 0.5),
-    Profile("VGG-19", 0.05927, 549),
-    Profile("DenseNet-169", 0.07458, 55),
-    Profile("Whisper", 0.50674, 1500),
-    Profile("Resnet18", 0.02196, 135),
-    Profile("VGG16", 0.03880, 528),
-    Profile("VGG-16", 0.05672, 528),
-    Profile("Inception-ResNet-v2", 0.04525, 215),
+    ModelTimes("MobileNet-V1", 0.01170, 16.9),
+    ModelTimes("SqueezeNet", 0.00931, 0.5),
+    ModelTimes("VGG-19", 0.05927, 549),
+    ModelTimes("DenseNet-169", 0.07458, 55),
+    ModelTimes("Whisper", 0.50674, 1500),
+    ModelTimes("Resnet18", 0.02196, 135),
+    ModelTimes("VGG16", 0.03880, 528),
+    ModelTimes("VGG-16", 0.05672, 528),
+    ModelTimes("Inception-ResNet-v2", 0.04525, 215),
 )

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from load.experiments.schedulers.runs import Outcome
+    from load.experiments.schedulers.runs import SchedulerResult
 
 
-def draw(outcomes: Sequence[Outcome], folder: Path) -> Path:
+def draw(outcomes: Sequence[SchedulerResult], folder: Path) -> Path:
     """Write `schedulers.png`: minutes are those of the first seed, the rest is of all seeds."""
     path = folder / "schedulers.png"
     runs = {
@@ -36,7 +36,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> Path:
     return path
 
 
-def _completion(axes: Axes, runs: dict[str, list[Outcome]]) -> None:
+def _completion(axes: Axes, runs: dict[str, list[SchedulerResult]]) -> None:
     for at, (name, found) in enumerate(runs.items()):
         times_s = np.median([each.curve_s for each in found], axis=0)
         shares = np.linspace(0, 1, len(times_s))
@@ -50,7 +50,7 @@ def _completion(axes: Axes, runs: dict[str, list[Outcome]]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-def _minutes(axes: Axes, first: dict[str, Outcome]) -> None:
+def _minutes(axes: Axes, first: dict[str, SchedulerResult]) -> None:
     runs = list(first.values())
     edges = np.arange(len(runs[0].arrivals) + 1)
     axes.stairs(runs[0].arrivals, edges, fill=True, color="#e4e4e4")
@@ -63,7 +63,7 @@ def _minutes(axes: Axes, first: dict[str, Outcome]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _loads(axes: Axes, runs: dict[str, list[Outcome]]) -> None:
+def _loads(axes: Axes, runs: dict[str, list[SchedulerResult]]) -> None:
     for at, (name, found) in enumerate(runs.items()):
         times_s = [each.load_s for each in found]
         mean_s = float(np.mean(times_s))

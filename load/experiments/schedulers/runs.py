@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from load.experiments.schedulers.machines import cluster, profiled_s
-from load.experiments.schedulers.scheduler_configs import contestant
+from load.experiments.schedulers.scheduler_configs import scheduler_config
 from load.experiments.schedulers.workload import BIN_S
 from load.simulator.autoscaling import PacedForecasts, PlannedAutoscaler
 from load.simulator.simulate import simulate
@@ -28,7 +28,7 @@ _AFTER_SPIKE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SchedulerTask:
     """What one process is given."""
 
     scheduler: str
@@ -38,7 +38,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SchedulerResult:
     """What one run came to. Times in seconds, shares of all requests."""
 
     scheduler: str
@@ -70,10 +70,10 @@ class Outcome:
     """By minute of arrival."""
 
 
-def run_one(task: Task) -> Outcome:
+def run_one(task: SchedulerTask) -> SchedulerResult:
     """Simulate."""
     began_s = time.process_time()
-    who, work = contestant(task.scheduler), task.workload
+    who, work = scheduler_config(task.scheduler), task.workload
     plan = cluster(task.machines, task.seed)
     scaler = PlannedAutoscaler(
         who.policy, plan,
@@ -93,7 +93,7 @@ def run_one(task: Task) -> Outcome:
     in_spike, after = _within(minute, spikes, 0), _within(minute, spikes, _AFTER_SPIKE)
     answered_s = took_s[is_ok]
     p40, p50, p99 = np.quantile(answered_s, (0.4, 0.5, 0.99)).tolist()
-    return Outcome(
+    return SchedulerResult(
         scheduler=task.scheduler,
         seed=task.seed,
         requests=len(took_s),

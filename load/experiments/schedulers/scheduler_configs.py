@@ -16,7 +16,7 @@ from autoscaler.loading.round_robin import (
     RoundRobin,
     round_robin,
 )
-from load.simulator.queue_options import Queueing
+from load.simulator.queue_options import QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,30 +48,32 @@ _LIVE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class SchedulerConfig:
     """A loading policy, how its requests queue, and how often it is asked."""
 
     policy: LoadingPolicy[Any]
-    queueing: Queueing
+    queueing: QueueOptions
     every_s: float
     is_forecasting: bool = False
 
 
-def contestant(name: str) -> Contestant:
+def scheduler_config(name: str) -> SchedulerConfig:
     """One of `LINEUP`.
 
     In the thesis one scheduler loads and places, and knows when a machine becomes idle.
     """
     if name == SHIPPED:
-        return Contestant(predictive(), Queueing(serves_late=True), _LIVE_S, is_forecasting=True)
+        return SchedulerConfig(
+            predictive(), QueueOptions(serves_late=True), _LIVE_S, is_forecasting=True
+        )
     refinements = ROUND_ROBIN.get(name, 0)
-    queueing = Queueing(
+    queueing = QueueOptions(
         serves_late=True,
         by_deadline=name in {CLOCKWORK, OURS} or refinements >= BY_DEADLINE,
         plans_first=True,
         may_load=False,
     )
-    return Contestant(
+    return SchedulerConfig(
         _policy(name, refinements), queueing, _SCHEDULER_S, is_forecasting=name == OURS
     )
 

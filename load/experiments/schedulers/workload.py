@@ -14,7 +14,7 @@ import numpy as np
 
 from load.experiments.errors import ExperimentError
 from load.experiments.schedulers.models import PROFILES
-from load.traces.batches import Names, arrivals, even_batches
+from load.traces.batches import NameColumn, arrivals, even_batches
 from load.traces.deadlines import model_deadline_s
 from load.traces.expansion import Cells, expand
 from load.traces.seeds import Seed
@@ -98,7 +98,7 @@ class Workload:
         found = expand(cells, bin_s=BIN_S, cv=None, rng=Seed(seed).of("arrivals").rng())
         due_s = deadlines_s(seed)
         by_code = np.array([due_s[each.name] for each in PROFILES])
-        names = Names(each.name for each in PROFILES)
+        names = NameColumn(each.name for each in PROFILES)
         batch = arrivals(
             found.at_s, model=names.column(found.function), deadline_s=by_code[found.function]
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from load.report.loading import Spans, Usage
+    from load.report.loading import PodUsage, TimeSpans
     from load.report.run import Floats, Run
 
 _MOST_PODS: Final = 4
@@ -61,11 +61,11 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     return Plot(f"machine_usage_{number}", heading, caption, figure)
 
 
-def _edges(spans: Sequence[Spans]) -> list[tuple[Floats, Floats]]:
+def _edges(spans: Sequence[TimeSpans]) -> list[tuple[Floats, Floats]]:
     return [(each.begins, each.ends) for each in spans]
 
 
-def _busiest(found: list[Usage]) -> list[Usage]:
+def _busiest(found: list[PodUsage]) -> list[PodUsage]:
     kept = sorted(found, key=lambda each: (-each.inferring.total_s, each.model))
     return sorted(kept[:_MOST_MODELS], key=lambda each: each.model)
 
@@ -79,7 +79,7 @@ def _legend(axes: Axes, colour: str) -> None:
 
 
 def _draw(
-    axes: Axes, found: Sequence[Usage], duration_s: float, unit_s: float, colour: str
+    axes: Axes, found: Sequence[PodUsage], duration_s: float, unit_s: float, colour: str
 ) -> None:
     pixel_s = duration_s / _PIXELS
     for row, each in enumerate(found):
@@ -93,7 +93,7 @@ def _draw(
 
 
 def _blocks(
-    axes: Axes, spans: Spans, row: int, height: float, colour: str, alpha: float,
+    axes: Axes, spans: TimeSpans, row: int, height: float, colour: str, alpha: float,
     pixel_s: float, unit_s: float,
 ) -> None:  # fmt: skip
     """Draw stretches of time; what is nearer than a pixel becomes one."""

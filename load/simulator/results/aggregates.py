@@ -62,7 +62,7 @@ class Answered:
         return Answered(self.kind[rows], self.latency_s[rows], self.bucket[rows])
 
 
-class Tallies:
+class Aggregates:
     """Counts by name, and with `times` latencies of those that were answered."""
 
     def __init__(self, *, times: bool) -> None:

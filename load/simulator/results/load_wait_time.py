@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class WaitedLoads:
+class LoadWaitTime:
     """The union of what requests tell of a load, for each pod and model the latest load only."""
 
     def __init__(self) -> None:

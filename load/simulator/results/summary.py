@@ -11,8 +11,8 @@ import pyarrow as pa
 from load.generator.settings import LATE_S
 from load.report.run import MOMENT_S
 from load.report.summary import jain, percentiles
-from load.simulator.results.aggregates import GOOD, MISSED, OK, Answered, Tallies
-from load.simulator.results.load_wait_time import WaitedLoads
+from load.simulator.results.aggregates import GOOD, MISSED, OK, Aggregates, Answered
+from load.simulator.results.load_wait_time import LoadWaitTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,9 +37,9 @@ class Summary:
         self._with_deadline = 0
         self._last_scheduled_s = 0.0
         self._last_finished_s = 0.0
-        self._models, self._policies = Tallies(times=True), Tallies(times=True)
-        self._tenants = Tallies(times=False)
-        self._waited = WaitedLoads()
+        self._models, self._policies = Aggregates(times=True), Aggregates(times=True)
+        self._tenants = Aggregates(times=False)
+        self._waited = LoadWaitTime()
 
     def add(self, records: pa.RecordBatch) -> None:
         """Requests were answered: rows of `RECORD_SCHEMA`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DiffusionJob:
     """One image as it is asked for."""
 
     prompt_ids: npt.NDArray[np.int64]
@@ -37,8 +37,8 @@ class Order:
     """1 or less: the prompt alone."""
 
 
-def draw(
-    pipeline: Pipeline, order: Order, scale: int
+def diffuse(
+    pipeline: Pipeline, order: DiffusionJob, scale: int
 ) -> Generator[None, None, npt.NDArray[np.uint8]]:
     """Pixels [height, width, 3]; yields after each piece of work. Runs on the device.
 
@@ -68,7 +68,7 @@ def draw(
     return np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())
 
 
-def _embeddings(pipeline: Pipeline, order: Order, device: torch.device) -> torch.Tensor:
+def _embeddings(pipeline: Pipeline, order: DiffusionJob, device: torch.device) -> torch.Tensor:
     """Of the prompt; with guidance, of what is to be kept away from before it."""
     rows = [order.prompt_ids]
     if order.guidance > 1:

@@ -42,7 +42,7 @@ class Sides:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ImageRequest:
     """One image."""
 
     prompt: str
@@ -54,7 +54,9 @@ class Wish:
     guidance: float
 
 
-def read_wishes(instances: Sequence[Any], sides: Sides, *, where: str = "instances") -> list[Wish]:
+def read_image_requests(
+    instances: Sequence[Any], sides: Sides, *, where: str = "instances"
+) -> list[ImageRequest]:
     """The images of a V1 body; `where` is its list, for messages. Raises InvalidRequest."""
     if not 0 < len(instances) <= MOST_IMAGES:
         raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, {len(instances)}"
@@ -90,7 +92,7 @@ def _column(tensor: Tensor, count: int) -> list[Any]:
     return values if len(values) == count else values * count
 
 
-def _wish(instance: Any, place: str, sides: Sides) -> Wish:
+def _wish(instance: Any, place: str, sides: Sides) -> ImageRequest:
     if isinstance(instance, str):
         instance = {"prompt": instance}
     if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
@@ -102,7 +104,7 @@ def _wish(instance: Any, place: str, sides: Sides) -> Wish:
     negative = instance.get("negative_prompt", "")
     if not isinstance(negative, str):
         raise InvalidRequest(f"{place}: 'negative_prompt' must be a string")
-    return Wish(
+    return ImageRequest(
         prompt=instance["prompt"],
         negative_prompt=negative,
         seed=_whole(instance, "seed", place, default=0, low=0, high=MOST_SEED),

@@ -15,7 +15,7 @@ import torch
 
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.network import SKELETON_LOCK, build_transformer
-from runtime.engines.networks.skeletons import Place, Skeleton
+from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def build_pipeline(
         folder / "text_encoder", "CLIPTextModel", _below(stored, "text_encoder/"), device
     )
     placed = [
-        Place(each.entries, each.name, each.empty, f"text_encoder/{each.stored}") for each in places
+        ParameterSlot(each.entries, each.name, each.empty, f"text_encoder/{each.stored}")
+        for each in places
     ]
     built = {}
     for part in ("unet", "vae"):
@@ -154,7 +155,9 @@ def _scheduler(diffusers: ModuleType, folder: Path) -> tuple[Any, Mapping[str, A
     return kind, config
 
 
-def _places(network: Any, prefix: str, stored: Mapping[str, tuple[int, ...]]) -> list[Place]:
+def _places(
+    network: Any, prefix: str, stored: Mapping[str, tuple[int, ...]]
+) -> list[ParameterSlot]:
     places, wrong = [], []
     for name, empty in network.state_dict(keep_vars=True).items():
         path, _, leaf = name.rpartition(".")
@@ -166,7 +169,7 @@ def _places(network: Any, prefix: str, stored: Mapping[str, tuple[int, ...]]) ->
         elif stored[found] != tuple(empty.shape):
             wrong.append(f"{name} has shape {list(stored[found])}, {list(empty.shape)} is needed")
         else:
-            places.append(Place(entries, leaf, empty, found))
+            places.append(ParameterSlot(entries, leaf, empty, found))
     if wrong:
         raise ModelInvalid(f"weights do not fit {prefix}config.json: {'; '.join(wrong[:3])}")
     return places

@@ -11,7 +11,7 @@ import torch
 
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_of
-from runtime.engines.networks.skeletons import Place, Skeleton
+from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def build_skeleton(
 
 def build_transformer(
     folder: Path, class_name: str, shapes: Shapes, device: torch.device
-) -> tuple[PreTrainedModel, tuple[Place, ...]]:
+) -> tuple[PreTrainedModel, tuple[ParameterSlot, ...]]:
     """A network of transformers that is a part of a model, without weights, and where they go.
 
     Raises ModelInvalid.
@@ -115,7 +115,7 @@ def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
     return network
 
 
-def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[Place, ...]:
+def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ...]:
     """Where the stored tensors go, under the names that the network has for them."""
     renamed = _renamed(shapes, network.state_dict().keys(), network.base_model_prefix)
     groups = _tied_groups(network)
@@ -130,7 +130,7 @@ def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[Place, ...]:
             f" the files hold {sorted(shapes)[:3]} and more"
         )
     tied = set(network.all_tied_weights_keys)
-    places: list[Place] = []
+    places: list[ParameterSlot] = []
     wrong = []
     for group in groups:
         held = [name for name in group if name in renamed]
@@ -156,14 +156,14 @@ def _tied_groups(network: PreTrainedModel) -> list[list[str]]:
     return list(groups.values())
 
 
-def _place(network: PreTrainedModel, name: str, stored: str) -> Place:
+def _place(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     entries = module._parameters if leaf in module._parameters else module._buffers
     empty = entries[leaf]
     if empty is None:
         raise ModelInvalid(f"{network.config.model_type}: {name} is not a weight")
-    return Place(entries, leaf, empty, stored)
+    return ParameterSlot(entries, leaf, empty, stored)
 
 
 def _renamed(stored: Mapping[str, Any], expected: Any, prefix: str) -> dict[str, str]:
@@ -204,7 +204,7 @@ def _fill_unsaved_buffers(network: PreTrainedModel, device: torch.device) -> Non
     network.initialize_weights()
 
 
-def _check_complete(network: PreTrainedModel, places: Sequence[Place]) -> None:
+def _check_complete(network: PreTrainedModel, places: Sequence[ParameterSlot]) -> None:
     filled = {id(place.empty) for place in places}
     tensors = (*network.named_parameters(), *network.named_buffers())
     left = [name for name, value in tensors if value.is_meta and id(value) not in filled]

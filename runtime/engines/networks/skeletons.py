@@ -23,7 +23,7 @@ MOST_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterSlot:
     """Where a stored tensor goes: an entry of `module._parameters` or `module._buffers`."""
 
     entries: dict[str, torch.Tensor | None]
@@ -37,7 +37,9 @@ class Place:
 class Skeleton:
     """A network whose weights can be put in and taken out. One user at a time."""
 
-    def __init__(self, signature: str, network: PreTrainedModel, places: tuple[Place, ...]) -> None:
+    def __init__(
+        self, signature: str, network: PreTrainedModel, places: tuple[ParameterSlot, ...]
+    ) -> None:
         self.signature = signature
         self.network = network
         self.has_inferred = False

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from runtime.engines.programs.arguments import Arguments
-from runtime.engines.programs.index_checks import with_bounds
+from runtime.engines.programs.index_checks import with_index_checks
 from runtime.engines.programs.operators import operator_named, takes
 from runtime.errors import ModelInvalid
 
@@ -126,7 +126,7 @@ class _Builder:
         """The function; for a device that does not survive wrong indices, with a check of them."""
         if self._device.type == "cpu" or not isinstance(function, OpOverload):
             return function
-        return with_bounds(function)
+        return with_index_checks(function)
 
     def _check_memory(self, function: OpOverload, node: Node) -> None:
         """Refuse to write to weights; note what shows their memory."""

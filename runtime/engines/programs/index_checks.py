@@ -21,7 +21,7 @@ MASKS = frozenset({torch.bool, torch.uint8})
 """Types of indices that choose by yes and no; their shapes are checked without the device."""
 
 
-def with_bounds(function: OpOverload) -> Callable[..., Any]:
+def with_index_checks(function: OpOverload) -> Callable[..., Any]:
     """The operator, which then raises IndexError for what its kernel would not survive."""
     check = CHECKS.get(function._schema.name.removeprefix("aten::").rstrip("_"))
     if check is None:

@@ -11,15 +11,15 @@ import pytest
 
 from autoscaler.forecasting.backtest import BacktestParams, backtest, history_at
 from autoscaler.forecasting.counts import Counts
-from autoscaler.forecasting.errors import BadQuestion, BadTrace
+from autoscaler.forecasting.errors import BadArrivalTrace, BadHorizon
 from autoscaler.forecasting.fitting import Fit, fit
-from autoscaler.forecasting.history import Floats, Forecast, History, Question
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 from autoscaler.forecasting.methods import METHODS
 from autoscaler.forecasting.minute_csv import read_minutes
 from autoscaler.forecasting.scores import scores, tally
 from tests.autoscaler.forecasting import streams
 
-QUESTION = Question(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+QUESTION = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _DATA = os.environ.get("PILOTLIGHT_DATA")
 
 
@@ -50,7 +50,7 @@ def test_the_back_test_itself_does_not_look_ahead() -> None:
         kept: list[Floats] = []
 
         def noting(
-            history: History, fitted: Fit, question: Question, kept: list[Floats] = kept
+            history: History, fitted: Fit, question: ForecastHorizon, kept: list[Floats] = kept
         ) -> Forecast:
             forecast = METHODS["typed"](history, fitted, question)
             kept.append(forecast.quantiles)
@@ -110,8 +110,8 @@ def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
 
 def test_windows_must_be_whole_minutes() -> None:
     counts = streams.poisson(1.0, models=1, minutes=200)
-    with pytest.raises(BadQuestion, match="whole minutes"):
-        backtest(counts, {}, Question(windows_s=(10.0,)), BacktestParams(1, 2))
+    with pytest.raises(BadHorizon, match="whole minutes"):
+        backtest(counts, {}, ForecastHorizon(windows_s=(10.0,)), BacktestParams(1, 2))
 
 
 def test_reads_long_and_wide_traces(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_reads_long_and_wide_traces(tmp_path: Path) -> None:
 def test_bad_traces_are_told_with_their_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
-    with pytest.raises(BadTrace, match=says):
+    with pytest.raises(BadArrivalTrace, match=says):
         read_minutes(path)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.arrival_patterns import Behaviour, Kind, classify
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern, PatternAssignment, classify
 from tests.autoscaler.forecasting import streams
 
 if TYPE_CHECKING:
@@ -34,15 +34,23 @@ def _jittered(models: int) -> Integers:
 @pytest.mark.parametrize(
     ("counts", "kind"),
     [
-        pytest.param(streams.hourly(models=8, minutes=MINUTES), Kind.PERIODIC, id="hourly"),
-        pytest.param(_jittered(8), Kind.PERIODIC, id="every-45-minutes-or-so"),
-        pytest.param(streams.poisson(0.01, models=8, minutes=MINUTES), Kind.SPARSE, id="rare"),
-        pytest.param(streams.poisson(3.0, models=8, minutes=MINUTES), Kind.STEADY, id="poisson"),
-        pytest.param(_bursts(8), Kind.BURSTY, id="on-and-off"),
-        pytest.param(np.zeros((8, 8 * streams.DAY), dtype=np.uint32), Kind.SPARSE, id="new"),
+        pytest.param(
+            streams.hourly(models=8, minutes=MINUTES), ArrivalPattern.PERIODIC, id="hourly"
+        ),
+        pytest.param(_jittered(8), ArrivalPattern.PERIODIC, id="every-45-minutes-or-so"),
+        pytest.param(
+            streams.poisson(0.01, models=8, minutes=MINUTES), ArrivalPattern.SPARSE, id="rare"
+        ),
+        pytest.param(
+            streams.poisson(3.0, models=8, minutes=MINUTES), ArrivalPattern.STEADY, id="poisson"
+        ),
+        pytest.param(_bursts(8), ArrivalPattern.BURSTY, id="on-and-off"),
+        pytest.param(
+            np.zeros((8, 8 * streams.DAY), dtype=np.uint32), ArrivalPattern.SPARSE, id="new"
+        ),
     ],
 )
-def test_plain_streams_have_their_type(counts: Integers, kind: Kind) -> None:
+def test_plain_streams_have_their_type(counts: Integers, kind: ArrivalPattern) -> None:
     history = streams.of(counts)
     assert (classify(history).kind == kind).mean() >= 7 / 8
 
@@ -57,7 +65,10 @@ def test_silence_for_long_is_dead() -> None:
     counts = np.zeros((2, 12 * streams.DAY), dtype=np.uint32)
     counts[0, : 2 * streams.DAY : 30] = 1
     counts[1, :: streams.DAY] = 1
-    assert classify(streams.of(counts)).kind.tolist() == [Kind.DEAD, Kind.PERIODIC]
+    assert classify(streams.of(counts)).kind.tolist() == [
+        ArrivalPattern.DEAD,
+        ArrivalPattern.PERIODIC,
+    ]
 
 
 def test_a_type_changes_only_when_found_three_times() -> None:
@@ -67,21 +78,21 @@ def test_a_type_changes_only_when_found_three_times() -> None:
     once = classify(rare, first)
     back = classify(calm, once)
     again = classify(rare, classify(rare, back))
-    assert (once.kind == Kind.STEADY).all()
-    assert (again.kind == Kind.STEADY).all()
-    assert (classify(rare, again).kind == Kind.SPARSE).all()
+    assert (once.kind == ArrivalPattern.STEADY).all()
+    assert (again.kind == ArrivalPattern.STEADY).all()
+    assert (classify(rare, again).kind == ArrivalPattern.SPARSE).all()
 
 
 def test_between_two_thresholds_a_type_stays() -> None:
     counts = streams.poisson(0.32, models=20, minutes=MINUTES)  # active in 27 % of minutes
     history = streams.of(counts)
 
-    def after_looks(kind: Kind) -> Behaviour:
+    def after_looks(kind: ArrivalPattern) -> PatternAssignment:
         kinds = np.full(20, int(kind))
-        known = Behaviour(kinds, np.zeros(20), kinds, np.full(20, 3))
+        known = PatternAssignment(kinds, np.zeros(20), kinds, np.full(20, 3))
         for _ in range(5):
             known = classify(history, known)
         return known
 
-    assert (after_looks(Kind.SPARSE).kind == Kind.SPARSE).all()
-    assert (after_looks(Kind.STEADY).kind == Kind.STEADY).all()
+    assert (after_looks(ArrivalPattern.SPARSE).kind == ArrivalPattern.SPARSE).all()
+    assert (after_looks(ArrivalPattern.STEADY).kind == ArrivalPattern.STEADY).all()

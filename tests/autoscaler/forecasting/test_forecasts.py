@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from autoscaler.forecasting.errors import BadCounts, BadQuestion
+from autoscaler.forecasting.errors import BadCounts, BadHorizon
 from autoscaler.forecasting.fitting import fit
-from autoscaler.forecasting.forecasts import has_changed, typed
-from autoscaler.forecasting.history import Forecast, History, Integers, Question
+from autoscaler.forecasting.forecasts import forecast_by_pattern, has_changed
+from autoscaler.forecasting.history import Forecast, ForecastHorizon, History, Integers
 from autoscaler.forecasting.methods import METHODS
 from tests.autoscaler.forecasting import streams
 
 MINUTES = 3 * streams.DAY
-QUESTION = Question()
+QUESTION = ForecastHorizon()
 
 
 def _forecast(counts: Integers, method: str = "typed", minute: int | None = None) -> Forecast:
@@ -45,13 +45,13 @@ def test_steady_poisson_is_calibrated(rate: float) -> None:
 
 def test_hourly_arrivals_are_seen_coming() -> None:
     counts = streams.hourly(models=4, minutes=MINUTES + 60, phase=7)
-    question = Question(windows_s=(60.0, 600.0, 3600.0))
+    question = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0))
     history = streams.of(counts, MINUTES)
     fitted = fit(history)
     p_arrival = {}
     for minute in (0, 6, 7, 8, 30):
         now = streams.of(counts, MINUTES + minute)
-        p_arrival[minute] = typed(now, fitted, question).p_arrival[0]
+        p_arrival[minute] = forecast_by_pattern(now, fitted, question).p_arrival[0]
     assert p_arrival[7][0] > 0.9
     assert p_arrival[0][0] < 0.05
     assert p_arrival[0][1] > 0.9
@@ -162,9 +162,9 @@ def test_each_model_is_forecast_by_itself() -> None:
     )
     history = streams.of(counts)
     fitted = fit(history)
-    whole = typed(history, fitted, QUESTION)
+    whole = forecast_by_pattern(history, fitted, QUESTION)
     order = np.array([7, 1, 4])
-    part = typed(history.take(order), fitted.take(order), QUESTION)
+    part = forecast_by_pattern(history.take(order), fitted.take(order), QUESTION)
     assert part.mean == pytest.approx(whole.mean[order])
     assert (part.quantiles == whole.quantiles[order]).all()
 
@@ -185,8 +185,8 @@ def test_each_model_is_forecast_by_itself() -> None:
 def test_absurd_questions_are_refused(
     windows_s: tuple[float, ...], probabilities: tuple[float, ...], most_per_s: float
 ) -> None:
-    with pytest.raises(BadQuestion, match="must"):
-        Question(windows_s, probabilities, most_per_s)
+    with pytest.raises(BadHorizon, match="must"):
+        ForecastHorizon(windows_s, probabilities, most_per_s)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

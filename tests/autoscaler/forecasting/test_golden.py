@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.arrival_patterns import Kind
-from autoscaler.forecasting.history import Question
-from autoscaler.planning.demand_forecast import expect, learn
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern
+from autoscaler.forecasting.history import ForecastHorizon
+from autoscaler.planning.demand_forecast import fit_model, forecast_demand
 from tests.autoscaler.forecasting import streams
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History
 
-QUESTION = Question((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))
+QUESTION = ForecastHorizon((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))
 
 KINDS = ["SPARSE", "PERIODIC", "PERIODIC", "STEADY", "SPARSE", "DEAD", "SPARSE"]
 MEANS = [
@@ -73,9 +73,9 @@ def past() -> History:
 def test_a_fixed_past_has_the_same_forecasts() -> None:
     known = past()
     names = tuple("abcdefg")
-    learnt = learn(known, names)
-    demand = expect(known, learnt, QUESTION)
-    assert [Kind(each).name for each in learnt.fit.behaviour.kind] == KINDS
+    learnt = fit_model(known, names)
+    demand = forecast_demand(known, learnt, QUESTION)
+    assert [ArrivalPattern(each).name for each in learnt.fit.behaviour.kind] == KINDS
     found = demand.forecast
     for values, golden in (
         (found.mean, MEANS),

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.forecasting.errors import BadQuestion
+from autoscaler.forecasting.errors import BadHorizon
 from autoscaler.forecasting.fitting import fit
-from autoscaler.forecasting.forecasts import typed
+from autoscaler.forecasting.forecasts import forecast_by_pattern
 from autoscaler.forecasting.hints import Hint, with_hints
-from autoscaler.forecasting.history import Question
+from autoscaler.forecasting.history import ForecastHorizon
 from tests.autoscaler.forecasting import streams
 
-QUESTION = Question()
+QUESTION = ForecastHorizon()
 _HISTORY = streams.of(streams.poisson(0.01, models=4, minutes=2 * streams.DAY))
-PLAIN = typed(_HISTORY, fit(_HISTORY), QUESTION)
+PLAIN = forecast_by_pattern(_HISTORY, fit(_HISTORY), QUESTION)
 
 
 def test_without_hints_a_forecast_is_itself() -> None:
@@ -80,10 +80,10 @@ def test_hints_never_lower_a_forecast(hints: list[Hint]) -> None:
     ],
 )
 def test_absurd_hints_are_refused(wrong: tuple[int, float, float, float]) -> None:
-    with pytest.raises(BadQuestion, match="must"):
+    with pytest.raises(BadHorizon, match="must"):
         Hint(*wrong)
 
 
 def test_a_hint_about_no_model_is_refused() -> None:
-    with pytest.raises(BadQuestion, match="row 9"):
+    with pytest.raises(BadHorizon, match="row 9"):
         with_hints(PLAIN, [Hint(row=9, probability=0.5, within_s=1.0)], QUESTION)

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 from autoscaler.kubernetes.pools.pool_size import Owner
-from autoscaler.kubernetes.pools.scale_conflict import Contest
+from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
 
 
-def _pause_s(contest: Contest, pods: int, from_s: int) -> int:
+def _pause_s(contest: ScaleConflict, pods: int, from_s: int) -> int:
     """Whole seconds for which a number of pods is left alone."""
     return next(wait_s for wait_s in range(400) if contest.look(pods, from_s + wait_s) is None)
 
 
 def test_what_it_finds_first_and_what_it_sets_is_no_contest() -> None:
-    contest = Contest()
+    contest = ScaleConflict()
     assert contest.look(3, 0) is None
     contest.expect(2)
     assert contest.look(2, 1) is None
@@ -19,7 +19,7 @@ def test_what_it_finds_first_and_what_it_sets_is_no_contest() -> None:
 
 
 def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> None:
-    contest = Contest()
+    contest = ScaleConflict()
     contest.expect(2)
     found = contest.look(7, 0)
     assert found is not None
@@ -29,7 +29,7 @@ def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> 
 
 
 def test_who_changes_it_again_and_again_is_left_alone_for_longer_each_time() -> None:
-    contest, now_s, pauses = Contest(), 0, []
+    contest, now_s, pauses = ScaleConflict(), 0, []
     for _ in range(12):
         contest.expect(2)
         pauses.append(_pause_s(contest, 7, now_s))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.pools.draining import Draining
+from autoscaler.kubernetes.pools.draining import PodDrain
 from autoscaler.kubernetes.pools.pods import PodObject
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
@@ -35,7 +35,7 @@ class Stage:
 
     registry: Registry
     watch: ClusterWatch
-    draining: Draining
+    draining: PodDrain
     ending: set[str] = field(default_factory=set)
     """Pods whose objects are on their way out."""
 
@@ -65,7 +65,7 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
             await pod.load()
         assert isinstance(await reserve(registry, "b", id_="request"), Granted)
         await until(lambda: _is_busy(watch, "b"), timeout_s=LIMIT_S, what="the request is known")
-        yield Stage(registry, watch, Draining(watch, drain_s=LONG_S))
+        yield Stage(registry, watch, PodDrain(watch, drain_s=LONG_S))
         following.cancel()
     await registry.close()
 
@@ -91,7 +91,7 @@ async def test_a_busy_pod_that_leaves_gets_nothing_new_and_finishes(stage: Stage
 
 
 async def test_a_pod_that_is_busy_for_too_long_is_not_waited_for(stage: Stage) -> None:
-    hasty = replace(stage, draining=Draining(stage.watch, drain_s=0.0))
+    hasty = replace(stage, draining=PodDrain(stage.watch, drain_s=0.0))
     assert await hasty.follow("b", pods=1) == ("b",)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.cluster.informer import Seen
+from autoscaler.kubernetes.cluster.informer import ObjectEvent
 from autoscaler.kubernetes.models.inference_services import read_service
 from autoscaler.kubernetes.pools import drain_tracker
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from autoscaler.kubernetes.pools.pods import PodObject
-from autoscaler.kubernetes.pools.pool_registries import PoolLinks
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
 from tests.autoscaler.kubernetes.objects import service
@@ -38,7 +38,7 @@ class Stage:
 
     pool: str
     objects: ClusterObjects
-    links: PoolLinks
+    links: PoolRegistries
     phases: PodPhases
     old: Pod
 
@@ -46,7 +46,7 @@ class Stage:
         revision = f"pool-{generation:05}"
         pod = PodObject("pilotlight", name, self.pool, "pool", "n", "10.0.0.1", is_ending, 0,
                         revision, generation)  # fmt: skip
-        self.objects.see(Seen(pod, is_gone=False))
+        self.objects.see(ObjectEvent(pod, is_gone=False))
 
     def route_to(self, generation: int) -> None:
         traffic = [{"revisionName": f"pool-{generation:05}", "percent": 100}]
@@ -55,7 +55,7 @@ class Stage:
             labels={"pilotlight.io/pool": self.pool},
             status={"components": {"predictor": {"traffic": traffic}}},
         )  # fmt: skip
-        self.objects.see(Seen(read_service(document), is_gone=False))
+        self.objects.see(ObjectEvent(read_service(document), is_gone=False))
 
     def phase(self, name: str) -> PodPhase:
         return self.links.of(self.pool).state.pods[name].phase
@@ -75,7 +75,7 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
     old = await Pod.join(registry, "old")
     await Pod.join(registry, "new")
     async with asyncio.TaskGroup() as tasks:
-        links, objects = PoolLinks(redis.url, tasks, lambda: None), ClusterObjects()
+        links, objects = PoolRegistries(redis.url, tasks, lambda: None), ClusterObjects()
         await links.of(pool).watch.wait_synced()
         made = Stage(pool, objects, links, PodPhases(objects, links), old)
         made.see("old", 1)

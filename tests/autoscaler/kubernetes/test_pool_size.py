@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.kubernetes.pools.pool_size import (
-    LeaveAlone,
+    CompetingScaler,
     PoolObject,
-    Rival,
+    ScaledElsewhere,
     ScaleTo,
     deletion_costs,
     find_owner,
@@ -49,19 +49,19 @@ def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> Non
         pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
         pytest.param(replace(POOL, autoscaler_class="none"), [], "class 'none'", id="none-class"),
         pytest.param(
-            POOL, [Rival("HorizontalPodAutoscaler", "mine", "pool-predictor")],
+            POOL, [CompetingScaler("HorizontalPodAutoscaler", "mine", "pool-predictor")],
             "HorizontalPodAutoscaler mine", id="foreign-hpa",
         ),
     ],
 )  # fmt: skip
-def test_never_fights(pool: PoolObject, rivals: list[Rival], words: str) -> None:
+def test_never_fights(pool: PoolObject, rivals: list[CompetingScaler], words: str) -> None:
     decision = find_owner(pool, rivals)
-    assert isinstance(decision, LeaveAlone)
+    assert isinstance(decision, ScaledElsewhere)
     assert words in decision.reason
 
 
 def test_what_scales_something_else_is_no_rival() -> None:
-    assert find_owner(POOL, [Rival("ScaledObject", "x", "web")]) is None
+    assert find_owner(POOL, [CompetingScaler("ScaledObject", "x", "web")]) is None
     assert find_owner(POOL, []) is None
 
 

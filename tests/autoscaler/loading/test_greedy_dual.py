@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.greedy_dual import Clock, GreedyDual, greedy_dual
-from autoscaler.planning.actions import Action, Demote, Why
-from autoscaler.planning.pool_view import Use
+from autoscaler.planning.actions import Action, ActionReason, Demote
+from autoscaler.planning.pool_view import CopyUse
 from registry.domain.model import Tier
 from tests.autoscaler.pools import model, pod, pool
 
@@ -26,7 +26,7 @@ def _step(models: Sequence[ModelView], state: Clock | None = None) -> tuple[list
 
 def _name(action: Action) -> str:
     assert isinstance(action, Demote)
-    assert action.why is Why.ROOM
+    assert action.why is ActionReason.ROOM
     return action.key.split("/")[1].split("@")[0]
 
 
@@ -66,7 +66,7 @@ def test_what_left_starts_anew() -> None:
 
 
 def test_a_model_in_use_stays_and_the_next_one_goes() -> None:
-    busy = model("a", at=AT_P, uses={"p": Use(ongoing=1)})
+    busy = model("a", at=AT_P, uses={"p": CopyUse(ongoing=1)})
     models = [busy, model("b", at=AT_P, arrived=5), model("c", at=AT_P, arrived=9)]
     assert _step(models)[0] == ["b"]
 

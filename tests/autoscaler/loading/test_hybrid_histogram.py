@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.forecasting.baselines.hybrid_histogram import Histogram
-from autoscaler.loading.hybrid_histogram import HybridHistogram, Spans, hybrid_histogram
+from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram
+from autoscaler.loading.hybrid_histogram import HybridHistogram, WarmWindows, hybrid_histogram
 from autoscaler.planning.actions import Action, Demote, Load
 from registry.domain.model import Preload, Tier
 from tests.autoscaler.demands import demand, history
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.pool_view import PoolView
 
-RULE = hybrid_histogram(HybridHistogram(Histogram(range_min=60)))
+RULE = hybrid_histogram(HybridHistogram(IdleTimeHistogram(range_min=60)))
 TIMER = range(0, 600, 30)
 """Every half hour: the histogram has one bin, and says much."""
 
@@ -69,8 +69,8 @@ def test_spans_are_worked_out_anew_after_arrivals_only() -> None:
     _, same = RULE.plan(_view(TIMER, 599), first)
     assert same is first
     _, other = RULE.plan(_view([*TIMER, 601], 602), first)
-    assert isinstance(other, Spans)
+    assert isinstance(other, WarmWindows)
     assert other.last_active.tolist() == [601]
     _, afresh = RULE.plan(_view([*TIMER, 601], 602), None)
-    assert isinstance(afresh, Spans)
+    assert isinstance(afresh, WarmWindows)
     assert (other.low_min, other.high_min) == (afresh.low_min, afresh.high_min)

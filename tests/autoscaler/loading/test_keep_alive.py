@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
-from autoscaler.planning.actions import Demote, Why
-from autoscaler.planning.pool_view import Use, Waiting
+from autoscaler.planning.actions import ActionReason, Demote
+from autoscaler.planning.pool_view import CopyUse, QueueDemand
 from registry.domain.model import Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -19,7 +19,7 @@ AT_P = {"p": Tier.DEVICE}
 def _demoted(**values: Any) -> list[tuple[str, Tier]]:
     view = pool([pod("p"), pod("q")], [model("m", **values)])
     actions, _ = RULE.plan(view, RULE.start)
-    assert all(isinstance(each, Demote) and each.why is Why.IDLE for each in actions)
+    assert all(isinstance(each, Demote) and each.why is ActionReason.IDLE for each in actions)
     return [(each.pod, each.tier) for each in actions if isinstance(each, Demote)]
 
 
@@ -35,9 +35,9 @@ def test_an_idle_copy_sinks_to_disk() -> None:
         pytest.param({"policy": {"pin": True}}, id="pinned"),
         pytest.param({"policy": {"min_copies": 1}}, id="the last of min-copies"),
         pytest.param({"policy": {"keep_alive_s": 1e9}}, id="its own keep-alive"),
-        pytest.param({"uses": {"p": Use(ongoing=1)}}, id="in use"),
-        pytest.param({"uses": {"p": Use(last_s=NOW_S - 99)}}, id="used until just now"),
-        pytest.param({"waiting": Waiting(requests=1)}, id="requests wait"),
+        pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
+        pytest.param({"uses": {"p": CopyUse(last_s=NOW_S - 99)}}, id="used until just now"),
+        pytest.param({"waiting": QueueDemand(requests=1)}, id="requests wait"),
     ],
 )
 def test_a_copy_stays(values: dict[str, Any]) -> None:
@@ -49,6 +49,6 @@ def test_what_is_on_its_way_or_lower_is_left() -> None:
 
 
 def test_the_longest_idle_copies_beyond_min_copies_go() -> None:
-    uses = {"p": Use(last_s=NOW_S - 200), "q": Use(last_s=NOW_S - 300)}
+    uses = {"p": CopyUse(last_s=NOW_S - 200), "q": CopyUse(last_s=NOW_S - 300)}
     values = {"at": {"p": Tier.DEVICE, "q": Tier.DEVICE}, "uses": uses}
     assert _demoted(**values, policy={"min_copies": 1}) == [("q", Tier.DISK)]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.planning.actions import Demote, Load, Why
-from autoscaler.planning.pool_view import Use, Waiting
+from autoscaler.planning.actions import ActionReason, Demote, Load
+from autoscaler.planning.pool_view import CopyUse, QueueDemand
 from registry.domain.model import LoadFailure, Preload, Tier
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import NOW_S, model, pod, pool
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.planning.actions import Action
-    from autoscaler.planning.pool_view import ModelView, PodView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 PRICE = 9e6
 """A model of 1,000 bytes saves 9 s (disk to remote left out): worth it from P = 1/60 a minute."""
@@ -47,7 +47,7 @@ def _loads(actions: Sequence[Action]) -> list[tuple[str, str, Tier]]:
 
 
 def _one(
-    p: float, *, pods: Sequence[PodView] = PODS, arrivals: float = 0.0, **values: Any
+    p: float, *, pods: Sequence[PlannedPod] = PODS, arrivals: float = 0.0, **values: Any
 ) -> list[Action]:
     return _plan(pool(pods, [model("m", **values)], demand=demand([p], arrivals=[arrivals])))
 
@@ -58,7 +58,7 @@ def _one(
 def test_a_model_that_is_expected_is_loaded_with_the_reason() -> None:
     [action] = _one(COMES)
     assert isinstance(action, Load)
-    assert (action.pod, action.tier, action.why) == ("p", Tier.DEVICE, Why.FORECAST)
+    assert (action.pod, action.tier, action.why) == ("p", Tier.DEVICE, ActionReason.FORECAST)
     assert "P(arrival within 60 s) 0.900" in action.words
 
 
@@ -155,7 +155,7 @@ def test_room_is_made_where_it_harms_less_than_it_helps() -> None:
     view = pool(full, [model("new"), there], demand=demand([0.9, 0.1]))
     demote, load = _plan(view)
     assert isinstance(demote, Demote)
-    assert (demote.key, demote.pod, demote.why) == (there.key, "p", Why.ROOM)
+    assert (demote.key, demote.pod, demote.why) == (there.key, "p", ActionReason.ROOM)
     assert isinstance(load, Load)
     assert load.key == view.models[0].key
     assert _plan(pool(full, [model("new"), there], demand=demand([0.1, 0.9]))) == []
@@ -187,7 +187,7 @@ def test_a_further_copy_for_what_waits_takes_what_does_less(
     requests: int, expected: float, *, makes_room: bool
 ) -> None:
     """Requests take 0.1 s, and work is to be done within 2 s; `old` is a last copy, in use."""
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=Waiting(requests=requests))
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueDemand(requests=requests))
     old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
     counts = demand([0.9, 0.9], arrivals=[0.0, expected])
     loads = _loads(_plan(pool(_FULL, [busy, old], demand=counts)))
@@ -197,7 +197,7 @@ def test_a_further_copy_for_what_waits_takes_what_does_less(
 def test_a_further_copy_goes_where_a_pod_has_time() -> None:
     """Both q and r have room; what is on q keeps it busy."""
     pods = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q"), pod("r", used_bytes=1)]
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=Waiting(requests=40))
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueDemand(requests=40))
     much = model("much", at={"q": Tier.DEVICE})
     counts = demand([0.9, 0.9], arrivals=[0.0, 400.0])
     assert _loads(_plan(pool(pods, [busy, much], demand=counts)))[0][1] == "r"
@@ -206,7 +206,7 @@ def test_a_further_copy_goes_where_a_pod_has_time() -> None:
 def test_room_is_reckoned_from_what_pods_hold() -> None:
     """A pod that has not told yet what it has just taken is full all the same."""
     full = [pod("p", memory_bytes=1_000, used_bytes=0)]
-    there = model("old", at={"p": Tier.DEVICE}, uses={"p": Use(ongoing=1)})
+    there = model("old", at={"p": Tier.DEVICE}, uses={"p": CopyUse(ongoing=1)})
     view = pool(full, [model("new"), there], demand=demand([0.9, 0.9]))
     assert _loads(_plan(view)) == []
 
@@ -220,20 +220,20 @@ def test_copies_of_a_model_share_what_it_is_worth() -> None:
         pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[1_100.0, 0, 0])
     )
     assert [(each.key, each.why) for each in _plan(view) if isinstance(each, Demote)] == [
-        (many.key, Why.ROOM)
+        (many.key, ActionReason.ROOM)
     ]
 
 
 def test_a_model_in_use_makes_no_room() -> None:
     full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
-    there = model("old", at={"p": Tier.DEVICE}, uses={"p": Use(ongoing=1)})
+    there = model("old", at={"p": Tier.DEVICE}, uses={"p": CopyUse(ongoing=1)})
     assert _plan(pool(full, [model("new"), there], demand=demand([0.9, 0.1]))) == []
 
 
 # Sinking
 
 
-def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, Why]]:
+def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, ActionReason]]:
     values = {"at": {"p": Tier.DEVICE}, "last_arrival_s": NOW_S - 600, **values}
     return [
         (each.pod, each.tier, each.why) for each in _one(p, **values) if isinstance(each, Demote)
@@ -241,7 +241,7 @@ def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, Why]]:
 
 
 def test_what_is_not_worth_its_memory_sinks() -> None:
-    assert _sunk(NEVER_COMES) == [("p", Tier.DISK, Why.IDLE)]
+    assert _sunk(NEVER_COMES) == [("p", Tier.DISK, ActionReason.IDLE)]
     assert _sunk(COMES) == []
 
 
@@ -252,8 +252,8 @@ def test_what_is_not_worth_its_memory_sinks() -> None:
         pytest.param({"policy": {"min_copies": 1}}, id="min-copies"),
         pytest.param({"policy": {"preload": Preload.EAGER}}, id="eager"),
         pytest.param({"policy": {"keep_alive_s": 601.0}}, id="its keep-alive is not over"),
-        pytest.param({"waiting": Waiting(requests=1)}, id="requests wait"),
-        pytest.param({"uses": {"p": Use(ongoing=1)}}, id="in use"),
+        pytest.param({"waiting": QueueDemand(requests=1)}, id="requests wait"),
+        pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
     ],
 )
 def test_it_stays_though_it_is_not_worth_it(values: dict[str, Any]) -> None:
@@ -262,9 +262,9 @@ def test_it_stays_though_it_is_not_worth_it(values: dict[str, Any]) -> None:
 
 def test_a_copy_too_many_goes_after_a_while() -> None:
     two = {"p": Tier.DEVICE, "q": Tier.DEVICE}
-    uses = {"p": Use(last_s=NOW_S - 61), "q": Use(last_s=NOW_S - 70)}
+    uses = {"p": CopyUse(last_s=NOW_S - 61), "q": CopyUse(last_s=NOW_S - 70)}
     assert _sunk(COMES, at=two, uses=uses, last_arrival_s=NOW_S - 61) == [
-        ("q", Tier.DISK, Why.COPIES)
+        ("q", Tier.DISK, ActionReason.COPIES)
     ]
     assert _sunk(COMES, at=two, last_arrival_s=NOW_S - 59) == []
 
@@ -278,26 +278,26 @@ def test_at_the_edge_of_its_price_nothing_moves() -> None:
 
 
 def test_what_waits_is_loaded_whatever_is_expected() -> None:
-    [action] = _one(0.0, waiting=Waiting(requests=1))
+    [action] = _one(0.0, waiting=QueueDemand(requests=1))
     assert isinstance(action, Load)
-    assert action.why is Why.WAITING
+    assert action.why is ActionReason.WAITING
 
 
 def test_copies_for_what_waits_end_the_queue_in_time() -> None:
     """40 requests of 0.1 s within 2 s: two copies."""
-    assert len(_loads(_one(0.0, waiting=Waiting(requests=40)))) == 2
+    assert len(_loads(_one(0.0, waiting=QueueDemand(requests=40)))) == 2
 
 
 def test_copies_for_what_waits_come_on_top_of_those_that_let_it_wait() -> None:
     """One copy serves what goes on to come; 20 requests of 0.1 s wait: one more within 2 s."""
-    waiting = Waiting(requests=20)
+    waiting = QueueDemand(requests=20)
     assert [each[1] for each in _loads(_one(0.0, at={"p": Tier.DEVICE}, waiting=waiting))] == ["q"]
     fresh = _one(0.0, at={"p": Tier.DEVICE}, since_s=NOW_S - 1, waiting=waiting)
     assert _loads(fresh) == []  # what waited for the load is being served now
 
 
 def test_without_counts_floors_and_waiting_requests_hold() -> None:
-    models = [model("a", policy={"min_copies": 1}), model("b", waiting=Waiting(requests=1))]
+    models = [model("a", policy={"min_copies": 1}), model("b", waiting=QueueDemand(requests=1))]
     loads = _loads(_plan(pool(PODS, [*models, model("c")])))
     assert sorted(name for name, _, _ in loads) == ["a", "b"]
 
@@ -333,7 +333,7 @@ def _pools(draw: st.DrawFn) -> PoolView:
         for place in at:
             used[place] += size
         waits = draw(st.integers(0, 3))
-        models.append(model(name, at=at, size_bytes=size, waiting=Waiting(requests=waits)))
+        models.append(model(name, at=at, size_bytes=size, waiting=QueueDemand(requests=waits)))
     pods = [replace(each, used_bytes={Tier.DEVICE: used[each.name]}) for each in pods]
     p = [draw(st.floats(0, 1)) for _ in models]
     return pool(pods, models, demand=demand(p, arrivals=[100 * each for each in p]))

@@ -17,8 +17,8 @@ from autoscaler.loading.round_robin import (
     RoundRobin,
     round_robin,
 )
-from autoscaler.planning.actions import Demote, Load, Why
-from autoscaler.planning.pool_view import Use, Waiting
+from autoscaler.planning.actions import ActionReason, Demote, Load
+from autoscaler.planning.pool_view import CopyUse, QueueDemand
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BASELINE = baseline(Baseline(idle_s=10.0))
 CLOCKWORK = clockwork(Clockwork(horizon_s=2.0))
-WAITS = Waiting(requests=1, oldest_s=NOW_S - 1)
+WAITS = QueueDemand(requests=1, oldest_s=NOW_S - 1)
 FAILED = LoadFailure("m", "ModelLoadFailed", "no", 3, retry_at_s=NOW_S + 1)
 
 
@@ -46,7 +46,7 @@ def _told(actions: Sequence[Action]) -> list[str]:
 
 def _baseline(view: PoolView, last: str = "") -> tuple[list[str], str]:
     actions, after = BASELINE.plan(view, last)
-    assert all(not isinstance(each, Load) or each.why is Why.WAITING for each in actions)
+    assert all(not isinstance(each, Load) or each.why is ActionReason.WAITING for each in actions)
     return _told(actions), after
 
 
@@ -62,9 +62,9 @@ def _turns(
     return _told(actions), after
 
 
-def _work(seconds: float) -> Waiting:
+def _work(seconds: float) -> QueueDemand:
     """So much waiting work, in requests of 0.1 s."""
-    return Waiting(requests=round(10 * seconds), oldest_s=NOW_S - 1)
+    return QueueDemand(requests=round(10 * seconds), oldest_s=NOW_S - 1)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_machines_take_turns() -> None:
 
 def test_starved_requests_go_first_then_the_oldest() -> None:
     models = [
-        model("a", waiting=Waiting(1, 0, NOW_S - 2)),
-        model("b", waiting=Waiting(1, 0, NOW_S - 3)),
-        model("c", waiting=Waiting(1, 1, NOW_S - 1)),
+        model("a", waiting=QueueDemand(1, 0, NOW_S - 2)),
+        model("b", waiting=QueueDemand(1, 0, NOW_S - 3)),
+        model("c", waiting=QueueDemand(1, 1, NOW_S - 1)),
     ]
     pods = [pod("p"), pod("q"), pod("r")]
     assert _baseline(pool(pods, models))[0] == ["c>p", "b>q", "a>r"]
@@ -114,7 +114,7 @@ def test_what_is_somewhere_is_not_loaded_again() -> None:
 
 def _full(since_s: float, **use: Any) -> PoolView:
     """A machine of one place, which holds `old` since then."""
-    old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": Use(**use)})
+    old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": CopyUse(**use)})
     one = pod("p", memory_bytes=1_000, used_bytes=1_000)
     return pool([one], [model("new", waiting=WAITS), old])
 
@@ -127,8 +127,8 @@ def test_a_machine_that_has_not_served_since_its_load_is_left_for_a_while() -> N
 
 def test_only_as_many_leave_as_make_room_the_longest_unused_first() -> None:
     held = [
-        model("a", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 20)}),
-        model("b", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 30)}),
+        model("a", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 20)}),
+        model("b", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 30)}),
         model("c", at={"p": Tier.DEVICE}, policy={"pin": True}),
     ]
     view = pool([pod("p", memory_bytes=3_000, used_bytes=3_000)],
@@ -146,11 +146,11 @@ def test_only_as_many_leave_as_make_room_the_longest_unused_first() -> None:
 def test_a_machine_is_for_the_requests_that_came_first(came_s: float, told: list[str]) -> None:
     """It is idle and holds `a`, whose request came 3 s ago."""
     held = [
-        model("a", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 20)},
-              waiting=Waiting(1, 0, NOW_S - 3)),
-        model("b", at={"p": Tier.DEVICE}, uses={"p": Use(last_s=NOW_S - 30)}),
+        model("a", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 20)},
+              waiting=QueueDemand(1, 0, NOW_S - 3)),
+        model("b", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 30)}),
     ]  # fmt: skip
-    new = model("new", waiting=Waiting(1, 0, came_s))
+    new = model("new", waiting=QueueDemand(1, 0, came_s))
     view = pool([pod("p", memory_bytes=2_000, used_bytes=2_000)], [*held, new])
     assert _baseline(view)[0] == told
 
@@ -158,8 +158,8 @@ def test_a_machine_is_for_the_requests_that_came_first(came_s: float, told: list
 def test_as_many_idle_machines_are_left_to_a_model_as_requests_of_it_wait() -> None:
     both = {"p": Tier.DEVICE, "q": Tier.DEVICE}
     new = model("new", waiting=WAITS)
-    served = {each: Use(last_s=NOW_S - 1) for each in both}
-    held = model("a", at=both, waiting=Waiting(1, 0, NOW_S - 3), uses=served)
+    served = {each: CopyUse(last_s=NOW_S - 1) for each in both}
+    held = model("a", at=both, waiting=QueueDemand(1, 0, NOW_S - 3), uses=served)
     assert _baseline(pool([pod("p"), pod("q")], [held, new]))[0] == ["new>q"]
 
 
@@ -167,7 +167,7 @@ def test_as_many_idle_machines_are_left_to_a_model_as_requests_of_it_wait() -> N
     "plan", [lambda view: _baseline(view)[0], _clockwork, lambda view: _turns(view)[0]]
 )
 def test_room_is_what_models_leave_not_what_the_pod_told_last(plan: Any) -> None:
-    held = model("old", at={"p": Tier.DEVICE}, since_s=NOW_S, uses={"p": Use(last_s=NOW_S + 1)})
+    held = model("old", at={"p": Tier.DEVICE}, since_s=NOW_S, uses={"p": CopyUse(last_s=NOW_S + 1)})
     told_late = pod("p", memory_bytes=2_000, used_bytes=2_000)
     assert plan(pool([told_late], [held, model("new", waiting=WAITS)])) == ["new>p"]
 
@@ -233,7 +233,7 @@ def _turn_of_new(
     refinements: int, *, since_s: float, state: Circle | None = None, **use: Any
 ) -> Any:
     """`new` waits for the place of `old`, which came then."""
-    old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": Use(**use)})
+    old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": CopyUse(**use)})
     one = pod("p", memory_bytes=1_000, used_bytes=1_000)
     return _turns(pool([one], [model("new", waiting=WAITS), old]), refinements, state)
 
@@ -252,10 +252,10 @@ def test_an_inference_renews_the_quantum_from_the_first_refinement_on() -> None:
 def test_most_starved_first_and_of_those_alike_the_one_with_fewest_copies() -> None:
     pods = [pod("p"), pod("q", inferring=1)]
     models = [
-        model("a", at={"q": Tier.DEVICE}, waiting=Waiting(5, 2, NOW_S - 9)),
-        model("b", waiting=Waiting(5, 2, NOW_S - 9)),
-        model("c", waiting=Waiting(5, 3, NOW_S - 9)),
-        model("d", waiting=Waiting(5, 0, NOW_S - 9)),
+        model("a", at={"q": Tier.DEVICE}, waiting=QueueDemand(5, 2, NOW_S - 9)),
+        model("b", waiting=QueueDemand(5, 2, NOW_S - 9)),
+        model("c", waiting=QueueDemand(5, 3, NOW_S - 9)),
+        model("d", waiting=QueueDemand(5, 0, NOW_S - 9)),
     ]
     assert _turns(pool(pods, models), STARVED_FIRST)[0] == ["c>p"]
     assert _turns(pool(pods, [models[0], models[1], models[3]]), STARVED_FIRST)[0] == ["b>p"]

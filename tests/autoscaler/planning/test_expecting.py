@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.forecasting.recency import learn_recency, p_recent
-from autoscaler.planning.demand_forecast import QUESTION, expect, learn
+from autoscaler.planning.demand_forecast import QUESTION, fit_model, forecast_demand
 from tests.autoscaler.demands import history
 
 NOW_MIN = 2_880
@@ -55,8 +55,8 @@ def test_before_anything_was_learnt_silence_says_how_likely_a_request_is() -> No
 
 def test_without_any_arrival_nothing_is_expected_and_nothing_breaks() -> None:
     silent = history([[], []], now_min=NOW_MIN)
-    learnt = learn(silent, ("a", "b"))
-    found = expect(silent, learnt)
+    learnt = fit_model(silent, ("a", "b"))
+    found = forecast_demand(silent, learnt)
     assert np.isfinite(found.p_minute).all()
     assert (found.p_minute < 0.01).all()
 
@@ -67,16 +67,16 @@ def test_expected_demand_is_that_of_the_models_asked_for_in_their_order() -> Non
     counts.add(["busy"] * 500, [86_400.0 - 60 * at for at in range(500)], [3] * 500)
     names = ("absent", "busy")
     known = counts.history_of(names, 86_400.0)
-    found = expect(known, learn(known, names))
+    found = forecast_demand(known, fit_model(known, names))
     assert found.forecast.mean.shape == (2, len(QUESTION.windows_s))
     assert found.p_minute[1] > 0.5 > found.p_minute[0]
 
 
 def test_learning_is_renewed_when_due_or_when_models_change() -> None:
     two, three = ("a", "b"), ("a", "b", "c")
-    first = learn(history([[1], [2]], now_min=100), two, every_s=600.0)
-    assert learn(history([[1], [2]], now_min=109), two, first, every_s=600.0) is first
-    assert learn(history([[1], [2]], now_min=110), two, first, every_s=600.0) is not first
-    more = learn(history([[1], [2], []], now_min=101), three, first, every_s=600.0)
+    first = fit_model(history([[1], [2]], now_min=100), two, every_s=600.0)
+    assert fit_model(history([[1], [2]], now_min=109), two, first, every_s=600.0) is first
+    assert fit_model(history([[1], [2]], now_min=110), two, first, every_s=600.0) is not first
+    more = fit_model(history([[1], [2], []], now_min=101), three, first, every_s=600.0)
     assert more.models == three
-    assert learn(history([[1], [2]], now_min=50), two, first, every_s=600.0) is not first
+    assert fit_model(history([[1], [2]], now_min=50), two, first, every_s=600.0) is not first

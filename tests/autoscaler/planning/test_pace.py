@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
 from autoscaler.planning.actions import Demote
-from autoscaler.planning.pool_view import PoolView, Waiting
+from autoscaler.planning.pool_view import PoolView, QueueDemand
 from autoscaler.planning.time_scale import at_pace
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
@@ -35,7 +35,7 @@ def test_a_keep_alive_of_ten_minutes_is_ten_seconds_at_pace_60(idle_s: float, go
 
 def test_everything_that_is_a_time_is_longer() -> None:
     failure = LoadFailure("k", "ModelLoadFailed", "no", attempts=1, retry_at_s=NOW_S + 1)
-    waiting = Waiting(requests=1, oldest_s=NOW_S - 2)
+    waiting = QueueDemand(requests=1, oldest_s=NOW_S - 2)
     view = at_pace(pool([pod()], [model(waiting=waiting, failure=failure)]), PACE)
     [seen] = view.models
     assert view.time_s - seen.waiting.oldest_s == pytest.approx(2 * PACE)

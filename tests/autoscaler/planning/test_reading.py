@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool_snapshot import Seen, read_pool
-from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView, Waiting
+from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView, QueueDemand
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
@@ -25,8 +25,8 @@ def _registry() -> MemoryRegistry:
     return registry
 
 
-def _view(registry: MemoryRegistry, seen: Seen | None = None) -> PoolView:
-    return read_pool(registry.state, 5.0, seen or Seen(), limits=Limits(min_pods=1))
+def _view(registry: MemoryRegistry, seen: Observations | None = None) -> PoolView:
+    return read_pool(registry.state, 5.0, seen or Observations(), limits=Limits(min_pods=1))
 
 
 def test_models_and_pods_come_by_name() -> None:
@@ -41,7 +41,7 @@ def test_a_pod_has_its_phase_slots_and_room() -> None:
     used: dict[str, int] = {Tier.DEVICE: 30, Tier.DISK: 7}
     registry.beat("p", 1, 1.0, used_bytes=used, loads_total=0, samples=())
     registry.set_phase("q", registry.state.pods["q"].epoch, PodPhase.DRAINING, 1.0)
-    view = _view(registry, Seen(budget_bytes={"p": {Tier.DISK: 50}}))
+    view = _view(registry, Observations(budget_bytes={"p": {Tier.DISK: 50}}))
     assert view.pods["p"].free_bytes() == 70
     assert view.pods["p"].free_bytes(Tier.DISK) == 43
     assert view.pods["q"].free_bytes(Tier.DISK) == float("inf")
@@ -53,7 +53,7 @@ def test_a_model_has_its_places_times_and_size() -> None:
     registry.set_tier("p", 1, M.key, Tier.DISK, 40, 1.0)
     samples = [Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,))]
     registry.beat("p", 1, 1.0, used_bytes={}, loads_total=0, samples=samples)
-    found, other = _view(registry, Seen(size_bytes={N.key: 9})).models
+    found, other = _view(registry, Observations(size_bytes={N.key: 9})).models
     assert (found.holders["p"].tier, found.size_bytes, found.infer_s) == (Tier.DISK, 40, 0.2)
     assert (found.load_from_s(Tier.DISK), found.load_from_s(Tier.DEVICE)) == (0.5, 0.0)
     assert (other.size_bytes, other.last_arrival_s) == (9, NEVER_S)
@@ -61,8 +61,8 @@ def test_a_model_has_its_places_times_and_size() -> None:
 
 
 def test_what_gateways_saw_is_in_it() -> None:
-    seen = Seen(
-        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: Waiting(requests=2)}
+    seen = Observations(
+        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: QueueDemand(requests=2)}
     )
     found = _view(_registry(), seen).models[0]
     assert (found.arrived, found.last_arrival_s, found.waiting.requests) == (3, 4.0, 2)

@@ -9,29 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.actions import DrainPod, SetPods, Why
-from autoscaler.planning.pool_view import Limits, ModelView, PodView, PoolView, Waiting
+from autoscaler.planning.actions import ActionReason, DrainPod, SetPods
+from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView, QueueDemand
 from autoscaler.scaling.limits import contradictions, pool_problems
-from autoscaler.scaling.pods import PodParams, PodState, scale_pods
+from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from registry.domain.cluster import Residency
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
 
-PARAMS = PodParams(stable_s=60.0, idle_s=120.0)
+PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 
 
 def _model(name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy: Any) -> ModelView:
     spec = ModelSpec(ModelName("default", name), "s3://models/a", policy=ModelPolicy(**policy))
-    return ModelView(spec, 100, hold_s=1.0, waiting=Waiting(waiting), last_arrival_s=last_s)
+    return ModelView(spec, 100, hold_s=1.0, waiting=QueueDemand(waiting), last_arrival_s=last_s)
 
 
 def _view(
     now_s: float, pods: int, *models: ModelView, low: int = 0, high: int | None = 10
 ) -> PoolView:
     named = {
-        f"pod-{index}": PodView(f"pod-{index}", f"node-{index}", budget_bytes={Tier.DEVICE: 1000})
+        f"pod-{index}": PlannedPod(
+            f"pod-{index}", f"node-{index}", budget_bytes={Tier.DEVICE: 1000}
+        )
         for index in range(pods)
     }
     return PoolView(now_s, named, models or (_model(),), limits=Limits(low, high))
@@ -42,10 +44,10 @@ def _wanted(actions: tuple[Action, ...]) -> int | None:
 
 
 def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
-    state = PodState(current=0)
+    state = ScalingState(current=0)
     actions, state = scale_pods(_view(0, 0, _model(waiting=100)), state, PARAMS)
     assert _wanted(actions) == 1
-    assert actions[0].why is Why.WAITING
+    assert actions[0].why is ActionReason.WAITING
     actions, state = scale_pods(_view(1, 0, _model(waiting=200)), state, PARAMS)
     assert actions == ()
 
@@ -65,7 +67,7 @@ def test_models_that_wait_at_zero_wake_pods_by_what_their_loads_take(
         replace(_model(f"m-{number}", waiting=50), load_s={Tier.REMOTE: load_s})
         for number in range(10)
     ]
-    actions, state = scale_pods(_view(0, 0, *models, high=100), PodState(current=0), PARAMS)
+    actions, state = scale_pods(_view(0, 0, *models, high=100), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == pods
     assert scale_pods(_view(1, 0, *models, high=100), state, PARAMS)[0] == ()
 
@@ -73,7 +75,7 @@ def test_models_that_wait_at_zero_wake_pods_by_what_their_loads_take(
 def test_a_copy_at_a_pod_that_leaves_serves_nobody_who_waits() -> None:
     view = _view(0, 1, _warm(_model(waiting=100)))
     view = replace(view, pods={"pod-0": replace(view.pods["pod-0"], is_accepting=False)})
-    assert _wanted(scale_pods(view, PodState(current=0), PARAMS)[0]) == 1
+    assert _wanted(scale_pods(view, ScalingState(current=0), PARAMS)[0]) == 1
 
 
 def _warm(
@@ -85,28 +87,28 @@ def _warm(
 
 
 def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
-    actions, _ = scale_pods(_view(0, 2, _warm(_model(waiting=8))), PodState(current=2), PARAMS)
+    actions, _ = scale_pods(_view(0, 2, _warm(_model(waiting=8))), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 6  # 8 s of work within 2 s by one slot each
 
 
 def test_what_waits_for_a_load_brings_no_more() -> None:
     loading = _warm(_model(waiting=100), loading_from=Tier.REMOTE)
-    assert _wanted(scale_pods(_view(0, 1, loading), PodState(current=1), PARAMS)[0]) is None
+    assert _wanted(scale_pods(_view(0, 1, loading), ScalingState(current=1), PARAMS)[0]) is None
 
 
 def test_what_a_load_let_through_just_now_brings_no_more() -> None:
     served = _warm(_model(waiting=8), since_s=-1.0)
-    assert _wanted(scale_pods(_view(0, 1, served), PodState(current=1), PARAMS)[0]) is None
+    assert _wanted(scale_pods(_view(0, 1, served), ScalingState(current=1), PARAMS)[0]) is None
 
 
 def test_one_that_waits_brings_at_most_one() -> None:
     slow = replace(_warm(_model(waiting=1)), hold_s=1000.0)
-    actions, _ = scale_pods(_view(0, 2, slow), PodState(current=2), PARAMS)
+    actions, _ = scale_pods(_view(0, 2, slow), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 3
 
 
 def test_pods_go_after_the_stable_time_and_the_last_after_the_idle_time() -> None:
-    state = PodState(current=3)
+    state = ScalingState(current=3)
     changes = []
     for now_s in range(300):
         actions, state = scale_pods(_view(now_s, 3, _model(last_s=0.0)), state, PARAMS)
@@ -116,7 +118,7 @@ def test_pods_go_after_the_stable_time_and_the_last_after_the_idle_time() -> Non
 
 
 def test_a_load_that_comes_again_does_not_flap() -> None:
-    state = PodState(current=1)
+    state = ScalingState(current=1)
     changes = 0
     for now_s in range(600):
         waiting = 8 if now_s % 40 == 0 else 0
@@ -131,27 +133,27 @@ def test_a_load_that_comes_again_does_not_flap() -> None:
 def test_the_emptiest_pods_leave() -> None:
     view = _view(100, 3, _warm(_model(last_s=0.0)))
     view = replace(view, pods={**view.pods, "pod-1": replace(view.pods["pod-1"], slots_busy=1)})
-    actions, _ = scale_pods(view, PodState(((0.0, 3), (50.0, 1)), 3), PARAMS)
+    actions, _ = scale_pods(view, ScalingState(((0.0, 3), (50.0, 1)), 3), PARAMS)
     assert [each.pod for each in actions if isinstance(each, DrainPod)] == ["pod-2", "pod-0"]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected", "why"),
     [
-        pytest.param(2, 10, 2, Why.FLOOR, id="floor"),
-        pytest.param(0, 1, 1, Why.CEILING, id="ceiling"),
+        pytest.param(2, 10, 2, ActionReason.FLOOR, id="floor"),
+        pytest.param(0, 1, 1, ActionReason.CEILING, id="ceiling"),
     ],
 )
-def test_bounds_hold(low: int, high: int, expected: int, why: Why) -> None:
-    waiting = 0 if why is Why.FLOOR else 50
+def test_bounds_hold(low: int, high: int, expected: int, why: ActionReason) -> None:
+    waiting = 0 if why is ActionReason.FLOOR else 50
     view = _view(0, 1, _warm(_model(waiting=waiting)), low=low, high=high)
-    actions, _ = scale_pods(view, PodState(current=0), PARAMS)
+    actions, _ = scale_pods(view, ScalingState(current=0), PARAMS)
     assert _wanted(actions) == expected
     assert actions[0].why is why
 
 
 def test_copies_that_must_be_need_pods() -> None:
-    actions, _ = scale_pods(_view(0, 0, _model(min_copies=3)), PodState(current=0), PARAMS)
+    actions, _ = scale_pods(_view(0, 0, _model(min_copies=3)), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == 3
 
 
@@ -159,7 +161,7 @@ def test_copies_that_must_be_need_pods() -> None:
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 50), st.integers(0, 8)), max_size=40)
 )
 def test_bounds_hold_whatever_the_clock_does(steps: list[tuple[float, int, int]]) -> None:
-    state, now_s = PodState(), 1e7
+    state, now_s = ScalingState(), 1e7
     for jump_s, waiting, pods in steps:
         now_s = max(0.0, now_s + jump_s)
         view = _view(now_s, pods, _model(waiting=waiting), low=1, high=6)
@@ -192,9 +194,9 @@ def _asked(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView
 
 
 def test_pods_are_for_what_came_of_late_whatever_is_forecast() -> None:
-    actions, state = scale_pods(_asked(0, 2, 10), PodState(current=2), PARAMS)
+    actions, state = scale_pods(_asked(0, 2, 10), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 5  # ten seconds of work in three, at 70 % of the slots
-    assert actions[0].why is Why.ARRIVING
+    assert actions[0].why is ActionReason.ARRIVING
     actions, state = scale_pods(_asked(0.5, 2, 0), state, PARAMS)
     assert actions == ()
     actions, _ = scale_pods(_asked(1.0, 2, 10), state, PARAMS)
@@ -204,17 +206,17 @@ def test_pods_are_for_what_came_of_late_whatever_is_forecast() -> None:
 def test_what_waits_comes_on_top_of_what_goes_on_to_come() -> None:
     warm = {"pod-0": Residency(Tier.DEVICE, None, -100.0, 100)}
     model = replace(_model(waiting=8), arrived=6, holders=warm)
-    actions, _ = scale_pods(_view(0, 2, model), PodState(current=2), PARAMS)
+    actions, _ = scale_pods(_view(0, 2, model), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 7
-    assert actions[0].why is Why.WAITING
+    assert actions[0].why is ActionReason.WAITING
 
 
 def test_at_zero_what_came_wakes_one_pod_only() -> None:
-    actions, _ = scale_pods(_asked(0, 0, 100, waiting=100), PodState(current=0), PARAMS)
+    actions, _ = scale_pods(_asked(0, 0, 100, waiting=100), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == 1
 
 
 def test_one_long_request_asks_for_no_second_pod() -> None:
     model = replace(_model(), arrived=1, hold_s=60.0)
-    actions, _ = scale_pods(_view(0, 1, model), PodState(current=1), PARAMS)
+    actions, _ = scale_pods(_view(0, 1, model), ScalingState(current=1), PARAMS)
     assert actions == ()

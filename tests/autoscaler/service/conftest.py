@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.planning.demand_forecast import expect
-from autoscaler.service.executor import Actor
-from autoscaler.service.forecaster import Forecaster
+from autoscaler.planning.demand_forecast import forecast_demand
+from autoscaler.service.executor import ActionExecutor
+from autoscaler.service.forecaster import DemandForecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from autoscaler.forecasting.history import History
-    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool_view import Demand
-    from autoscaler.service.actuator import PodOwner
+    from autoscaler.service.actuator import Actuator
     from tests import servers
 
-    Expect = Callable[[History, Learnt], Demand]
+    Expect = Callable[[History, FittedModel], Demand]
 
 _pools = itertools.count(1)
 _holders = itertools.count(1)
@@ -151,8 +151,8 @@ class Stage:
         self,
         policy: LoadingPolicy[Any],
         *,
-        expect: Expect = expect,
-        owner: PodOwner | None = None,
+        forecast_demand: Expect = forecast_demand,
+        owner: Actuator | None = None,
         **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
         """An autoscaler that ticks; it ends without a word, as if it was killed."""
@@ -164,14 +164,14 @@ class Stage:
         )
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
-        forecaster = Forecaster(expect)
+        forecaster = DemandForecaster(forecast_demand)
         one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, owner)
         client = PodClient(load_timeout_s=120)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(watch.run())
-                actor = Actor(
+                actor = ActionExecutor(
                     group, scaling, client, metrics,
                     state=lambda: watch.state, now_s=watch.registry_now_s,
                 )  # fmt: skip

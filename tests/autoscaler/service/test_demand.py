@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.service.demand import DemandReader
-from autoscaler.service.forecaster import Forecaster, is_sound
-from registry.redis.arrivals import Arrivals
+from autoscaler.service.forecaster import DemandForecaster, is_sound
+from registry.redis.arrivals import ArrivalLog
 from tests.autoscaler.service.conftest import model
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.anyio
 NAMES = [model("a").name, model("b").name]
 
 
-async def _declared(stage: Stage) -> Arrivals:
+async def _declared(stage: Stage) -> ArrivalLog:
     await stage.registry.put_models([model("a"), model("b")])
-    return Arrivals(stage.registry)
+    return ArrivalLog(stage.registry)
 
 
 def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) -> Demand:
     past = reader.past(now_s, tuple(str(name) for name in names))
     assert past is not None
-    demand = Forecaster().forecast(past)
+    demand = DemandForecaster().forecast(past)
     assert is_sound(demand)
     return demand
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.planning.demand_forecast import expect
-from autoscaler.service.forecaster import Forecaster, Past
+from autoscaler.planning.demand_forecast import forecast_demand
+from autoscaler.service.forecaster import DemandForecaster, Past
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers
-    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand
 
 NAMES = tuple(f"default/m{row}" for row in range(12))
@@ -42,7 +42,7 @@ def _past(
 
 def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
     counts = _counts()
-    forecaster = Forecaster()
+    forecaster = DemandForecaster()
     first = forecaster.forecast(_past(counts, START_S, forecaster.due(NAMES, (), START_S)))
     now_s = START_S + 4
     counts.advance(now_s)
@@ -52,7 +52,7 @@ def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
     assert rows.tolist() == [3]
     part = forecaster.forecast(_past(counts, now_s, rows))
 
-    whole = Forecaster(is_partial=False)
+    whole = DemandForecaster(is_partial=False)
     whole.forecast(_past(_counts(), START_S, None))
     full = whole.forecast(_past(counts, now_s, None))
     assert part.p_minute[3] == pytest.approx(full.p_minute[3], rel=1e-6)
@@ -76,7 +76,11 @@ def test_after_a_burst_the_next_arrival_is_soon_unlikely(
     models: int, known_s: int, burst_s: int, per_s: int
 ) -> None:
     """From 150 s on, however little there is to learn from, and for as long as it is silent."""
-    names, counts, forecaster = NAMES[:models], Counts(CountsParams(models=models)), Forecaster()
+    names, counts, forecaster = (
+        NAMES[:models],
+        Counts(CountsParams(models=models)),
+        DemandForecaster(),
+    )
     counts.advance(START_S + 17)
     for name in names:
         counts.declare(name)
@@ -91,7 +95,7 @@ def test_after_a_burst_the_next_arrival_is_soon_unlikely(
 
 
 def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> None:
-    counts, forecaster = _counts(), Forecaster()
+    counts, forecaster = _counts(), DemandForecaster()
     assert forecaster.due(NAMES, (), START_S) is None
     forecaster.forecast(_past(counts, START_S, None))
     assert forecaster.due(NAMES, (), START_S + 1) is not None
@@ -103,14 +107,14 @@ def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> Non
 def test_after_a_failure_all_are_forecast_anew() -> None:
     calls = 0
 
-    def breaks_once(history: History, learnt: Learnt) -> Demand:
+    def breaks_once(history: History, learnt: FittedModel) -> Demand:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise ZeroDivisionError("a mistake of the forecast")
-        return expect(history, learnt)
+        return forecast_demand(history, learnt)
 
-    counts, forecaster = _counts(), Forecaster(breaks_once)
+    counts, forecaster = _counts(), DemandForecaster(breaks_once)
     forecaster.forecast(_past(counts, START_S, None))
     with pytest.raises(ZeroDivisionError):
         forecaster.forecast(_past(counts, START_S + 20, np.array([2])))
@@ -119,7 +123,7 @@ def test_after_a_failure_all_are_forecast_anew() -> None:
 
 
 def test_a_silent_week_in_between_breaks_nothing() -> None:
-    counts, forecaster = _counts(), Forecaster()
+    counts, forecaster = _counts(), DemandForecaster()
     forecaster.forecast(_past(counts, START_S, None))
     now_s = START_S + 7 * 86_400
     demand = forecaster.forecast(_past(counts, now_s, forecaster.due(NAMES, (), now_s)))

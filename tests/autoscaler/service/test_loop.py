@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.planning.actions import Action, Load, Why
-from autoscaler.planning.demand_forecast import expect
+from autoscaler.planning.actions import Action, ActionReason, Load
+from autoscaler.planning.demand_forecast import forecast_demand
 from autoscaler.planning.policy import LoadingPolicy
-from registry.domain.action_log import Outcome
+from registry.domain.action_log import ActionOutcome
 from registry.domain.model import Preload, Tier
-from registry.domain.queue_stats import WaitingRequests
-from registry.redis.arrivals import Arrivals
+from registry.domain.queue_stats import QueueStats
+from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaling import Autoscaling
 from tests.autoscaler.service.conftest import a_stage, metric, model
 from tests.registry.actors import eventually, until
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History
-    from autoscaler.planning.demand_forecast import Learnt
+    from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand, PoolView
     from tests import servers
     from tests.autoscaler.service.conftest import Stage
@@ -38,7 +38,7 @@ def load_everywhere(*names: str) -> LoadingPolicy[None]:
 
     def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
         actions = tuple(
-            Load(each.key, pod.name, Tier.DEVICE, Why.FORECAST, "wanted everywhere")
+            Load(each.key, pod.name, Tier.DEVICE, ActionReason.FORECAST, "wanted everywhere")
             for each in view.models
             for pod in view.pods.values()
             if each.spec.name.name in names and pod.is_accepting and pod.name not in each.holders
@@ -69,7 +69,7 @@ async def test_an_action_is_done_once_and_its_reason_kept(
     assert pod.loads == ["a"]
     last = (await Autoscaling(stage.registry).plans()).last["default/a"]
     assert (last.verb, last.pod, last.reason, last.words, last.outcome) == (
-        "load", "pod-a", "forecast", "wanted everywhere", Outcome.DONE,
+        "load", "pod-a", "forecast", "wanted everywhere", ActionOutcome.DONE,
     )  # fmt: skip
     [line] = [each for each in caplog.records if each.message == "load"]
     assert vars(line).items() >= {
@@ -124,7 +124,7 @@ async def test_a_model_whose_load_always_fails_holds_up_no_other(stage: Stage) -
             timeout_s=LIMIT_S, what="left alone for five plans",
         )  # fmt: skip
     plans = await Autoscaling(stage.registry).plans()
-    assert plans.last["default/a"].outcome == Outcome.FAILED
+    assert plans.last["default/a"].outcome == ActionOutcome.FAILED
     assert "503" in plans.last["default/a"].error
 
 
@@ -190,8 +190,8 @@ async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
 
 @pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0, 1e300])
 async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float) -> None:
-    def spoilt(history: History, learnt: Learnt) -> Demand:
-        demand = expect(history, learnt)
+    def spoilt(history: History, learnt: FittedModel) -> Demand:
+        demand = forecast_demand(history, learnt)
         demand.forecast.mean[:] = absurd
         return demand
 
@@ -220,8 +220,8 @@ async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
             return wanted is not None and wanted.pods == pods
 
         await eventually(lambda: wants(0), timeout_s=LIMIT_S, what="none is wanted")
-        waiting = {model("a").name: WaitingRequests(40, 0, 0.0)}
-        await Arrivals(stage.registry).tell("gateway", 1, [], waiting)
+        waiting = {model("a").name: QueueStats(40, 0, 0.0)}
+        await ArrivalLog(stage.registry).tell("gateway", 1, [], waiting)
         await eventually(lambda: wants(1), timeout_s=LIMIT_S, what="one is wanted")
         history = (await scaling.plans()).history
         assert history[0].reason == "waiting"

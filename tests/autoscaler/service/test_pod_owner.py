@@ -12,9 +12,9 @@ from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from registry.domain.action_log import WantedPods
-from registry.domain.queue_stats import WaitingRequests
+from registry.domain.queue_stats import QueueStats
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import Arrivals
+from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaling import Autoscaling
 from tests.autoscaler.service.conftest import metric, model
 from tests.registry.actors import eventually, until
@@ -93,11 +93,11 @@ async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
     cluster = Cluster(None)
     policy = LOADING_POLICIES["predictive"]()
     async with stage.autoscaler(policy, owner=cluster) as metrics:
-        waiting = {model("a").name: WaitingRequests(40, 0, 0.0)}
+        waiting = {model("a").name: QueueStats(40, 0, 0.0)}
         sequence = itertools.count(1)
 
         async def tell() -> None:
-            await Arrivals(stage.registry).tell("gateway", next(sequence), [], waiting)
+            await ArrivalLog(stage.registry).tell("gateway", next(sequence), [], waiting)
 
         async def is_woken() -> bool:
             await tell()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.service.backoff import LONGEST_S, Refusals
+from autoscaler.service.backoff import LONGEST_S, Backoff
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    refusals = Refusals()
+    refusals = Backoff()
     assert [refusals.refused("pod", 0.0) for _ in range(11)][:4] == [1, 2, 4, 8]
     assert refusals.refused("pod", 0.0) == LONGEST_S
 
 
 def test_what_went_well_starts_anew() -> None:
-    refusals = Refusals()
+    refusals = Backoff()
     for _ in range(5):
         refusals.refused("pod", 0.0)
     refusals.took("pod")
@@ -31,7 +31,7 @@ def test_what_went_well_starts_anew() -> None:
 def test_after_the_longest_pause_nobody_is_left_alone(
     start_s: float, jump_s: float, times: int
 ) -> None:
-    refusals = Refusals()
+    refusals = Backoff()
     for _ in range(times):
         refusals.refused("pod", start_s)
     later_s = start_s + LONGEST_S + 1

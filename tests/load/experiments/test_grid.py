@@ -8,7 +8,7 @@ import pytest
 
 from load.experiments import liu_grid
 from load.experiments.experiment import Settings
-from load.experiments.liu.simulated import Times
+from load.experiments.liu.simulated import ModelTimings
 from load.experiments.liu_grid import CellTask, Won, play_cell
 
 if TYPE_CHECKING:
@@ -26,19 +26,21 @@ def test_policies_within_a_hundredth_of_the_best_win_together() -> None:
 @pytest.mark.parametrize(
     ("times", "winner"),
     [
-        pytest.param(Times(0.3, 1.0, 5.0, 5.0), "C", id="cold starts are cheap"),
-        pytest.param(Times(30.0, 1.0, 0.0, 5.0), "Q", id="only inference is cheap"),
-        pytest.param(Times(30.0, 1.0, 5.0, 0.0), "P", id="the network is cheap"),
+        pytest.param(ModelTimings(0.3, 1.0, 5.0, 5.0), "C", id="cold starts are cheap"),
+        pytest.param(ModelTimings(30.0, 1.0, 0.0, 5.0), "Q", id="only inference is cheap"),
+        pytest.param(ModelTimings(30.0, 1.0, 5.0, 0.0), "P", id="the network is cheap"),
     ],
 )
-def test_each_policy_wins_a_pair_where_what_it_spends_is_cheap(times: Times, winner: str) -> None:
+def test_each_policy_wins_a_pair_where_what_it_spends_is_cheap(
+    times: ModelTimings, winner: str
+) -> None:
     won = play_cell(CellTask(times, "pair", (1,)))
     assert won.winners == winner
     assert won.regret < 0.01
 
 
 def test_a_stream_is_the_same_for_the_same_seed() -> None:
-    task = CellTask(Times(1.0, 1.0), "stream", (5,))
+    task = CellTask(ModelTimings(1.0, 1.0), "stream", (5,))
     assert play_cell(task) == play_cell(task)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from load.experiments.errors import ExperimentError
-from load.experiments.result_log import KeptRuns
+from load.experiments.result_log import ResultLog
 from registry.domain.model import RoutingPolicy
 
 
@@ -27,7 +27,7 @@ class Something:
 def test_a_result_is_on_disk_when_it_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     value = Something(RoutingPolicy.AUTO, {1: (np.float64(0.5), None, inf), "all": np.arange(2)})
-    with KeptRuns(path) as kept:
+    with ResultLog(path) as kept:
         kept.keep("runs", value, [Something(RoutingPolicy.RANDOM, path)])
         [line] = path.read_text().splitlines()
         assert kept.count == 1
@@ -40,7 +40,7 @@ def test_a_result_is_on_disk_when_it_was_kept(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told() -> None:
     with (
-        KeptRuns(Path("/dev/full")) as kept,
+        ResultLog(Path("/dev/full")) as kept,
         pytest.raises(ExperimentError, match="--out: cannot write /dev/full: "),
     ):
         kept.keep("runs", 1, 2)

@@ -20,8 +20,8 @@ from load.experiments.liu.scenarios import (
     WIN_SCENARIOS,
     WinScenario,
 )
-from load.experiments.liu.simulated import Times, simple_run, times_of, win_run
-from load.experiments.liu.sizes import SIZES, Task
+from load.experiments.liu.simulated import ModelTimings, simple_run, times_of, win_run
+from load.experiments.liu.sizes import SIZES, SizeTask
 from load.experiments.liu.thesis import ABSENT, FILE
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def test_the_catalogue_knows_each_by_its_name() -> None:
 
 
 def test_one_cold_start_under_colocation_and_a_machine_each_at_random() -> None:
-    spent = simple_run("t5-small", Times(3.0, 1.0), "random", 1, requests=10)
+    spent = simple_run("t5-small", ModelTimings(3.0, 1.0), "random", 1, requests=10)
     assert spent.cold_starts == len({answer.pod for answer in spent.answers})
-    saved = simple_run("t5-small", Times(3.0, 1.0), "colocation", 1, requests=10)
+    saved = simple_run("t5-small", ModelTimings(3.0, 1.0), "colocation", 1, requests=10)
     assert saved.cold_starts == 1
     assert saved.total_s == pytest.approx(13.0)
 
@@ -73,7 +73,7 @@ def test_the_figures_are_drawn_where_there_is_a_folder(tmp_path: Path) -> None:
 
 def test_cold_starts_are_amortised_where_the_thesis_reckons() -> None:
     size = SIZES[0]
-    found = amortise(Task(size, "", 1, requests=2_200))
+    found = amortise(SizeTask(size, "", 1, requests=2_200))
     assert found.below_at == size.break_even_requests + 1
     assert found.before_s - found.after_s == pytest.approx(21.0)
 
@@ -96,7 +96,7 @@ def test_a_file_of_figures_without_values_is_refused(tmp_path: Path) -> None:
 def test_each_workload_is_won_as_in_the_thesis_and_auto_is_with_the_winner(
     scenario: WinScenario,
 ) -> None:
-    times = times_of(scenario, Times(3.0, 1.0))
+    times = times_of(scenario, ModelTimings(3.0, 1.0))
     seconds = {
         policy: win_run(scenario, times, policy, 1, sleep_s=THESIS_SLEEP_S).concurrent_s
         for policy in (*FIXED_POLICIES, "auto")
@@ -107,7 +107,7 @@ def test_each_workload_is_won_as_in_the_thesis_and_auto_is_with_the_winner(
 
 
 def test_a_mixture_is_the_same_for_the_same_seed() -> None:
-    task = MixtureTask("auto", 0.2, seed=3, pairs=20, base=Times(3.0, 1.0))
+    task = MixtureTask("auto", 0.2, seed=3, pairs=20, base=ModelTimings(3.0, 1.0))
     assert play_mixture(task) == play_mixture(task)
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from autoscaler.planning.demand_forecast import expect, learn
+from autoscaler.planning.demand_forecast import fit_model, forecast_demand
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
 from load.experiments.prewarm import forecast_cache
 from load.experiments.prewarm.curves import at_equal_memory
 from load.experiments.prewarm.plot import draw
-from load.experiments.prewarm.runs import OURS, PEERS, Outcome, Task, run_one
-from load.experiments.prewarm.scenario import Span
+from load.experiments.prewarm.runs import OURS, PEERS, PrewarmResult, PrewarmTask, run_one
+from load.experiments.prewarm.scenario import ReplayWindow
 from load.experiments.prewarming import FILE, run
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MODELS = ("busy", "hourly", "rare")
 
 
 @pytest.fixture(scope="module")
-def span(tmp_path_factory: pytest.TempPathFactory) -> Span:
+def span(tmp_path_factory: pytest.TempPathFactory) -> ReplayWindow:
     """Six hours before, two hours simulated."""
     path = tmp_path_factory.mktemp("data") / FILE.removesuffix(".gz")
     rows = [(minute, "busy", 1 + minute % 2) for minute in range(0, 480, 3)]
@@ -32,17 +32,17 @@ def span(tmp_path_factory: pytest.TempPathFactory) -> Span:
     rows += [(450, "rare", 1)]
     lines = [f"{minute},{model},{count}" for minute, model, count in sorted(rows)]
     path.write_text("\n".join(["minute,model,count", *lines]) + "\n", encoding="utf-8")
-    return Span(str(path), 6, 8)
+    return ReplayWindow(str(path), 6, 8)
 
 
 @pytest.fixture(scope="module")
-def forecasts(span: Span, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forecasts(span: ReplayWindow, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tape") / "forecasts.npz"
     forecast_cache.record(span, list(MODELS), path, lambda _done, _total: None)
     return path
 
 
-def test_the_span_is_cut_from_the_file(span: Span) -> None:
+def test_the_span_is_cut_from_the_file(span: ReplayWindow) -> None:
     assert span.models() == list(MODELS)
     assert (span.epoch_s, span.ticks) == (21_600.0, 120)
     assert sum(batch.num_rows for batch in span.trace()) == 60 + 2 + 1
@@ -51,12 +51,12 @@ def test_the_span_is_cut_from_the_file(span: Span) -> None:
 
 
 def test_a_tape_has_the_forecasts_that_would_be_made_at_each_tick(
-    span: Span, forecasts: Path
+    span: ReplayWindow, forecasts: Path
 ) -> None:
     names = tuple(f"default/{name}" for name in MODELS)
     counts = span.counts_before()
     known = counts.history_of(names, span.epoch_s)
-    expected = expect(known, learn(known, names), forecast_cache.QUESTION)
+    expected = forecast_demand(known, fit_model(known, names), forecast_cache.QUESTION)
     found = forecast_cache.read(span, forecasts, with_history=True)(counts, names, span.epoch_s)
     assert found is not None
     np.testing.assert_allclose(found.p_minute, expected.p_minute, rtol=1e-5)
@@ -68,9 +68,11 @@ def test_a_tape_has_the_forecasts_that_would_be_made_at_each_tick(
     [("keep-alive", 1, 60), ("greedy-dual", 1, 3), (OURS, 50, 0.01)],
 )
 def test_more_memory_means_fewer_cold_starts(
-    span: Span, forecasts: Path, policy: str, little: float, much: float
+    span: ReplayWindow, forecasts: Path, policy: str, little: float, much: float
 ) -> None:
-    less, more = (run_one(Task(policy, value, span, MODELS, forecasts)) for value in (little, much))
+    less, more = (
+        run_one(PrewarmTask(policy, value, span, MODELS, forecasts)) for value in (little, much)
+    )
     assert less.requests == more.requests == 63
     assert less.failed == more.failed == 0
     assert less.cold > more.cold >= 1
@@ -78,18 +80,19 @@ def test_more_memory_means_fewer_cold_starts(
 
 
 def test_a_longer_range_of_the_histogram_holds_models_for_longer(
-    span: Span, forecasts: Path
+    span: ReplayWindow, forecasts: Path
 ) -> None:
     """`busy` and `hourly` are known well enough; `rare` stays for the range."""
     less, more = (
-        run_one(Task("hybrid-histogram", value, span, MODELS, forecasts)) for value in (5, 200)
+        run_one(PrewarmTask("hybrid-histogram", value, span, MODELS, forecasts))
+        for value in (5, 200)
     )
     assert less.idle_model_h < more.idle_model_h
     assert less.preloads > 0
 
 
-def _outcome(policy: str, idle: float, cold: int, p75: float) -> Outcome:
-    return Outcome(policy, 1.0, 100, cold, p75, idle, 0, 0)
+def _outcome(policy: str, idle: float, cold: int, p75: float) -> PrewarmResult:
+    return PrewarmResult(policy, 1.0, 100, cold, p75, idle, 0, 0)
 
 
 def test_peers_are_taken_at_the_memory_of_ours() -> None:

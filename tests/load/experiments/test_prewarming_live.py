@@ -9,15 +9,22 @@ import pytest
 
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
-from load.experiments.prewarm.live import PACE, Slice, Times, live_value, simulated, times_of
+from load.experiments.prewarm.live import (
+    PACE,
+    MeasuredTimes,
+    Slice,
+    live_value,
+    simulated,
+    times_of,
+)
 from load.experiments.prewarm.scenario import MODEL_BYTES
 from load.experiments.prewarming import FILE
 from load.experiments.prewarming_live import run
 from load.report.run_file import read_run
-from pilotlight.commands.experiment import Wish, run_experiment
+from pilotlight.commands.experiment import ExperimentOptions, run_experiment
 from pilotlight.live_experiments.live_platform import LiveDemo
 from pilotlight.output import Output
-from pilotlight.state_dir import Home
+from pilotlight.state_dir import StateDir
 from registry.domain.model import Tier
 from tests.load.report.runs import write_run
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FIRST_H = 360
-TIMES = Times(dict.fromkeys((Tier.REMOTE, Tier.DISK, Tier.HOST), 6.0), 0.0, 0.5, 0.0)
+TIMES = MeasuredTimes(dict.fromkeys((Tier.REMOTE, Tier.DISK, Tier.HOST), 6.0), 0.0, 0.5, 0.0)
 
 
 def data_folder(folder: Path, rows: list[tuple[int, str]]) -> Path:
@@ -79,12 +86,14 @@ def test_the_slice_runs_live_under_every_policy(
     file = data_folder(tmp_path, [(0, "m0001"), (2, "m0002"), (3, "m0001"), (14, "m0001")])
     file.rename(tmp_path / FILE)
     monkeypatch.setenv("PILOTLIGHT_DATA", str(tmp_path))
-    home = Home(tmp_path / "home")
+    home = StateDir(tmp_path / "home")
     home.root.mkdir()
-    if (made := Home.default().objects).is_dir():  # the sample models take 15 s to make
+    if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
     live = LiveDemo(home, Output(as_json=True))
-    asked = Wish("prewarming-live", (), is_quick=True, out=tmp_path, processes=1, live=live)
+    asked = ExperimentOptions(
+        "prewarming-live", (), is_quick=True, out=tmp_path, processes=1, live=live
+    )
     run_experiment(asked, Output(as_json=True))
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     assert len(rows) == 4

@@ -9,7 +9,7 @@ import pytest
 from load.experiments import scale
 from load.experiments.errors import ExperimentError
 from load.experiments.experiment import Settings
-from load.experiments.scaling.clusters import SizeTask, play_size
+from load.experiments.scaling.clusters import ClusterSizeTask, play_size
 from load.experiments.scaling.registry_load import LoadTask, load_registry
 from registry.domain.model import RoutingPolicy
 from tests.servers import redis_server
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_a_size_has_all_its_figures() -> None:
-    found = play_size(SizeTask(10, 20, 400, RoutingPolicy.AUTO, 1))
+    found = play_size(ClusterSizeTask(10, 20, 400, RoutingPolicy.AUTO, 1))
     assert found.cold_starts <= 400
     assert 0 < found.p50_s <= found.p99_s
     assert 0 < found.in_time <= 1

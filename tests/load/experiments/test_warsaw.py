@@ -16,13 +16,13 @@ from load.experiments.published_figures import reported_figures
 from load.experiments.schedulers import plot
 from load.experiments.schedulers.machines import MODELS_PER_MACHINE, cluster
 from load.experiments.schedulers.models import PROFILES
-from load.experiments.schedulers.runs import Outcome, Task, run_one
+from load.experiments.schedulers.runs import SchedulerResult, SchedulerTask, run_one
 from load.experiments.schedulers.scheduler_configs import (
     BASELINE,
     CLOCKWORK,
     LINEUP,
     SHIPPED,
-    contestant,
+    scheduler_config,
 )
 from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
 from load.experiments.schedulers.workload import Workload, deadlines_s
@@ -133,13 +133,15 @@ def test_machines_hold_two_models() -> None:
 
 
 @pytest.fixture(scope="module")
-def short_runs() -> Mapping[str, Outcome]:
+def short_runs() -> Mapping[str, SchedulerResult]:
     """All schedulers on two minutes."""
-    return {name: run_one(Task(name, 1, MACHINES, SHORT)) for name in LINEUP}
+    return {name: run_one(SchedulerTask(name, 1, MACHINES, SHORT)) for name in LINEUP}
 
 
 @pytest.mark.slow
-def test_every_request_is_answered_and_counted_once(short_runs: Mapping[str, Outcome]) -> None:
+def test_every_request_is_answered_and_counted_once(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
     expected = int(SHORT.counts(1).sum())
     for name, found in short_runs.items():
         assert found.requests == sum(found.arrivals) == expected, name
@@ -150,7 +152,7 @@ def test_every_request_is_answered_and_counted_once(short_runs: Mapping[str, Out
 
 @pytest.mark.slow
 def test_baseline_loads_a_model_once_and_round_robin_again_and_again(
-    short_runs: Mapping[str, Outcome],
+    short_runs: Mapping[str, SchedulerResult],
 ) -> None:
     """Twelve places for nine models: Baseline never has to unload one."""
     asked_for = np.count_nonzero(SHORT.counts(1).sum(axis=0))
@@ -160,8 +162,8 @@ def test_baseline_loads_a_model_once_and_round_robin_again_and_again(
 
 
 @pytest.mark.slow
-def test_the_same_run_comes_to_the_same(short_runs: Mapping[str, Outcome]) -> None:
-    again = run_one(Task(CLOCKWORK, 1, MACHINES, SHORT))
+def test_the_same_run_comes_to_the_same(short_runs: Mapping[str, SchedulerResult]) -> None:
+    again = run_one(SchedulerTask(CLOCKWORK, 1, MACHINES, SHORT))
     assert again.curve_s == short_runs[CLOCKWORK].curve_s
     assert again.load_s == short_runs[CLOCKWORK].load_s
 
@@ -173,13 +175,13 @@ def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
         minutes=2, spikes=1, rate_per_min=300.0, work=(0.3, 0.5), most_busy=0.3, height=8.0,
         spiking_share=1.0,
     )  # fmt: skip
-    before, after = (run_one(Task(name, 1, 8, work)) for name in (BASELINE, CLOCKWORK))
+    before, after = (run_one(SchedulerTask(name, 1, 8, work)) for name in (BASELINE, CLOCKWORK))
     assert after.missed_in_spikes < before.missed_in_spikes
     assert after.longest_s < before.longest_s
 
 
 @pytest.mark.slow
-def test_every_claim_is_reckoned_of_every_seed(short_runs: Mapping[str, Outcome]) -> None:
+def test_every_claim_is_reckoned_of_every_seed(short_runs: Mapping[str, SchedulerResult]) -> None:
     [runs] = by_seed(list(short_runs.values()))
     for claim in CLAIMS:
         assert np.isfinite(claim.change(runs)), claim.words
@@ -189,11 +191,11 @@ def test_every_claim_is_reckoned_of_every_seed(short_runs: Mapping[str, Outcome]
 
 
 def test_only_the_shipped_gateway_begins_loads_of_its_own() -> None:
-    assert [name for name in LINEUP if contestant(name).queueing.may_load] == [SHIPPED]
-    assert all(contestant(name).queueing.serves_late for name in LINEUP)
+    assert [name for name in LINEUP if scheduler_config(name).queueing.may_load] == [SHIPPED]
+    assert all(scheduler_config(name).queueing.serves_late for name in LINEUP)
 
 
 @pytest.mark.slow
-def test_the_plot_is_written(short_runs: Mapping[str, Outcome], tmp_path: Path) -> None:
+def test_the_plot_is_written(short_runs: Mapping[str, SchedulerResult], tmp_path: Path) -> None:
     path = plot.draw(list(short_runs.values()), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from load.generator.answers import Outcome, read_timing
-from load.generator.arrivals import Arrival, share, survey, survey_aside
+from load.generator.answers import RequestResult, read_timing
+from load.generator.arrivals import TraceArrival, share, survey, survey_aside
 from load.generator.bodies import Bodies
-from load.generator.content import IMAGE, TEXT, Content, Kind, content_of_metadata
-from load.generator.errors import BadTrace
+from load.generator.content import IMAGE, TEXT, Content, ContentKind, content_of_metadata
+from load.generator.errors import UnplayableTrace
 from load.generator.latencies import Latencies, percentile_s
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
-from load.generator.settings import Protocol, RunSettings
+from load.generator.settings import RequestProtocol, RunSettings
 from load.trace_spec.trace_spec import open_trace
 from runtime.wire.v2 import decode_request
 from tests.load.rows import trace_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.load.generator.conftest import WriteTrace
 
-ARRIVAL = Arrival(7, 0.0, "team", "model", 3, 20, None)
+ARRIVAL = TraceArrival(7, 0.0, "team", "model", 3, 20, None)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ ARRIVAL = Arrival(7, 0.0, "team", "model", 3, 20, None)
         pytest.param(TEXT, "text", (3,), id="text"),
         pytest.param(IMAGE, "image", (3,), id="image"),
         pytest.param(
-            Content(Kind.TENSORS, inputs=(("x", "FP32", (-1, 3, -1)),)),
+            Content(ContentKind.TENSORS, inputs=(("x", "FP32", (-1, 3, -1)),)),
             "x",
             (3, 3, 1),
             id="numbers",
@@ -53,7 +53,7 @@ ARRIVAL = Arrival(7, 0.0, "team", "model", 3, 20, None)
 def test_v2_bodies_are_what_a_pod_reads(
     content: Content, name: str, shape: tuple[int, ...]
 ) -> None:
-    body = Bodies(Protocol.V2, 0).body(ARRIVAL, content)
+    body = Bodies(RequestProtocol.V2, 0).body(ARRIVAL, content)
     request = decode_request(body.data, dict(body.headers)["inference-header-content-length"])
     [tensor] = request.inputs
     assert (tensor.name, tensor.shape) == (name, shape)
@@ -61,7 +61,7 @@ def test_v2_bodies_are_what_a_pod_reads(
 
 
 def test_v1_bodies_hold_an_instance_per_item() -> None:
-    bodies = Bodies(Protocol.V1, 0)
+    bodies = Bodies(RequestProtocol.V1, 0)
     texts = json.loads(bodies.body(ARRIVAL, TEXT).data)["instances"]
     assert [len(text.split()) for text in texts] == [8, 8, 8]
     images = json.loads(bodies.body(ARRIVAL, IMAGE).data)["instances"]
@@ -71,14 +71,14 @@ def test_v1_bodies_hold_an_instance_per_item() -> None:
 @pytest.mark.parametrize("words", [1, 100, 5000])
 def test_openai_prompts_have_the_traces_sizes(words: int) -> None:
     arrival = ARRIVAL._replace(input_size=words)
-    body = json.loads(Bodies(Protocol.OPENAI, 0).body(arrival, TEXT).data)
+    body = json.loads(Bodies(RequestProtocol.OPENAI, 0).body(arrival, TEXT).data)
     assert len(body["prompt"].split()) == words
     assert (body["model"], body["max_tokens"], body["stream"]) == ("model", 20, True)
 
 
 def test_bodies_depend_on_seed_and_row_alone() -> None:
     def body(seed: int, row: int) -> bytes:
-        return Bodies(Protocol.V1, seed).body(ARRIVAL._replace(row=row), TEXT).data
+        return Bodies(RequestProtocol.V1, seed).body(ARRIVAL._replace(row=row), TEXT).data
 
     assert body(0, 7) == body(0, 7)
     assert len({body(0, 7), body(1, 7), body(0, 8)}) == 3
@@ -95,11 +95,11 @@ def test_bodies_depend_on_seed_and_row_alone() -> None:
         ),
         pytest.param(
             {"inputs": [{"name": "q", "datatype": "BYTES", "shape": [-1]}]},
-            Content(Kind.TEXT, "q"), id="text",
+            Content(ContentKind.TEXT, "q"), id="text",
         ),
         pytest.param(
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["-1", 4]}]},
-            Content(Kind.TENSORS, inputs=(("x", "FP32", (-1, 4)),)), id="numbers",
+            Content(ContentKind.TENSORS, inputs=(("x", "FP32", (-1, 4)),)), id="numbers",
         ),
     ],
 )  # fmt: skip
@@ -140,7 +140,7 @@ def test_live_percentiles_are_within_a_bucket() -> None:
 def test_a_trace_without_arrivals_in_time_is_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("at_s,tenant,model,input_size,output_size,deadline_s\n5,t,m,1,0,\n")
-    with pytest.raises(BadTrace, match="holds no request within --duration 2 s"):
+    with pytest.raises(UnplayableTrace, match="holds no request within --duration 2 s"):
         survey(open_trace(str(path), seed=0), 2.0)
 
 
@@ -169,7 +169,7 @@ class _Echo:
     """Answers at once; the contract of a sender, without a network."""
 
     async def send(
-        self, arrival: Arrival, content: Content, request_id: str, outcome: Outcome
+        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
     ) -> None:
         del arrival, content, request_id
         outcome.sent_s, outcome.finished_s, outcome.status = 5.0, 5.1, 200

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.generator.answers import Outcome
-from load.generator.arrivals import Arrival
+from load.generator.answers import RequestResult
+from load.generator.arrivals import TraceArrival
 from load.generator.merging import read_parts
 from load.generator.record_parts import RecordPart, record_row
 from load.report.run_file import read_run
@@ -150,8 +150,8 @@ def test_a_part_that_breaks_off_is_read_up_to_there(tmp_path: Path, kept: float)
     path = tmp_path / "worker-0.arrows"
     part = RecordPart(path)
     for row in range(3000):
-        arrival = Arrival(row, row / 100, "t", f"m{row % 7}", 1, 0, None)
-        part.add(record_row(arrival, Outcome(status=200), request_id=str(row), policy=None))
+        arrival = TraceArrival(row, row / 100, "t", f"m{row % 7}", 1, 0, None)
+        part.add(record_row(arrival, RequestResult(status=200), request_id=str(row), policy=None))
     part.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * kept)])

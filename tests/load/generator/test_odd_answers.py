@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import parquet
 
-from load.generator.arrivals import Arrival
+from load.generator.arrivals import TraceArrival
 from load.generator.http_sender import HttpSender
 from load.generator.merging import read_parts
 from load.generator.pacing import Player
 from load.generator.record_parts import RecordPart
-from load.generator.settings import Protocol, RunSettings
+from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
 from tests import servers
 from tests.load.generator.odd_server import odd_server
@@ -65,7 +65,7 @@ def _play(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Play arrivals of one moment in this process; the rows by request."""
     arrivals = [
-        Arrival(row, 0.0, "default", model, 2, output_size, None)
+        TraceArrival(row, 0.0, "default", model, 2, output_size, None)
         for row, model in enumerate(models)
     ]
 
@@ -86,7 +86,7 @@ def _play(
 def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> None:
     models = ["stream", "stream-broken", "stream-error", "openai-wrong"]
     with odd_server() as server:
-        rows = _play(models, tmp_path, server.url, protocol=Protocol.OPENAI, output_size=5)
+        rows = _play(models, tmp_path, server.url, protocol=RequestProtocol.OPENAI, output_size=5)
     assert {row["model"]: row["error"] for row in rows} == {
         "stream": None,
         "stream-broken": "the stream ended without [DONE]",

@@ -125,7 +125,7 @@ class Live:
 
     def _are_known(self, times: Times) -> bool:
         async def look(registry: Registry) -> bool:
-            state = await registry.domain.cluster()
+            state = await registry.cluster()
             return all(
                 state.measured(spec.key).get(measure) is not None
                 for spec in self._specs.values()

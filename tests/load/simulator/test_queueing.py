@@ -8,10 +8,10 @@ import pytest
 
 from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.queue_options import Queueing
+from load.simulator.queue_options import QueueOptions
 from load.simulator.simulate import simulate
 from registry.domain.model import ModelName, RoutingPolicy
-from registry.domain.queue_stats import WaitingRequests
+from registry.domain.queue_stats import QueueStats
 from tests.load.simulator.test_simulate import cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
@@ -39,7 +39,9 @@ class Watcher:
         self.noted.append(self._note(state, actions))
 
 
-def _run(plan: Any, rows: list[Row], queueing: Queueing, **options: Any) -> list[dict[str, Any]]:
+def _run(
+    plan: Any, rows: list[Row], queueing: QueueOptions, **options: Any
+) -> list[dict[str, Any]]:
     deadline_s = options.pop("deadline_s", None)
     return records(
         simulate(
@@ -51,8 +53,8 @@ def _run(plan: Any, rows: list[Row], queueing: Queueing, **options: Any) -> list
 
 def test_who_is_late_is_served_where_deadlines_are_wishes() -> None:
     rows: list[Row] = [(0.0, "m"), (0.1, "m")]
-    strict = _run(cluster({}, WARM), rows, Queueing(), deadline_s=0.5)
-    lenient = _run(cluster({}, WARM), rows, Queueing(serves_late=True), deadline_s=0.5)
+    strict = _run(cluster({}, WARM), rows, QueueOptions(), deadline_s=0.5)
+    lenient = _run(cluster({}, WARM), rows, QueueOptions(serves_late=True), deadline_s=0.5)
     assert [row["status"] for row in strict] == [504, 504]
     assert [row["status"] for row in lenient] == [200, 200]
     assert [row["deadline_s"] for row in lenient] == pytest.approx([0.5, 0.5])
@@ -68,19 +70,19 @@ def test_queues_are_by_deadline_or_by_arrival(by_deadline: bool, last: str) -> N
         WARM | {"name": "near", "annotations": {"deadline": "5s"}},
     )
     rows: list[Row] = [(0.0, "first"), (0.1, "far"), (0.2, "near")]
-    found = _run(plan, rows, Queueing(serves_late=True, by_deadline=by_deadline))
+    found = _run(plan, rows, QueueOptions(serves_late=True, by_deadline=by_deadline))
     assert max(found, key=lambda row: row["finished_s"])["model"] == last
 
 
 def test_requests_that_may_not_load_wait_for_who_does() -> None:
-    alone = _run(cluster({}), [(0.0, "m")], Queueing(may_load=False))
+    alone = _run(cluster({}), [(0.0, "m")], QueueOptions(may_load=False))
     assert [(row["status"], row["reason"]) for row in alone] == [(504, "queue-timeout")]
 
     def load(state: ClusterState, actions: Any) -> bool:
         return bool(actions.preload(M, "n"))
 
     [row] = _run(
-        cluster({}), [(0.0, "m")], Queueing(may_load=False), autoscaler=Watcher(10.0, load)
+        cluster({}), [(0.0, "m")], QueueOptions(may_load=False), autoscaler=Watcher(10.0, load)
     )
     assert row["status"] == 200
     assert row["finished_s"] > 10.0
@@ -93,7 +95,7 @@ def test_who_plans_first_sees_machines_idle_while_requests_wait(plans_first: boo
 
     watcher = Watcher(0.3, note)
     rows: list[Row] = [(0.05 * at, "m") for at in range(6)]
-    _run(cluster({}, WARM), rows, Queueing(plans_first=plans_first), autoscaler=watcher)
+    _run(cluster({}, WARM), rows, QueueOptions(plans_first=plans_first), autoscaler=watcher)
     assert any(watcher.noted) is plans_first
 
 
@@ -101,12 +103,12 @@ def test_an_autoscaler_sees_who_waits_and_how_copies_are_used() -> None:
     watcher = Watcher(1.0, lambda state, actions: (actions.uses(), actions.waiting()))
     plan = cluster({}, WARM | {"infer": {1: "1500ms"}})
     key = plan.models[0].spec.key
-    _run(plan, [(0.0, "m"), (0.2, "m"), (5.0, "m")], Queueing(serves_late=True),
+    _run(plan, [(0.0, "m"), (0.2, "m"), (5.0, "m")], QueueOptions(serves_late=True),
          autoscaler=watcher, deadline_s=1.0)  # fmt: skip
     first, second, _, later = watcher.noted[:4]
     assert first[0][key]["n"].ongoing == 1
     assert first[0][key]["n"].served == 0
-    assert first[1] == {M: WaitingRequests(1, 1, 0.2)}
+    assert first[1] == {M: QueueStats(1, 1, 0.2)}
     assert (second[0][key]["n"].ongoing, second[0][key]["n"].served) == (1, 1)
     assert second[1] == {}
     assert later[0][key]["n"].last_s == pytest.approx(3.0, abs=0.1)
@@ -117,7 +119,7 @@ def test_a_scheduler_in_the_gateways_place_loads_for_who_waits() -> None:
     plan = cluster({})
     scaler = PlannedAutoscaler(baseline(), plan, every_s=0.25, is_forecasting=False)
     found = _run(
-        plan, [(1.0, "m"), (30.0, "m")], Queueing(plans_first=True, may_load=False),
+        plan, [(1.0, "m"), (30.0, "m")], QueueOptions(plans_first=True, may_load=False),
         autoscaler=scaler,
     )  # fmt: skip
     assert [(row["status"], row["start"]) for row in found] == [(200, "remote"), (200, "warm")]

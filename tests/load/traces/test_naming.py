@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from load.errors import InvalidTraceName
-from load.trace_spec.grammar import Chain, Stage, parse_name
+from load.trace_spec.grammar import Chain, SpecStage, parse_name
 from load.trace_spec.trace_spec import TRANSFORMS, open_trace
 from tests.load.rows import column, named, rows, write
 
@@ -20,10 +20,12 @@ def test_reads_sources_transformations_and_groups() -> None:
     assert parse_name("(gen:x=1 + fmt:p,w=2|rate=2)|slice=0:1h|map=5,by=zipf") == (
         Chain(
             (
-                Chain(Stage("gen", {"x": "1"}), ()),
-                Chain(Stage("fmt", {"value": "p", "w": "2"}), (Stage("rate", {"value": "2"}),)),
+                Chain(SpecStage("gen", {"x": "1"}), ()),
+                Chain(
+                    SpecStage("fmt", {"value": "p", "w": "2"}), (SpecStage("rate", {"value": "2"}),)
+                ),
             ),
-            (Stage("slice", {"value": "0:1h"}), Stage("map", {"value": "5", "by": "zipf"})),
+            (SpecStage("slice", {"value": "0:1h"}), SpecStage("map", {"value": "5", "by": "zipf"})),
         ),
     )
 
