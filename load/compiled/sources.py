@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 VALUES: Final = frozenset({
     "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord", "ModelSpec",
-    "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions", "ReservationRequest",
+    "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions",
+    "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
 VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
