@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HOLD = """
 import sys
 from pathlib import Path
-from pilotlight.state_dir import Home, HomeLock, PlatformState
-home = Home(Path(sys.argv[1]))
+from pilotlight.state_dir import HomeLock, PlatformState, StateDir, PlatformState
+home = StateDir(Path(sys.argv[1]))
 with HomeLock(home):
     home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))
     print("held", flush=True)

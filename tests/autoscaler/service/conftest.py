@@ -151,7 +151,7 @@ class Stage:
         self,
         policy: LoadingPolicy[Any],
         *,
-        forecast_demand: Expect = forecast_demand,
+        expect: Expect = forecast_demand,
         owner: Actuator | None = None,
         **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
@@ -164,7 +164,7 @@ class Stage:
         )
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
-        forecaster = DemandForecaster(forecast_demand)
+        forecaster = DemandForecaster(expect)
         one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, owner)
         client = PodClient(load_timeout_s=120)
 

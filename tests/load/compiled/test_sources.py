@@ -118,7 +118,7 @@ def test_members_and_functions_are_looked_up_once_and_patterns_stay() -> None:
 
 
 def test_values_stay_dataclasses_that_compare_and_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = (ROOT / "registry" / "pod.py").read_text()
+    source = (ROOT / "registry" / "domain" / "pod.py").read_text()
     module = ModuleType("pod")
     monkeypatch.setitem(sys.modules, "pod", module)
     exec(rewritten({"registry/domain/pod.py": source})["registry/domain/pod.py"], vars(module))
