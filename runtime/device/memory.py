@@ -5,27 +5,16 @@ What a load took is given back whole when its tensors go; nothing of a model lie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
+from runtime.weights.slab import DeviceWeights
 
 if TYPE_CHECKING:
     from runtime.weights.weight_source import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
-    """A model's tensors on the device, views of one slab."""
-
-    tensors: dict[str, torch.Tensor]
-    size_bytes: int
-
-    def release(self) -> None:
-        """Drop the tensors; the memory is free once the network has dropped them, too."""
-        self.tensors.clear()
 
 
 class DeviceMemory(Protocol):
@@ -68,6 +57,5 @@ def open_device(name: str) -> DeviceMemory:
             " give it a GPU (and a torch built for CUDA), or set device to 'cpu' or 'auto'"
         )
     from runtime.device.cuda import CudaEngine
-    from runtime.device.staged_memory import StagedMemory
 
     return StagedMemory(CudaEngine())

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.device.memory import DeviceWeights
-from runtime.weights.slab import view_of
+from runtime.weights.slab import DeviceWeights, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

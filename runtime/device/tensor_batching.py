@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from runtime.errors import InvalidRequest
-from runtime.tasks.task import MOST_ITEMS
-from runtime.wire.tensors import NUMPY_OF, Tensor, numeric_tensor
+from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -106,12 +105,12 @@ class PaddedBatching:
             raise InvalidRequest(f"tensor {name!r} must be {rule.datatype}, was {tensor.datatype}")
         shape = tensor.shape
         if rule.trailing is None:
-            allowed = f"[1 to {MOST_ITEMS} rows, 1 to {self.most_tokens} tokens]"
+            allowed = f"[1 to {MAX_ITEMS} rows, 1 to {self.most_tokens} tokens]"
             is_fitting = len(shape) == 2 and 0 < shape[1] <= self.most_tokens
         else:
-            allowed = f"[1 to {MOST_ITEMS} rows, {', '.join(map(str, rule.trailing))}]"
+            allowed = f"[1 to {MAX_ITEMS} rows, {', '.join(map(str, rule.trailing))}]"
             is_fitting = shape[1:] == rule.trailing
-        if not is_fitting or not 0 < shape[0] <= MOST_ITEMS:
+        if not is_fitting or not 0 < shape[0] <= MAX_ITEMS:
             raise InvalidRequest(f"tensor {name!r} must have shape {allowed}, was {list(shape)}")
         if rule.high is not None:
             low, high = tensor.data.min(), tensor.data.max()

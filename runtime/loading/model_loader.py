@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from registry.domain.model import ModelSpec
-    from runtime.device.memory import DeviceMemory, DeviceWeights
+    from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.engines.networks.skeletons import Skeleton, Skeletons
     from runtime.loading.model_store import ModelStore
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
+    from runtime.weights.slab import DeviceWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
-from runtime.tasks.task import check_count
 from runtime.tasks.text import torch_inputs
-from runtime.wire.tensors import BYTES, Tensor, numeric_tensor, only_tensor
+from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, only_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +48,7 @@ class ImageClassification:
 
     def read_instances(self, instances: Sequence[Any]) -> list[Image.Image]:
         """Encoded images in base64."""
-        check_count(len(instances))
+        check_item_count(len(instances))
         images = []
         for index, instance in enumerate(instances):
             holder = instance.get("image_bytes") if isinstance(instance, dict) else None
@@ -65,7 +64,7 @@ class ImageClassification:
         """Base64 strings of encoded images, or pixels [n, height, width, 3]."""
         tensor = only_tensor(tensors, "image")
         if tensor.datatype == BYTES:
-            check_count(tensor.data.size)
+            check_item_count(tensor.data.size)
             return [
                 _decoded(value, f"input {tensor.name!r}[{index}]")
                 for index, value in enumerate(tensor.data.ravel())
@@ -76,7 +75,7 @@ class ImageClassification:
                 f"input {tensor.name!r} must be BYTES [n] or UINT8 [n, height, width, 3],"
                 f" was {tensor.datatype} {list(shape)}"
             )
-        check_count(shape[0])
+        check_item_count(shape[0])
         return [Image.fromarray(pixels) for pixels in tensor.data]
 
     def preprocess(self, items: Sequence[Image.Image]) -> tuple[Tensor, ...]:

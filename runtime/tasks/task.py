@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.errors import InvalidRequest
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,15 +15,6 @@ if TYPE_CHECKING:
 
     from runtime.device.tensor_batching import Batching
     from runtime.wire.tensors import Tensor
-
-MOST_ITEMS = 1024
-"""Most instances of one request."""
-
-
-def check_count(count: int) -> None:
-    """Raise InvalidRequest for a request without items, or with too many."""
-    if not 0 < count <= MOST_ITEMS:
-        raise InvalidRequest(f"a request must hold 1 to {MOST_ITEMS} items, held {count}")
 
 
 class Processor(Protocol):

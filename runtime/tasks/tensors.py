@@ -12,9 +12,8 @@ from runtime.device.device_errors import is_out_of_memory
 from runtime.engines.programs.batching import ProgramBatching
 from runtime.engines.programs.program import signature_of_program
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
-from runtime.tasks.task import check_count
 from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BF16, OIP_OF, Tensor, described
+from runtime.wire.tensors import BF16, OIP_OF, Tensor, check_item_count, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +51,7 @@ class TensorProgram:
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
         """One list per row, or one object per row that holds every input by name."""
-        check_count(len(instances))
+        check_item_count(len(instances))
         if all(isinstance(instance, dict) for instance in instances):
             return self._of_objects(instances)
         ports = self._signature.inputs

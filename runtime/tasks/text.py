@@ -10,8 +10,14 @@ import torch
 from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.tasks.task import check_count
-from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor, only_tensor
+from runtime.wire.tensors import (
+    BYTES,
+    Tensor,
+    bytes_tensor,
+    check_item_count,
+    numeric_tensor,
+    only_tensor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +43,7 @@ TEXT_OUTPUT = TEXT_INPUT
 
 def texts_of_instances(instances: Sequence[Any]) -> list[str]:
     """Strings, or objects with a string `text`."""
-    check_count(len(instances))
+    check_item_count(len(instances))
     texts = []
     for index, instance in enumerate(instances):
         text = instance.get("text") if isinstance(instance, dict) else instance
@@ -55,7 +61,7 @@ def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
     tensor = only_tensor(tensors, "text")
     if tensor.datatype != BYTES:
         raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
-    check_count(tensor.data.size)
+    check_item_count(tensor.data.size)
     try:
         return [value.decode("utf-8") for value in tensor.data.ravel()]
     except UnicodeDecodeError as error:

@@ -28,6 +28,18 @@ class SlabLayout:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A model's tensors on the device, views of one slab."""
+
+    tensors: dict[str, torch.Tensor]
+    size_bytes: int
+
+    def release(self) -> None:
+        """Drop the tensors; the memory is free once the network has dropped them, too."""
+        self.tensors.clear()
+
+
 def lay_out(tensors: Sequence[StoredTensor]) -> SlabLayout:
     """A slab of the tensors in their order."""
     placed = []

@@ -42,6 +42,8 @@ OIP_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.i
 MOST_DIMENSIONS = 32
 MOST_ELEMENTS = 2**40
 """Far above what a body can hold; what is claimed beyond it is a mistake."""
+MAX_ITEMS = 1024
+"""Instances of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,12 @@ def _is_shape(shape: Any) -> bool:
     if not all(type(size) is int and 0 <= size <= MOST_ELEMENTS for size in shape):
         return False
     return bool(math.prod(max(size, 1) for size in shape) <= MOST_ELEMENTS)
+
+
+def check_item_count(count: int) -> None:
+    """Raise InvalidRequest for a request without items, or with more than `MAX_ITEMS`."""
+    if not 0 < count <= MAX_ITEMS:
+        raise InvalidRequest(f"a request must hold 1 to {MAX_ITEMS} items, held {count}")
 
 
 def check_names_differ(names: Sequence[str], where: str) -> None:
