@@ -28,22 +28,22 @@ class Download:
         spec: ModelSpec,
         files: Sequence[RemoteFile],
         *,
-        wish: LoadTicket,
+        ticket: LoadTicket,
         threads: Executor,
     ) -> None:
         """Begin."""
         self._cache = cache
         self._spec = spec
-        self._wish = wish
+        self._ticket = ticket
         self._threads = threads
-        self._arrivals = DownloadProgress(files, wish)
+        self._arrivals = DownloadProgress(files, ticket)
         loop = asyncio.get_running_loop()
         self._fetching = loop.run_in_executor(threads, self._fetch)
         self._fetching.add_done_callback(self._tell_failure)
 
     def _fetch(self) -> None:
         try:
-            self._cache.fetch_weights(self._spec, self._wish, self._arrivals)
+            self._cache.fetch_weights(self._spec, self._ticket, self._arrivals)
         except BaseException as error:
             self._arrivals.fail(error)
             raise
@@ -61,6 +61,6 @@ class Download:
     async def end(self) -> None:
         """Stop what is still on its way, wait for its thread, and close the files."""
         if not self._fetching.done():
-            self._wish.withdraw("the load had ended")
+            self._ticket.cancel("the load had ended")
         await asyncio.wait({self._fetching})
         self._arrivals.close()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldModel:
+class AcquiredModel:
     """A model a request holds on the device; give it back with `Loads.release`."""
 
     resident: ResidentModel
@@ -53,7 +53,7 @@ class LoadCoordinator:
 
     def __init__(
         self,
-        bringer: ModelLoader,
+        loader: ModelLoader,
         *,
         agent: RegistryAgent,
         watch: ClusterWatch,
@@ -62,16 +62,16 @@ class LoadCoordinator:
         tasks: asyncio.TaskGroup,
         abandoned: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
     ) -> None:
-        self._finder = bringer.finder
-        self._store = bringer.store
+        self._resolver = loader.resolver
+        self._store = loader.store
         self._agent = agent
         self._tasks = tasks
         self._abandoned = abandoned
         self._under_way: dict[str, LoadTask] = {}
         self._failures = Failures(watch)
-        self._preloads = TierPreloads(bringer.finder, tasks, agent.tell_tier)
+        self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
         self._runner = LoadRunner(
-            bringer,
+            loader,
             agent=agent,
             failures=self._failures,
             measurements=measurements,
@@ -87,9 +87,9 @@ class LoadCoordinator:
         """Whether the model is on its way to the device."""
         return key in self._under_way
 
-    async def hold(
+    async def acquire(
         self, spec: ModelSpec, *, token: int | None = None, deadline_s: float | None = None
-    ) -> HeldModel:
+    ) -> AcquiredModel:
         """The model, on the device until released.
 
         Raises:
@@ -108,7 +108,7 @@ class LoadCoordinator:
                     await load.over.wait()
                     resident = self._pin(spec)
                 if resident is not None:
-                    return HeldModel(resident, "warm", 0.0)
+                    return AcquiredModel(resident, "warm", 0.0)
                 return await self._join(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
@@ -122,9 +122,9 @@ class LoadCoordinator:
     def _ending(self, key: str) -> LoadTask | None:
         """The load under way that was given up, if it is: nobody joins it."""
         load = self._under_way.get(key)
-        return load if load is not None and load.wish.is_withdrawn else None
+        return load if load is not None and load.ticket.is_cancelled else None
 
-    async def _join(self, spec: ModelSpec, token: int | None, started_s: float) -> HeldModel:
+    async def _join(self, spec: ModelSpec, token: int | None, started_s: float) -> AcquiredModel:
         """Wait for the load under way, or for a new one."""
         load = self._under_way.get(spec.key) or self._begin(
             spec, ClaimScope.POD, token=token, is_preload=False
@@ -132,18 +132,18 @@ class LoadCoordinator:
         if token is not None:
             load.token = max(token, load.token or 0)
         load.waiters += 1
-        load.wish.hasten()
-        self._preloads.hasten(spec.key)
+        load.ticket.prioritise()
+        self._preloads.prioritise(spec.key)
         try:
             resident = await asyncio.shield(load.done)
         except BaseException:
             await self._stop_waiting(load)
             raise
-        return HeldModel(resident, load.source.value, time.monotonic() - started_s)
+        return AcquiredModel(resident, load.source.value, time.monotonic() - started_s)
 
-    async def release(self, held: HeldModel) -> None:
+    async def release(self, acquired: AcquiredModel) -> None:
         """Give a held model back."""
-        await self._store.unpin(held.resident)
+        await self._store.unpin(acquired.resident)
 
     async def _stop_waiting(self, load: LoadTask) -> None:
         """A waiter leaves: the load pins the model once for each that is left when it is done."""
@@ -156,11 +156,11 @@ class LoadCoordinator:
 
     def _abandon(self, load: LoadTask) -> None:
         """Nobody waits any more: the load makes way for others, or ends."""
-        self._preloads.relax(load.spec.key)
-        if load.is_preload or should_continue(load.wish.progress, self._abandoned):
-            load.wish.relax()
+        self._preloads.deprioritise(load.spec.key)
+        if load.is_preload or should_continue(load.ticket.progress, self._abandoned):
+            load.ticket.deprioritise()
         else:
-            load.wish.withdraw("nobody waits for it any more")
+            load.ticket.cancel("nobody waits for it any more")
 
     async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
         """Bring a model to a tier without holding it; loads that requests wait for go first.
@@ -183,15 +183,15 @@ class LoadCoordinator:
     async def cancel(self, key: str, reason: str) -> None:
         """End what is under way for a model, and give back what it took; requests hear why."""
         load = self._under_way.get(key)
-        self._preloads.withdraw(key, reason)
+        self._preloads.cancel(key, reason)
         if load is not None:
-            load.wish.withdraw(reason)
+            load.ticket.cancel(reason)
             await load.over.wait()
         await self._preloads.wait_over(key)
         if not self._store.holds(key):
-            await in_thread(self._finder.threads, self._finder.cache.discard_partial, key)
+            await in_thread(self._resolver.threads, self._resolver.cache.discard_partial, key)
 
-    async def give_up(self, key: str, reason: str) -> None:
+    async def mark_broken(self, key: str, reason: str) -> None:
         """Take a model that hangs off the device and say so; requests to it hear the reason."""
         failure = self._failures.remember_broken(key, reason)
         await self._store.retire(key, "broken")
@@ -204,8 +204,8 @@ class LoadCoordinator:
     ) -> LoadTask:
         done: asyncio.Future[ResidentModel] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_mark_retrieved)
-        wish = LoadTicket(is_urgent=not is_preload)
-        load = LoadTask(spec, scope, done, token, wish, is_preload=is_preload)
+        ticket = LoadTicket(is_urgent=not is_preload)
+        load = LoadTask(spec, scope, done, token, ticket, is_preload=is_preload)
         self._under_way[spec.key] = load
         self._tasks.create_task(self._run(load))
         return load
@@ -227,7 +227,7 @@ class LoadCoordinator:
             del self._under_way[key]
             load.over.set()
             if not load.is_settled:
-                self._agent.tell_tier(key)  # which takes the claim back
+                self._agent.report_tier(key)  # which takes the claim back
 
 
 def _mark_retrieved(future: asyncio.Future[ResidentModel]) -> None:

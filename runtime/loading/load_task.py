@@ -38,7 +38,7 @@ class LoadTask:
     scope: ClaimScope
     done: asyncio.Future[ResidentModel]
     token: int | None = None
-    wish: LoadTicket = field(default_factory=LoadTicket)
+    ticket: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
     waiters: int = 0
     is_preload: bool = False
@@ -55,15 +55,15 @@ class LoadRunner:
 
     def __init__(
         self,
-        bringer: ModelLoader,
+        loader: ModelLoader,
         *,
         agent: RegistryAgent,
         failures: Failures,
         measurements: Measurements,
         costs: ReloadCosts,
     ) -> None:
-        self._bringer = bringer
-        self._store = bringer.store
+        self._loader = loader
+        self._store = loader.store
         self._agent = agent
         self._failures = failures
         self._measurements = measurements
@@ -80,7 +80,7 @@ class LoadRunner:
         try:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
-            loaded = await self._bringer.bring(load.spec, load.wish)
+            loaded = await self._loader.bring(load.spec, load.ticket)
             load.source = loaded.source  # a nearer copy may have been spoiled, or have gone
         except LoadFailed as error:
             await self._remember_failure(load, claim, error)
@@ -105,7 +105,7 @@ class LoadRunner:
         """The gateway's claim where it made one, else one of our own, with some patience."""
         give_up_s = time.monotonic() + CLAIM_PATIENCE_S
         while True:
-            load.wish.check()
+            load.ticket.raise_if_cancelled()
             if load.token is not None:
                 return self._agent.adopt(load.token)
             try:
@@ -117,7 +117,7 @@ class LoadRunner:
 
     async def _start(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
-        load.source = await self._bringer.finder.nearest_tier(key)
+        load.source = await self._loader.resolver.nearest_tier(key)
         try:
             await self._agent.start_load(key, self._newest(load, claim), load.source)
         except ClaimLost:  # the gateway's claim was over before we began

@@ -28,7 +28,7 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    wish: LoadTicket
+    ticket: LoadTicket
     work: Callable[[], Any]
     future: Future[Any]
 
@@ -46,10 +46,10 @@ class LoadThreads(Executor):
         self._preloading = 0
         self._urgent = LoadTicket()
 
-    def of(self, wish: LoadTicket) -> Executor:
+    def of(self, ticket: LoadTicket) -> Executor:
         """The threads for one load's work; what waits when the wish is withdrawn is not run."""
-        wish.listen(self._look)
-        return _ThreadsOf(self, wish)
+        ticket.add_listener(self._look)
+        return _ThreadsOf(self, ticket)
 
     def submit(
         self,
@@ -61,9 +61,9 @@ class LoadThreads(Executor):
         """Run urgent work."""
         return self.submit_for(self._urgent, partial(function, *arguments, **keywords))
 
-    def submit_for(self, wish: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
+    def submit_for(self, ticket: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
         """Run a load's work when it is its turn; the future has LoadCancelled if that is over."""
-        job = _Job(wish, work, Future())
+        job = _Job(ticket, work, Future())
         with self._lock:
             self._waiting.append(job)
         self._pool.submit(self._run_next)
@@ -81,7 +81,7 @@ class LoadThreads(Executor):
     def _look(self) -> None:
         """A wish changed: what waited behind others may be next, or may be over."""
         with self._lock:
-            over = [job for job in self._waiting if job.wish.is_withdrawn]
+            over = [job for job in self._waiting if job.ticket.is_cancelled]
             for job in over:
                 self._waiting.remove(job)
             has_more = bool(self._waiting)
@@ -101,7 +101,7 @@ class LoadThreads(Executor):
             job = self._pick()
             if job is None:
                 return
-            is_preload = not job.wish.is_urgent
+            is_preload = not job.ticket.is_urgent
             self._preloading += is_preload
         try:
             _run(job)
@@ -114,7 +114,7 @@ class LoadThreads(Executor):
 
     def _pick(self) -> _Job | None:
         """The oldest urgent job, else the oldest preload's that may run beside those that do."""
-        found = next((job for job in self._waiting if job.wish.is_urgent), None)
+        found = next((job for job in self._waiting if job.ticket.is_urgent), None)
         if found is None and self._waiting and self._preloading < self._most_preloading:
             found = self._waiting[0]
         if found is not None:
@@ -125,9 +125,9 @@ class LoadThreads(Executor):
 class _ThreadsOf(Executor):
     """The threads as one load sees them."""
 
-    def __init__(self, threads: LoadThreads, wish: LoadTicket) -> None:
+    def __init__(self, threads: LoadThreads, ticket: LoadTicket) -> None:
         self._threads = threads
-        self._wish = wish
+        self._ticket = ticket
 
     def submit(
         self,
@@ -136,14 +136,14 @@ class _ThreadsOf(Executor):
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
     ) -> Future[Result]:
-        return self._threads.submit_for(self._wish, partial(function, *arguments, **keywords))
+        return self._threads.submit_for(self._ticket, partial(function, *arguments, **keywords))
 
 
 def _run(job: _Job) -> None:
     if not job.future.set_running_or_notify_cancel():
         return
     try:
-        job.wish.check()
+        job.ticket.raise_if_cancelled()
         result = job.work()
     except BaseException as error:  # it belongs to whoever waits for the work
         job.future.set_exception(error)

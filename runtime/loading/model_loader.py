@@ -54,45 +54,45 @@ class ModelLoader:
     """Takes a model from wherever it is to the device, knowing nothing of claims."""
 
     store: ModelStore
-    finder: WeightResolver
+    resolver: WeightResolver
     memory: DeviceMemory
     skeletons: Skeletons
     device: DeviceWorker
     request_threads: Executor
 
-    async def bring(self, spec: ModelSpec, wish: LoadTicket | None = None) -> LoadedModel:
+    async def bring(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> LoadedModel:
         """The model, its room in the store still reserved.
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the wish was withdrawn.
         """
         try:
-            return await self._bring(spec, wish or LoadTicket())
+            return await self._bring(spec, ticket or LoadTicket())
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
-            finder = self.finder
-            await in_thread(finder.threads, finder.cache.discard, spec.key)
-            await in_thread(finder.threads, finder.host.discard, spec.key)
-            finder.frontends.forget(spec.key)
+            resolver = self.resolver
+            await in_thread(resolver.threads, resolver.cache.discard, spec.key)
+            await in_thread(resolver.threads, resolver.host.discard, spec.key)
+            resolver.processors.forget(spec.key)
             raise
 
-    async def _bring(self, spec: ModelSpec, wish: LoadTicket) -> LoadedModel:
-        finder = self.finder
-        hold = await in_thread(finder.threads, finder.cache.hold, spec.key)
+    async def _bring(self, spec: ModelSpec, ticket: LoadTicket) -> LoadedModel:
+        resolver = self.resolver
+        hold = await in_thread(resolver.threads, resolver.cache.hold, spec.key)
         try:
-            async with finder.find(spec, wish) as found:
-                loaded = await self._bring_found(spec, found, wish)
+            async with resolver.find(spec, ticket) as found:
+                loaded = await self._bring_found(spec, found, ticket)
         except BaseException:
             hold.release()
             raise
         return replace(loaded, release=_both(loaded.release, hold.release))
 
     async def _bring_found(
-        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> LoadedModel:
         memory_bytes = found.weights.layout.size_bytes + found.working_bytes
-        await unless_cancelled(wish, self.store.reserve(spec.key, memory_bytes))
+        await unless_cancelled(ticket, self.store.reserve(spec.key, memory_bytes))
         try:
-            model, release = await self._put_on_device(spec, found, wish)
+            model, release = await self._put_on_device(spec, found, ticket)
         except BaseException:
             await self.store.cancel_reservation(spec.key)
             raise
@@ -101,13 +101,13 @@ class ModelLoader:
     # The device
 
     async def _put_on_device(
-        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> tuple[ServedModel, Callable[[], None]]:
         """Put the model there, evicting one idle model after the other while the device is full."""
         while True:
             try:
                 with self._told_apart(spec):
-                    return await self._try_device(spec, found, wish)
+                    return await self._try_device(spec, found, ticket)
             except DeviceFull:
                 if not await self.store.evict_one(spec.key):
                     raise
@@ -126,20 +126,20 @@ class ModelLoader:
             raise
 
     async def _try_device(
-        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> tuple[ServedModel, Callable[[], None]]:
-        weights, skeleton = await self._weights_and_skeleton(spec, found, wish)
+        weights, skeleton = await self._weights_and_skeleton(spec, found, ticket)
         skeleton.put_in(weights.tensors)
         model = ServedModel(
             spec,
-            frontend=found.frontend,
+            processor=found.processor,
             network=skeleton.network,
             device=self.device,
             threads=self.request_threads,
         )
         try:
             await self._warm_up(model, skeleton)
-            if isinstance(found.frontend, TextGeneration):
+            if isinstance(found.processor, TextGeneration):
                 await self._start_generator(model, skeleton.network)
         except BaseException:
             model.stop()
@@ -149,12 +149,12 @@ class ModelLoader:
         return model, lambda: self._release(model, skeleton, weights)
 
     async def _weights_and_skeleton(
-        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> tuple[DeviceWeights, Skeleton]:
         """The skeleton is built while the weights come; where it cannot be, they need not come."""
         weights, skeleton = await asyncio.gather(
-            in_thread(self.finder.threads.of(wish), self._put, found, wish),
-            self._build_skeleton(spec, found, wish),
+            in_thread(self.resolver.threads.of(ticket), self._put, found, ticket),
+            self._build_skeleton(spec, found, ticket),
             return_exceptions=True,
         )
         if isinstance(skeleton, BaseException):
@@ -166,19 +166,19 @@ class ModelLoader:
             raise weights
         return weights, skeleton
 
-    def _put(self, found: ResolvedWeights, wish: LoadTicket) -> DeviceWeights:
+    def _put(self, found: ResolvedWeights, ticket: LoadTicket) -> DeviceWeights:
         if found.tier is not Tier.REMOTE:
-            wish.note_begun()
+            ticket.mark_started()
         return self.memory.put(found.weights)
 
     async def _build_skeleton(
-        self, spec: ModelSpec, found: ResolvedWeights, wish: LoadTicket
+        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> Skeleton:
         try:
-            return await in_thread(self.finder.threads.of(wish), self._skeleton, spec, found)
+            return await in_thread(self.resolver.threads.of(ticket), self._skeleton, spec, found)
         except Exception as error:
             if not is_out_of_memory(error):  # with room, the next try may build it
-                wish.withdraw("its network cannot be built")
+                ticket.cancel("its network cannot be built")
             raise
 
     def _skeleton(self, spec: ModelSpec, found: ResolvedWeights) -> Skeleton:
@@ -218,7 +218,7 @@ class ModelLoader:
 
     async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
         """The engine, made on the device, and one token of it."""
-        loop, limits = asyncio.get_running_loop(), self.finder.generation_limits
+        loop, limits = asyncio.get_running_loop(), self.resolver.generation_limits
         make = partial(TransformersEngine, network, self.device, model.lane, limits, loop)
         engine = (await self.device.run(make, lane=model.lane)).value
         async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):

@@ -27,7 +27,7 @@ class OrphanedLoadParams:
 
 def should_continue(progress: LoadProgress, params: OrphanedLoadParams) -> bool:
     """Whether a load goes on, as a preload, when its last waiter has left."""
-    if not progress.has_begun:
+    if not progress.has_started:
         return False
     if not params.ends_downloads:
         return True

@@ -57,12 +57,12 @@ class Processors:
 
     async def get(self, spec: ModelSpec) -> Processor:
         """The model's frontend; raises LoadFailed."""
-        frontend = self._ready.get(spec.key)
-        if frontend is None:
-            frontend = await self._builds.run(spec.key, lambda: self._build(spec))
+        processor = self._ready.get(spec.key)
+        if processor is None:
+            processor = await self._builds.run(spec.key, lambda: self._build(spec))
         if spec.key in self._ready:
             self._ready.move_to_end(spec.key)
-        return frontend
+        return processor
 
     def has(self, key: str) -> bool:
         """Whether a model could be forwarded at once."""
@@ -78,17 +78,17 @@ class Processors:
 
     async def _build(self, spec: ModelSpec) -> Processor:
         try:
-            frontend = await self._read(spec)
+            processor = await self._read(spec)
         except ModelInvalid:
             # The files may be mended at their source: the next try fetches them again.
             await in_thread(self._threads, self._cache.discard, spec.key)
             raise
-        self._ready[spec.key] = frontend
+        self._ready[spec.key] = processor
         self._on_change(spec.key)
         while len(self._ready) > MOST_FRONTENDS:
             key, _ = self._ready.popitem(last=False)
             self._on_change(key)
-        return frontend
+        return processor
 
     async def _read(self, spec: ModelSpec) -> Processor:
         """The frontend, its files kept from other pods that want their room."""
@@ -105,9 +105,9 @@ class Processors:
         known = self._by_contents.get(contents)
         if known is not None:
             return known
-        frontend = await in_thread(self._threads, load_processor, folder, spec.task)
-        self._by_contents[contents] = frontend
-        return frontend
+        processor = await in_thread(self._threads, load_processor, folder, spec.task)
+        self._by_contents[contents] = processor
+        return processor
 
 
 def _digest(folder: Path, declared: Task | None) -> str:

@@ -42,14 +42,14 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self,
         spec: ModelSpec,
         *,
-        frontend: Processor,
+        processor: Processor,
         network: PreTrainedModel,
         device: DeviceWorker,
         threads: Executor,
     ) -> None:
         super().__init__(spec.name.path_segment)
         self.spec = spec
-        self.frontend = frontend
+        self.processor = processor
         self._network: PreTrainedModel | None = network
         self._device = device
         self._threads = threads
@@ -58,7 +58,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             str(spec.name),
             self.infer_together,
             spec.policy,
-            most_rows=frontend.joining.most_rows,
+            most_rows=processor.joining.most_rows,
         )
         self.generator: GenerationEngine | None = None
         """Makes tokens, where the model generates text."""
@@ -72,7 +72,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
     async def warm_up(self) -> None:
         """One short inference; raises whatever the network raises."""
         network = self._network_in_use()
-        await self._device.run(lambda: self.frontend.warm_up(network), lane=self.lane)
+        await self._device.run(lambda: self.processor.warm_up(network), lane=self.lane)
 
     async def infer(
         self,
@@ -86,9 +86,9 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         `policy` is what the model's annotations say now, which bounds its batches.
         """
         self.lane.policy = policy or self.lane.policy
-        joining = self.frontend.joining
-        if isinstance(self.frontend, Stepwise):
-            steps = self.frontend.steps(self._network_in_use(), inputs)
+        joining = self.processor.joining
+        if isinstance(self.processor, Stepwise):
+            steps = self.processor.steps(self._network_in_use(), inputs)
             return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
         kind = joining.kind_of(inputs, self._network_in_use())
         payload = Payload(inputs, joining.rows_of(inputs), joining.length_of(inputs), kind)
@@ -96,8 +96,8 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The network's outputs for each request, from one inference; called by the device."""
-        network, joining = self._network_in_use(), self.frontend.joining
-        outputs = self.frontend.infer(network, joining.join(requests))
+        network, joining = self._network_in_use(), self.processor.joining
+        outputs = self.processor.infer(network, joining.join(requests))
         if len(requests) == 1:
             return [outputs]
         return joining.split(outputs, [joining.rows_of(inputs) for inputs in requests])
@@ -112,16 +112,16 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         del headers
         try:
             if isinstance(payload, InferRequest):
-                request, items = payload, self.frontend.read_tensors(_tensors_of(payload))
+                request, items = payload, self.processor.read_tensors(_tensors_of(payload))
             else:
                 instances = payload.get("instances", payload.get("inputs"))
                 if not isinstance(instances, list):
                     raise InvalidRequest("the body must hold a list 'instances'")
-                request, items = None, self.frontend.read_instances(instances)
+                request, items = None, self.processor.read_instances(instances)
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
-        tensors = await in_thread(self._threads, self.frontend.preprocess, items)
-        return _Stage(self.frontend.joining.checked(tensors), request)
+        tensors = await in_thread(self._threads, self.processor.preprocess, items)
+        return _Stage(self.processor.joining.checked(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: inference on the device."""
@@ -131,9 +131,9 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
     async def postprocess(self, result: _Stage, headers: Mapping[str, str] | None = None) -> Any:
         """KServe's hook: a V1 dict or an InferResponse."""
         del headers
-        outputs = await in_thread(self._threads, self.frontend.postprocess, result.tensors)
+        outputs = await in_thread(self._threads, self.processor.postprocess, result.tensors)
         if result.request is None:
-            return {"predictions": self.frontend.predictions(outputs)}
+            return {"predictions": self.processor.predictions(outputs)}
         return InferResponse(
             response_id=result.request.id or "",
             model_name=self.name,
@@ -142,11 +142,11 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
     def get_input_types(self) -> list[dict[str, Any]]:
         """V2 metadata."""
-        return self.frontend.input_types()
+        return self.processor.input_types()
 
     def get_output_types(self) -> list[dict[str, Any]]:
         """V2 metadata."""
-        return self.frontend.output_types()
+        return self.processor.output_types()
 
     def stop(self) -> None:
         """Let go of the network, which unmaps its weights."""

@@ -41,12 +41,12 @@ class TierPreloads:
     """All of a pod. Owned by the event loop."""
 
     def __init__(
-        self, finder: WeightResolver, tasks: asyncio.TaskGroup, on_moved: Callable[[str], None]
+        self, resolver: WeightResolver, tasks: asyncio.TaskGroup, on_moved: Callable[[str], None]
     ) -> None:
-        self._finder = finder
+        self._resolver = resolver
         self._on_moved = on_moved
         self._flights: SingleFlight[tuple[str, Tier], None] = SingleFlight(tasks)
-        self._wishes: defaultdict[str, set[LoadTicket]] = defaultdict(set)
+        self._tickets: defaultdict[str, set[LoadTicket]] = defaultdict(set)
 
     async def bring(self, spec: ModelSpec, tier: Tier) -> None:
         """Have the weights in `tier` or nearer.
@@ -55,20 +55,20 @@ class TierPreloads:
         """
         await self._flights.run((spec.key, tier), lambda: self._fly(spec, tier))
 
-    def hasten(self, key: str) -> None:
+    def prioritise(self, key: str) -> None:
         """A request waits for the model."""
-        for wish in self._wishes.get(key, ()):
-            wish.hasten()
+        for ticket in self._tickets.get(key, ()):
+            ticket.prioritise()
 
-    def relax(self, key: str) -> None:
+    def deprioritise(self, key: str) -> None:
         """None does any more."""
-        for wish in self._wishes.get(key, ()):
-            wish.relax()
+        for ticket in self._tickets.get(key, ()):
+            ticket.deprioritise()
 
-    def withdraw(self, key: str, reason: str) -> None:
+    def cancel(self, key: str, reason: str) -> None:
         """End what is under way for the model."""
-        for wish in tuple(self._wishes.get(key, ())):
-            wish.withdraw(reason)
+        for ticket in tuple(self._tickets.get(key, ())):
+            ticket.cancel(reason)
 
     async def wait_over(self, key: str) -> None:
         """Return once nothing is under way for the model."""
@@ -76,40 +76,44 @@ class TierPreloads:
             await self._flights.wait_over((key, tier))
 
     async def _fly(self, spec: ModelSpec, tier: Tier) -> None:
-        wish = LoadTicket(is_urgent=False)
-        self._wishes[spec.key].add(wish)
+        ticket = LoadTicket(is_urgent=False)
+        self._tickets[spec.key].add(ticket)
         try:
-            await self._bring(spec, tier, wish)
+            await self._bring(spec, tier, ticket)
         finally:
-            self._wishes[spec.key].discard(wish)
-            if not self._wishes[spec.key]:
-                del self._wishes[spec.key]
+            self._tickets[spec.key].discard(ticket)
+            if not self._tickets[spec.key]:
+                del self._tickets[spec.key]
             self._on_moved(spec.key)
 
-    async def _bring(self, spec: ModelSpec, tier: Tier, wish: LoadTicket) -> None:
-        finder, threads = self._finder, self._finder.threads.of(wish)
-        hold = await in_thread(finder.threads, finder.cache.hold, spec.key)
+    async def _bring(self, spec: ModelSpec, tier: Tier, ticket: LoadTicket) -> None:
+        resolver, threads = self._resolver, self._resolver.threads.of(ticket)
+        hold = await in_thread(resolver.threads, resolver.cache.hold, spec.key)
         try:
-            await unless_cancelled(wish, finder.frontends.folder(spec))
+            await unless_cancelled(ticket, resolver.processors.folder(spec))
             if tier is Tier.HOST:
                 self._check_host(spec)
-            paths = await in_thread(threads, finder.cache.fetch_weights, spec, wish)
-            await unless_cancelled(wish, finder.frontends.get(spec))
+            paths = await in_thread(threads, resolver.cache.fetch_weights, spec, ticket)
+            await unless_cancelled(ticket, resolver.processors.get(spec))
             if tier is Tier.HOST:
-                files = await in_thread(threads, finder.cache.weight_files, spec)
-                await self._copy_to_host(spec, files, paths, wish)
+                files = await in_thread(threads, resolver.cache.weight_files, spec)
+                await self._copy_to_host(spec, files, paths, ticket)
         finally:
             hold.release()
 
     def _check_host(self, spec: ModelSpec) -> None:
         """Refuse before a download, where the tier is off."""
-        if not self._finder.host.is_on:
+        if not self._resolver.host.is_on:
             raise _refused(spec, PutOutcome.OFF)
 
     async def _copy_to_host(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], paths: Sequence[Path], wish: LoadTicket
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        paths: Sequence[Path],
+        ticket: LoadTicket,
     ) -> None:
-        threads = self._finder.threads.of(wish)
+        threads = self._resolver.threads.of(ticket)
         while True:
             outcome = await in_thread(threads, self._put, spec, files, paths)
             if outcome is not PutOutcome.UNDER_WAY:
@@ -123,7 +127,7 @@ class TierPreloads:
     ) -> PutOutcome:
         source = DiskWeights(paths)
         try:
-            return self._finder.host.put(spec.key, files, source)
+            return self._resolver.host.put(spec.key, files, source)
         finally:
             source.close()
 

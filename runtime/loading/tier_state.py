@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def held(
-    key: str, store: ModelStore, host: HostTier, cache: DiskCache, frontends: Processors
+    key: str, store: ModelStore, host: HostTier, cache: DiskCache, processors: Processors
 ) -> HeldTier:
     """The nearest tier of a model, and its bytes there."""
     if store.holds(key):
@@ -26,7 +26,7 @@ def held(
     size_bytes = cache.bytes_on_disk(key)
     if size_bytes:
         return HeldTier(Tier.DISK, size_bytes)
-    return HeldTier(Tier.REMOTE, cache.asset_bytes(key) if frontends.has(key) else 0)
+    return HeldTier(Tier.REMOTE, cache.asset_bytes(key) if processors.has(key) else 0)
 
 
 def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
@@ -41,7 +41,7 @@ def used_bytes(
 ) -> dict[str, int]:
     """Bytes per tier for a heartbeat; what other pods of the node did to `host` is seen here."""
     for key in host.changes():
-        agent.tell_tier(key)
+        agent.report_tier(key)
     used = {
         Tier.DEVICE.value: store.used_bytes,
         Tier.HOST.value: host.used_bytes(),

@@ -28,13 +28,13 @@ class Watchdog:
     def __init__(
         self,
         device: DeviceWorker,
-        loads: LoadCoordinator,
+        coordinator: LoadCoordinator,
         *,
         most_stuck: int,
         end_pod: Callable[[], None],
     ) -> None:
         self._device = device
-        self._loads = loads
+        self._coordinator = coordinator
         self._most_stuck = most_stuck
         self._end_pod = end_pod
         self._heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
@@ -47,7 +47,7 @@ class Watchdog:
         while True:
             key, reason = await self._heard.get()
             stuck = self._device.stuck_threads  # some end once their weights are taken from them
-            await self._loads.give_up(key, reason)
+            await self._coordinator.mark_broken(key, reason)
             if stuck > self._most_stuck:
                 logger.error(
                     "too many inferences hang, the pod ends",

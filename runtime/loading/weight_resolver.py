@@ -42,7 +42,7 @@ class ResolvedWeights:
     """A model's weights, open for reading or on their way, and what serves it beside them."""
 
     folder: Path
-    frontend: Processor
+    processor: Processor
     weights: WeightSource
     tier: Tier
     working_bytes: int
@@ -71,7 +71,7 @@ class WeightResolver:
     store: ModelStore
     cache: DiskCache
     host: HostTier
-    frontends: Processors
+    processors: Processors
     threads: LoadThreads
     generation_limits: GenerationLimits
 
@@ -83,28 +83,28 @@ class WeightResolver:
         return Tier.DISK if is_cached else Tier.REMOTE
 
     @asynccontextmanager
-    async def find(self, spec: ModelSpec, wish: LoadTicket) -> AsyncIterator[ResolvedWeights]:
+    async def find(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
         """The model's files, until the block ends, which ends a download that is under way.
 
         Raises LoadFailed, LoadCancelled.
         """
-        threads = self.threads.of(wish)
+        threads = self.threads.of(ticket)
         was_here = await in_thread(threads, self.cache.has_weights, spec.key)
-        folder = await unless_cancelled(wish, self.frontends.folder(spec))
+        folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         working_bytes = await in_thread(
             threads, cache_bytes, folder, spec.task, self.generation_limits
         )
         self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
-        frontend, source = await self._open_both(spec, files, wish)
+        processor, source = await self._open_both(spec, files, ticket)
         tier = source.tier
         if tier is Tier.DISK and not was_here and files[0].path.endswith(PROGRAM_SUFFIX):
             tier = Tier.REMOTE  # a program comes whole with the small files, just now
-            wish.note_begun()
+            ticket.mark_started()
         try:
-            yield ResolvedWeights(folder, frontend, source.weights, tier, working_bytes)
+            yield ResolvedWeights(folder, processor, source.weights, tier, working_bytes)
         except asyncio.CancelledError:  # the pod ends: its threads have no more to wait for
-            wish.withdraw("the pod shuts down")
+            ticket.cancel("the pod shuts down")
             raise
         except BaseException:
             await source.end()
@@ -112,35 +112,35 @@ class WeightResolver:
         await source.end()
 
     async def _open_both(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], wish: LoadTicket
+        self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
     ) -> tuple[Processor, _Source]:
         """The tokenizer is read while the weights are looked for or begin to come."""
-        frontend, source = await asyncio.gather(
-            unless_cancelled(wish, self.frontends.get(spec)),
-            self._open(spec, files, wish),
+        processor, source = await asyncio.gather(
+            unless_cancelled(ticket, self.processors.get(spec)),
+            self._open(spec, files, ticket),
             return_exceptions=True,
         )
-        if not isinstance(frontend, BaseException) and not isinstance(source, BaseException):
-            return frontend, source
+        if not isinstance(processor, BaseException) and not isinstance(source, BaseException):
+            return processor, source
         if isinstance(source, _Source):
             await source.end()
-        raise _cause(frontend, source)
+        raise _cause(processor, source)
 
     async def _open(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], wish: LoadTicket
+        self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
     ) -> _Source:
-        threads = self.threads.of(wish)
+        threads = self.threads.of(ticket)
         image = await in_thread(threads, self.host.open, spec.key, files)
         if image is not None:
             return _Source(image, Tier.HOST)
         if await in_thread(threads, self.cache.has_weights, spec.key):
-            paths = await in_thread(threads, self.cache.fetch_weights, spec, wish)
+            paths = await in_thread(threads, self.cache.fetch_weights, spec, ticket)
             return _Source(await in_thread(threads, DiskWeights, paths), Tier.DISK)
-        download = Download(self.cache, spec, files, wish=wish, threads=threads)
+        download = Download(self.cache, spec, files, ticket=ticket, threads=threads)
         try:
             return _Source(await download.weights(), Tier.REMOTE, download)
         except asyncio.CancelledError:
-            wish.withdraw("the pod shuts down")
+            ticket.cancel("the pod shuts down")
             raise
         except BaseException:
             await download.end()

@@ -27,14 +27,14 @@ class EmbeddingRoute:
     async def answer(self, call: Call[EmbeddingBody]) -> None:
         """Answer one request."""
         body = call.body
-        frontend = await self.inferences.frontend(call.head, Embedding, "embed texts")
+        processor = await self.inferences.processor(call.head, Embedding, "embed texts")
 
         def write(outputs: Sequence[Tensor]) -> bytes:
             (vectors,) = outputs
             return embeddings(
                 vectors.data,
                 model=body.model,
-                prompt_tokens=frontend.count_tokens(body.texts),
+                prompt_tokens=processor.count_tokens(body.texts),
                 is_base64=body.encoding_format == "base64",
             )
 

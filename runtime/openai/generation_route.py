@@ -39,7 +39,7 @@ class GenerationRoute:
 
     service: PredictService
     generations: GenerationService
-    declared: ModelCatalog
+    catalog: ModelCatalog
     peers: RemoteInference
 
     async def answer(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
@@ -67,7 +67,7 @@ class GenerationRoute:
 
     async def _forward(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
         head, reply = call.head, call.reply
-        if not await self.declared.is_pod(head.predict_address):
+        if not await self.catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
         path = f"/serving/{head.name.path_segment}/openai/v1/{name}"
@@ -158,12 +158,12 @@ def _wish(body: ChatBody | CompletionBody) -> GenerationRequest:
 def _prompt_ids(body: ChatBody | CompletionBody) -> Callable[[TextGeneration], list[int]]:
     if isinstance(body, ChatBody):
         messages = [message.for_template() for message in body.messages]
-        return lambda frontend: frontend.chat_ids(messages)
+        return lambda processor: processor.chat_ids(messages)
     match body.prompt:
         case str() as text:
-            return lambda frontend: frontend.prompt_ids(text)
+            return lambda processor: processor.prompt_ids(text)
         case [str() as text]:
-            return lambda frontend: frontend.prompt_ids(text)
+            return lambda processor: processor.prompt_ids(text)
         case token_ids:
             ids = [each for each in token_ids if isinstance(each, int)]
-            return lambda frontend: frontend.check_ids(ids)
+            return lambda processor: processor.check_ids(ids)

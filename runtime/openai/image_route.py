@@ -33,8 +33,8 @@ class ImageRoute:
 
     async def answer(self, call: Call[ImageBody]) -> None:
         """Answer one request."""
-        frontend = await self.inferences.frontend(call.head, TextToImage, "make images")
-        inputs = _inputs(call.body, frontend.sides)
+        processor = await self.inferences.processor(call.head, TextToImage, "make images")
+        inputs = _inputs(call.body, processor.sides)
 
         def write(outputs: Sequence[Tensor]) -> bytes:
             (pictures,) = outputs

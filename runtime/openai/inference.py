@@ -30,21 +30,21 @@ class Inferences:
     """What such endpoints need of the pod."""
 
     service: PredictService
-    frontends: Processors
-    declared: ModelCatalog
+    processors: Processors
+    catalog: ModelCatalog
     threads: Executor
 
-    async def frontend(self, head: RequestHead, kind: type[Kind], does: str) -> Kind:
+    async def processor(self, head: RequestHead, kind: type[Kind], does: str) -> Kind:
         """The model's frontend; raises InvalidRequest for a model that does not do what it should.
 
         Also raises as `PredictService.check_open` does, before any file is fetched.
         """
         self.service.check_open(head)
-        spec = await self.declared.find(head.name, head.generation)
-        frontend = await self.frontends.get(spec)
-        if not isinstance(frontend, kind):
+        spec = await self.catalog.find(head.name, head.generation)
+        processor = await self.processors.get(spec)
+        if not isinstance(processor, kind):
             raise InvalidRequest(f"model {spec.name} does not {does}")
-        return frontend
+        return processor
 
     async def answer(
         self,

@@ -48,15 +48,15 @@ class OpenAIRoutes:
     settings: RuntimeSettings
     service: PredictService
     generations: GenerationService
-    frontends: Processors
-    declared: ModelCatalog
+    processors: Processors
+    catalog: ModelCatalog
     peers: RemoteInference
 
     def table(self) -> list[Route]:
         """The routes."""
-        generation = GenerationRoute(self.service, self.generations, self.declared, self.peers)
+        generation = GenerationRoute(self.service, self.generations, self.catalog, self.peers)
         inferences = Inferences(
-            self.service, self.frontends, self.declared, self.generations.threads
+            self.service, self.processors, self.catalog, self.generations.threads
         )
         endpoints: Mapping[str, Endpoint[Any]] = {
             "chat/completions": Endpoint(self.settings, ChatBody, generation.answer),
@@ -77,12 +77,12 @@ class OpenAIRoutes:
     async def _models(self, request: Request) -> Response:
         """All declared models: each can be asked for, cold if need be."""
         del request
-        return Response(model_list(self.declared.names()), media_type="application/json")
+        return Response(model_list(self.catalog.names()), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
         """One declared model."""
         name = model_named(request.path_params["model"])
-        if self.declared.record(name) is None:
+        if self.catalog.record(name) is None:
             error = ModelNotFound(f"model {name} is not declared")
             status, content, headers = error_answer(error, openai_error)
             return Response(content, status, headers=dict(headers))

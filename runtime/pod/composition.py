@@ -102,7 +102,7 @@ class PodComponents:
     watch: ClusterWatch
     agent: RegistryAgent
     demotions: Demotions
-    ends: InferenceEndNotifier
+    end_notifier: InferenceEndNotifier
     follower: ModelSync
     hangs: Watchdog
     profiles: Profiles
@@ -124,10 +124,10 @@ class _Loading:
     cache: DiskCache
     store: ModelStore
     agent: RegistryAgent
-    frontends: Processors
+    processors: Processors
     demotions: Demotions
-    loads: LoadCoordinator
-    declared: ModelCatalog
+    coordinator: LoadCoordinator
+    catalog: ModelCatalog
 
 
 def assemble(ground: PodContext) -> PodComponents:
@@ -143,20 +143,20 @@ def assemble(ground: PodContext) -> PodComponents:
     )
     hangs = Watchdog(
         ground.device,
-        loading.loads,
+        loading.coordinator,
         most_stuck=settings.most_stuck_threads if kind == "cpu" else 0,
         end_pod=ground.end_pod,
     )
-    ends = InferenceEndNotifier(loading.agent)
-    service = _service(ground, loading, ends)
+    end_notifier = InferenceEndNotifier(loading.agent)
+    service = _service(ground, loading, end_notifier)
     one_model = _one_model(ground, loading)
     health = Health(loading.agent, service, ground.device, one_model)
-    server, grpc_server = _servers(ground, loading, service, ends, profiles, health)
+    server, grpc_server = _servers(ground, loading, service, end_notifier, profiles, health)
     return PodComponents(
         watch=loading.watch,
         agent=loading.agent,
         demotions=loading.demotions,
-        ends=ends,
+        end_notifier=end_notifier,
         follower=_follower(ground, loading),
         hangs=hangs,
         profiles=profiles,
@@ -177,7 +177,7 @@ def _one_model(ground: PodContext, loading: _Loading) -> SingleModel | None:
         single_model_spec(settings.model_name, settings.model_dir),
         registry=ground.registry,
         watch=loading.watch,
-        loads=loading.loads,
+        coordinator=loading.coordinator,
         store=loading.store,
     )
 
@@ -189,7 +189,7 @@ def _loading(ground: PodContext) -> _Loading:
     cache = _disk_cache(settings)
 
     def on_evicted(eviction: Eviction) -> None:
-        agent.tell_tier(eviction.spec.key)
+        agent.report_tier(eviction.spec.key)
         if eviction.is_for_room:
             demotions.offer(eviction.spec)
 
@@ -204,28 +204,30 @@ def _loading(ground: PodContext) -> _Loading:
         ground.registry,
         ground.info,
         Inventory(
-            keys=lambda: cache.keys() | host.keys() | set(store.resident_keys()) | frontends.keys(),
-            held=lambda key: held(key, store, host, cache, frontends),
-            is_loading=lambda key: loads.is_loading(key),
+            keys=lambda: (
+                cache.keys() | host.keys() | set(store.resident_keys()) | processors.keys()
+            ),
+            held=lambda key: held(key, store, host, cache, processors),
+            is_loading=lambda key: coordinator.is_loading(key),
             used_bytes=lambda: used_bytes(store, host, cache, agent),
-            loads_total=lambda: loads.completed_total,
+            loads_total=lambda: coordinator.completed_total,
             idle_byte_s=lambda: store.idle_byte_s,
         ),
         measurements=measurements,
         heartbeat_s=settings.heartbeat,
         lease_ttl_s=settings.lease_ttl,
     )
-    frontends = Processors(cache, ground.load_threads, ground.tasks, agent.tell_tier)
+    processors = Processors(cache, ground.load_threads, ground.tasks, agent.report_tier)
     background = ground.load_threads.of(LoadTicket(is_urgent=False))
-    demotions = Demotions(host, cache, background, agent.tell_tier)
-    finder = WeightResolver(
-        store, cache, host, frontends, ground.load_threads, settings.generation_limits
+    demotions = Demotions(host, cache, background, agent.report_tier)
+    resolver = WeightResolver(
+        store, cache, host, processors, ground.load_threads, settings.generation_limits
     )
-    bringer = ModelLoader(
-        store, finder, ground.memory, Skeletons(), ground.device, ground.request_threads
+    loader = ModelLoader(
+        store, resolver, ground.memory, Skeletons(), ground.device, ground.request_threads
     )
-    loads = LoadCoordinator(
-        bringer,
+    coordinator = LoadCoordinator(
+        loader,
         agent=agent,
         watch=watch,
         measurements=measurements,
@@ -233,9 +235,9 @@ def _loading(ground: PodContext) -> _Loading:
         tasks=ground.tasks,
         abandoned=OrphanedLoadParams(settings.end_abandoned_downloads),
     )
-    declared = ModelCatalog(watch, ground.registry)
+    catalog = ModelCatalog(watch, ground.registry)
     return _Loading(
-        watch, measurements, costs, cache, store, agent, frontends, demotions, loads, declared
+        watch, measurements, costs, cache, store, agent, processors, demotions, coordinator, catalog
     )
 
 
@@ -251,15 +253,17 @@ def _disk_cache(settings: RuntimeSettings) -> DiskCache:
     )
 
 
-def _service(ground: PodContext, loading: _Loading, ends: InferenceEndNotifier) -> PredictService:
+def _service(
+    ground: PodContext, loading: _Loading, end_notifier: InferenceEndNotifier
+) -> PredictService:
     info = ground.info
     return PredictService(
         PodIdentity(info.name, info.address, info.slots),
-        declared=loading.declared,
-        loads=loading.loads,
-        frontends=loading.frontends,
+        catalog=loading.catalog,
+        coordinator=loading.coordinator,
+        processors=loading.processors,
         peers=ground.peers,
-        ends=ends,
+        end_notifier=end_notifier,
         measurements=loading.measurements,
         threads=ground.request_threads,
     )
@@ -269,13 +273,13 @@ def _servers(
     ground: PodContext,
     loading: _Loading,
     service: PredictService,
-    ends: InferenceEndNotifier,
+    end_notifier: InferenceEndNotifier,
     profiles: Profiles,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
     """Every protocol that the pod speaks, over the same service."""
-    settings, declared, loads = ground.settings, loading.declared, loading.loads
-    repository = Repository(declared, loads, loading.store, loading.frontends, service)
+    settings, catalog, coordinator = ground.settings, loading.catalog, loading.coordinator
+    repository = Repository(catalog, coordinator, loading.store, loading.processors, service)
     calls = InferenceService(
         service,
         repository,
@@ -286,20 +290,23 @@ def _servers(
     )
     generations = GenerationService(
         service,
-        declared=declared,
-        loads=loads,
-        ends=ends,
+        catalog=catalog,
+        coordinator=coordinator,
+        end_notifier=end_notifier,
         measurements=loading.measurements,
         threads=ground.request_threads,
         limits=settings.generation_limits,
         shared=ProcessorSharing(time.monotonic),
     )
-    openai = OpenAIRoutes(settings, service, generations, loading.frontends, declared, ground.peers)
+    openai = OpenAIRoutes(settings, service, generations, loading.processors, catalog, ground.peers)
     profiler = Profiler(
-        loads=loads, device=ground.device, profiles=profiles, threads=ground.request_threads
+        coordinator=coordinator,
+        device=ground.device,
+        profiles=profiles,
+        threads=ground.request_threads,
     )
     routes = Routes(settings, service, repository, health)
-    table = [*openai.table(), *routes.table(), profile_route(profiler, declared)]
+    table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
     limits = GrpcLimits(settings.max_body_bytes, settings.slots)
     return PodServer(loading.store, table), GrpcServer(calls.handler(), limits)
 
@@ -311,8 +318,8 @@ def _follower(ground: PodContext, loading: _Loading) -> ModelSync:
         cache=loading.cache,
         host=ground.host,
         costs=loading.costs,
-        frontends=loading.frontends,
-        loads=loading.loads,
+        processors=loading.processors,
+        coordinator=loading.coordinator,
         agent=loading.agent,
         threads=ground.load_threads,
         retire_grace_s=ground.settings.retire_grace,

@@ -96,7 +96,7 @@ class _PodLife:
                     parts.watch.run(),
                     parts.agent.run(),
                     parts.demotions.run(),
-                    parts.ends.run(),
+                    parts.end_notifier.run(),
                     parts.follower.run(),
                     watch_disk(parts.cache, parts.agent, self._load_threads),
                     parts.hangs.run(),

@@ -41,8 +41,8 @@ class ModelSync:
         cache: DiskCache,
         host: HostTier,
         costs: ReloadCosts,
-        frontends: Processors,
-        loads: LoadCoordinator,
+        processors: Processors,
+        coordinator: LoadCoordinator,
         agent: RegistryAgent,
         threads: Executor,
         retire_grace_s: float,
@@ -52,8 +52,8 @@ class ModelSync:
         self._cache = cache
         self._host = host
         self._costs = costs
-        self._frontends = frontends
-        self._loads = loads
+        self._processors = processors
+        self._coordinator = coordinator
         self._agent = agent
         self._threads = threads
         self._retire_grace_s = retire_grace_s
@@ -106,7 +106,7 @@ class ModelSync:
             if record.previous is None or not self._store.holds(record.previous.key):
                 self._attempted_s.pop(key, None)
                 continue
-            is_here = self._store.holds(key) or self._loads.is_loading(key)
+            is_here = self._store.holds(key) or self._coordinator.is_loading(key)
             if is_here or now_s < self._attempted_s.get(key, 0.0) + ATTEMPT_EVERY_S:
                 continue
             self._attempted_s[key] = now_s
@@ -115,7 +115,7 @@ class ModelSync:
 
     async def _bring(self, spec: ModelSpec) -> None:
         try:
-            await self._loads.preload(spec, ClaimScope.POOL)
+            await self._coordinator.preload(spec, ClaimScope.POOL)
         except RuntimePackageError as error:
             logger.info("new generation not brought", extra={"key": spec.key, "error": error})
 
@@ -142,7 +142,7 @@ class ModelSync:
                 self._absent_since_s.pop(key, None)
                 continue
             since_s = self._absent_since_s.setdefault(key, now_s)
-            if self._loads.is_loading(key):
+            if self._coordinator.is_loading(key):
                 continue
             if self._is_replaced(key) or now_s - since_s >= self._retire_grace_s:
                 await self._forget(key)
@@ -160,6 +160,6 @@ class ModelSync:
             logger.warning("files not taken away", extra={"key": key, "error": error})
             return
         self._costs.forget(key)
-        self._frontends.forget(key)
-        self._agent.tell_tier(key)
+        self._processors.forget(key)
+        self._agent.report_tier(key)
         logger.info("model withdrawn", extra={"key": key})

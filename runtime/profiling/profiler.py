@@ -57,9 +57,14 @@ class Profiler:
     """Profiles one model at a time."""
 
     def __init__(
-        self, *, loads: LoadCoordinator, device: DeviceWorker, profiles: Profiles, threads: Executor
+        self,
+        *,
+        coordinator: LoadCoordinator,
+        device: DeviceWorker,
+        profiles: Profiles,
+        threads: Executor,
     ) -> None:
-        self._loads = loads
+        self._coordinator = coordinator
         self._device = device
         self._profiles = profiles
         self._threads = threads
@@ -68,18 +73,18 @@ class Profiler:
     async def profile(self, spec: ModelSpec, plan: ProfilePlan) -> Profile:
         """The model's profile, also stored in the registry; raises as an inference does."""
         async with self._turn:
-            held = await self._loads.hold(spec)
+            acquired = await self._coordinator.acquire(spec)
             try:
-                profile = await self._take(held.model, plan)
+                profile = await self._take(acquired.model, plan)
             finally:
-                await self._loads.release(held)
+                await self._coordinator.release(acquired)
             await self._profiles.keep(profile)
         logger.info("profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
         return profile
 
     async def _take(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
-        takes = model.frontend.joining.most_rows or plan.most_rows
+        takes = model.processor.joining.most_rows or plan.most_rows
         for rows in sizes(min(plan.most_rows, takes)):
             available = await in_thread(self._threads, available_bytes, self._profiles.device)
             if points and not _fits(points[-1], available):
@@ -99,7 +104,7 @@ class Profiler:
 
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
         """The first inference of a size sets things up and is not timed; it shows the memory."""
-        joining = model.frontend.joining
+        joining = model.processor.joining
         tokens = max(1, min(plan.tokens, joining.most_tokens))
         inputs = await in_thread(self._threads, joining.example, rows, tokens)
         first = await self._infer(model, inputs)

@@ -50,7 +50,7 @@ class Profiles:
         self._times.forget(profile.key)
         self._times.adopt(profile)
         self._adopted[profile.key] = profile
-        return await self._agent.keep_profile(profile)
+        return await self._agent.store_profile(profile)
 
     async def run(self) -> None:
         """Report what live batches took until cancelled; forget what is not declared any more."""
@@ -58,7 +58,7 @@ class Profiles:
             await asyncio.sleep(self._interval_s)
             for profile in self._times.take_news(self.device):
                 self._adopted[profile.key] = profile
-                await self._agent.keep_profile(profile)
+                await self._agent.store_profile(profile)
             for key in self._times.keys() - self._declared_keys():
                 self._times.forget(key)
                 self._adopted.pop(key, None)

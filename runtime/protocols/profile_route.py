@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 MOST = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}
 
 
-def profile_route(profiler: Profiler, declared: ModelCatalog) -> Route:
+def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
     """The route; its body may hold `most_rows`, `tokens` and `repeats`."""
 
     async def answer(request: Request) -> Response:
         try:
             plan = read_plan(await read_order(request))
             name = ModelName.from_path_segment(request.path_params["model"])
-            profile = await profiler.profile(await declared.find(name, None), plan)
+            profile = await profiler.profile(await catalog.find(name, None), plan)
         except RuntimePackageError as error:
             return refused(error)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise

@@ -18,7 +18,7 @@ class InferenceEndNotifier:
         self._agent = agent
         self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_WAITING)
 
-    def end(self, reservation_id: str | None) -> None:
+    def notify(self, reservation_id: str | None) -> None:
         """Free the place soon; one that finds the queue full expires by itself."""
         if reservation_id is not None and not self._ended.full():
             self._ended.put_nowait(reservation_id)

@@ -172,7 +172,7 @@ class RegistryAgent:
 
     # What the rest of the pod says
 
-    def tell_tier(self, key: str) -> None:
+    def report_tier(self, key: str) -> None:
         """Say soon where a model is; nobody waits for it."""
         self._unsaid.add(key)
         self._wake.set()
@@ -218,21 +218,21 @@ class RegistryAgent:
     async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
         """Say that the pod is warm; raises ClaimLost, upon which the model must go."""
         if claim.token is None:
-            self.tell_tier(key)
+            self.report_tier(key)
             return
         try:
             await self._registry.finish_load(
                 self._info.name, claim.epoch, key, claim.token, memory_bytes
             )
         except RegistryUnavailable:
-            self.tell_tier(key)
+            self.report_tier(key)
         except LeaseLost:
             # The claim went with the old registration; the new one reports what is here.
-            self.tell_tier(key)
+            self.report_tier(key)
         except ClaimLost:
             if claim.epoch == self._epoch:
                 raise
-            self.tell_tier(key)
+            self.report_tier(key)
 
     async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
         """Say why a load failed, for all pods and gateways to see; False: it was not heard."""
@@ -252,7 +252,7 @@ class RegistryAgent:
         except (RegistryUnavailable, LeaseLost) as error:
             logger.info("broken model not recorded", extra={"key": failure.key, "error": error})
 
-    async def keep_profile(self, profile: Profile) -> bool:
+    async def store_profile(self, profile: Profile) -> bool:
         """Store what a model costs by batch size; False: it was not heard or is not declared."""
         try:
             return await self._registry.put_profile(profile)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runtime.generation.engine import GenerationEngine
     from runtime.generation.limits import GenerationLimits
     from runtime.generation.processor_sharing import ProcessorSharing
-    from runtime.loading.load_coordinator import HeldModel, LoadCoordinator
+    from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
     from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
     from runtime.registration.model_catalog import ModelCatalog
@@ -74,13 +74,13 @@ class Generation:
         wish: GenerationRequest,
         sampling: Sampling,
         prompt_ids: Sequence[int],
-        frontend: TextGeneration,
+        processor: TextGeneration,
         engine: GenerationEngine,
     ) -> None:
         self._wish = wish
         self._sampling = sampling
         self._prompt_ids = prompt_ids
-        self._frontend = frontend
+        self._processor = processor
         self._engine = engine
         self.prompt_tokens = len(prompt_ids)
 
@@ -97,7 +97,7 @@ class Generation:
             raise group.exceptions[0] from None
 
     async def _choose(self, index: int, sink: Callable[[Delta], Awaitable[None]]) -> None:
-        stream = TextStream(self._frontend.tokenizer, self._wish.stops)
+        stream = TextStream(self._processor.tokenizer, self._wish.stops)
         sampling = replace(self._sampling, seed=self._sampling.seed + index)
         began_s = time.monotonic()
         async with aclosing(self._engine.generate(self._prompt_ids, sampling)) as made:
@@ -130,9 +130,9 @@ class GenerationService:
     """All generations of a pod."""
 
     service: PredictService
-    declared: ModelCatalog
-    loads: LoadCoordinator
-    ends: InferenceEndNotifier
+    catalog: ModelCatalog
+    coordinator: LoadCoordinator
+    end_notifier: InferenceEndNotifier
     measurements: Measurements
     threads: Executor
     limits: GenerationLimits
@@ -150,34 +150,36 @@ class GenerationService:
             until_s = min(until_s, head.deadline_s)
         async with self.service.admitted(head):
             try:
-                spec = await self.declared.find(head.name, head.generation)
-                held = await self.loads.hold(spec, token=head.load_token, deadline_s=until_s)
+                spec = await self.catalog.find(head.name, head.generation)
+                acquired = await self.coordinator.acquire(
+                    spec, token=head.load_token, deadline_s=until_s
+                )
                 try:
-                    held.model.lane.policy = spec.policy  # what the annotations say now
+                    acquired.model.lane.policy = spec.policy  # what the annotations say now
                     with GENERATIONS.track_inprogress():
                         async with _limited(until_s):
-                            opened = await self._opened(held, wish)
+                            opened = await self._opened(acquired, wish)
                             began_s = time.monotonic()
                             with self.shared.taken() as share:
                                 yield opened
                     self._measured(spec, time.monotonic() - began_s, share.seconds)
                 finally:
-                    await self.loads.release(held)
+                    await self.coordinator.release(acquired)
             finally:
-                self.ends.end(head.reservation)
+                self.end_notifier.notify(head.reservation)
 
-    async def _opened(self, held: HeldModel, wish: GenerationRequest) -> Opened:
-        frontend, engine = held.model.frontend, held.model.generator
-        if not isinstance(frontend, TextGeneration) or engine is None:
-            raise InvalidRequest(f"model {held.model.spec.name} does not generate text")
+    async def _opened(self, acquired: AcquiredModel, wish: GenerationRequest) -> Opened:
+        processor, engine = acquired.model.processor, acquired.model.generator
+        if not isinstance(processor, TextGeneration) or engine is None:
+            raise InvalidRequest(f"model {acquired.model.spec.name} does not generate text")
         began_s = time.monotonic()
-        prompt_ids = await in_thread(self.threads, wish.prompt_ids, frontend)
+        prompt_ids = await in_thread(self.threads, wish.prompt_ids, processor)
         sampling = self._sampling(wish, len(prompt_ids), engine.most_tokens)
         stages = {Stage.PREPROCESS: time.monotonic() - began_s}
-        if held.load_s:
-            stages[Stage.LOAD] = held.load_s
-        generation = Generation(wish, sampling, prompt_ids, frontend, engine)
-        return Opened(generation, held.start, stages)
+        if acquired.load_s:
+            stages[Stage.LOAD] = acquired.load_s
+        generation = Generation(wish, sampling, prompt_ids, processor, engine)
+        return Opened(generation, acquired.start, stages)
 
     def _sampling(self, wish: GenerationRequest, prompt_tokens: int, most_tokens: int) -> Sampling:
         room = most_tokens - prompt_tokens

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
-    from runtime.loading.load_coordinator import HeldModel, LoadCoordinator
+    from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
     from runtime.loading.processors import Processors
     from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
@@ -96,20 +96,20 @@ class PredictService:
         self,
         identity: PodIdentity,
         *,
-        declared: ModelCatalog,
-        loads: LoadCoordinator,
-        frontends: Processors,
+        catalog: ModelCatalog,
+        coordinator: LoadCoordinator,
+        processors: Processors,
         peers: RemoteInference,
-        ends: InferenceEndNotifier,
+        end_notifier: InferenceEndNotifier,
         measurements: Measurements,
         threads: Executor,
     ) -> None:
         self._identity = identity
-        self._declared = declared
-        self._loads = loads
-        self._frontends = frontends
+        self._catalog = catalog
+        self._coordinator = coordinator
+        self._processors = processors
         self._peers = peers
-        self._ends = ends
+        self._end_notifier = end_notifier
         self._measurements = measurements
         self._threads = threads
         self._slots_used = 0
@@ -185,13 +185,13 @@ class PredictService:
     # Entry requests
 
     async def _answer_entry(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
-        spec = await self._declared.find(head.name, head.generation)
+        spec = await self._catalog.find(head.name, head.generation)
         progress = _Progress(head, spec, self._identity.name)
         if head.predict_address in {None, self._identity.address}:
-            frontend, outputs = await self._infer_here(progress, body)
+            processor, outputs = await self._infer_here(progress, body)
         else:
-            frontend, outputs = await self._infer_there(progress, body)
-        content = await self._postprocess(progress, frontend, body, outputs)
+            processor, outputs = await self._infer_there(progress, body)
+        content = await self._postprocess(progress, processor, body, outputs)
         return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
 
     async def _infer_here(
@@ -199,29 +199,29 @@ class PredictService:
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         head = progress.head
         try:
-            held = await self._hold(progress)
+            acquired = await self._hold(progress)
             try:
-                frontend = held.model.frontend
-                inputs = await self._preprocess(progress, frontend, body)
-                return frontend, await self._infer(progress, held, inputs)
+                processor = acquired.model.processor
+                inputs = await self._preprocess(progress, processor, body)
+                return processor, await self._infer(progress, acquired, inputs)
             finally:
-                await self._loads.release(held)
+                await self._coordinator.release(acquired)
         finally:
-            self._ends.end(head.reservation)
+            self._end_notifier.notify(head.reservation)
 
     async def _infer_there(
         self, progress: _Progress, body: ReadBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         head = progress.head
-        if not await self._declared.is_pod(head.predict_address):
+        if not await self._catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
-        was_ready = self._frontends.has(progress.spec.key)
-        frontend = await self._frontends.get(progress.spec)
+        was_ready = self._processors.has(progress.spec.key)
+        processor = await self._processors.get(progress.spec)
         assets_s = time.monotonic() - started_s
         if not was_ready:
             self._measurements.add(progress.spec.key, "assets", assets_s)
-        inputs = await self._preprocess(progress, frontend, body)
+        inputs = await self._preprocess(progress, processor, body)
         await simulate(head.simulation.network_s)
         answer = await self._peers.infer(head, inputs)
         progress.predict_pod = answer.pod
@@ -230,24 +230,24 @@ class PredictService:
         progress.stages[Stage.INFER] = answer.infer_s
         network_s = head.simulation.network_s + answer.network_s
         self._record(progress, Stage.NETWORK, network_s, sample_s=network_s)
-        return frontend, answer.outputs
+        return processor, answer.outputs
 
     # The inference stage, for another pod
 
     async def _answer_inference(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
         request = v2_of(body)
-        spec = await self._declared.find(head.name, head.generation)
+        spec = await self._catalog.find(head.name, head.generation)
         progress = _Progress(head, spec, self._identity.name)
         try:
-            held = await self._hold(progress)
+            acquired = await self._hold(progress)
             try:
-                rules = held.model.frontend.joining
+                rules = acquired.model.processor.joining
                 inputs = await in_thread(self._threads, rules.checked, request.inputs)
-                outputs = await self._infer(progress, held, inputs)
+                outputs = await self._infer(progress, acquired, inputs)
             finally:
-                await self._loads.release(held)
+                await self._coordinator.release(acquired)
         finally:
-            self._ends.end(head.reservation)
+            self._end_notifier.notify(head.reservation)
         content = await self._written(head, body, outputs)
         return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
 
@@ -261,32 +261,32 @@ class PredictService:
 
     # Stages
 
-    async def _hold(self, progress: _Progress) -> HeldModel:
+    async def _hold(self, progress: _Progress) -> AcquiredModel:
         head = progress.head
-        held = await self._loads.hold(
+        acquired = await self._coordinator.acquire(
             progress.spec, token=head.load_token, deadline_s=head.deadline_s
         )
-        progress.start = held.start
-        if held.load_s:
-            self._record(progress, Stage.LOAD, held.load_s)
-        return held
+        progress.start = acquired.start
+        if acquired.load_s:
+            self._record(progress, Stage.LOAD, acquired.load_s)
+        return acquired
 
     async def _preprocess(
-        self, progress: _Progress, frontend: Processor, body: ReadBody
+        self, progress: _Progress, processor: Processor, body: ReadBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self._threads, preprocessed, frontend, body)
+        inputs = await in_thread(self._threads, preprocessed, processor, body)
         await simulate(progress.head.simulation.preprocess_s)
         seconds = time.monotonic() - started_s
         self._record(progress, Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
 
     async def _infer(
-        self, progress: _Progress, held: HeldModel, inputs: tuple[Tensor, ...]
+        self, progress: _Progress, acquired: AcquiredModel, inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         head = progress.head
         try:
-            ran = await held.model.infer(
+            ran = await acquired.model.infer(
                 inputs, deadline_s=head.deadline_s, policy=progress.spec.policy
             )
         except RuntimePackageError:
@@ -294,13 +294,15 @@ class PredictService:
         except (*BAD_TENSOR_ERRORS, MemoryError) as error:
             if is_out_of_memory(error):
                 raise NoRoomToInfer(
-                    f"the device has no room for this inference of {held.resident.key}: {error}"
+                    f"the device has no room for this inference of {acquired.resident.key}: {error}"
                 ) from error
             if head.is_infer_stage:  # these tensors came from outside
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
-            raise InferenceFailed(f"inference of {held.resident.key} failed: {error}") from error
+            raise InferenceFailed(
+                f"inference of {acquired.resident.key} failed: {error}"
+            ) from error
         self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
-        rows = held.model.frontend.joining.rows_of(inputs)
+        rows = acquired.model.processor.joining.rows_of(inputs)
         share_s = ran.compute_s * rows / ran.rows
         self._measurements.add(progress.spec.key, "share", share_s)
         return ran.value
@@ -308,13 +310,13 @@ class PredictService:
     async def _postprocess(
         self,
         progress: _Progress,
-        frontend: Processor,
+        processor: Processor,
         body: ReadBody,
         outputs: Sequence[Tensor],
     ) -> EncodedBody:
         started_s = time.monotonic()
         content = await in_thread(
-            self._threads, postprocessed, frontend, body, outputs, progress.head.answer_name
+            self._threads, postprocessed, processor, body, outputs, progress.head.answer_name
         )
         await simulate(progress.head.simulation.postprocess_s)
         seconds = time.monotonic() - started_s

@@ -72,15 +72,15 @@ class ModelMetadata:
 class Repository:
     """The declared models as this pod sees them. Models are named as in a URL."""
 
-    declared: ModelCatalog
-    loads: LoadCoordinator
+    catalog: ModelCatalog
+    coordinator: LoadCoordinator
     store: ModelStore
-    frontends: Processors
+    processors: Processors
     service: PredictService
 
     def names(self) -> list[str]:
         """All declared models."""
-        return [name.path_segment for name in self.declared.names()]
+        return [name.path_segment for name in self.catalog.names()]
 
     async def is_ready(self, segment: str, version: str = "") -> bool:
         """Whether the model is on this pod's device; raises ModelNotFound."""
@@ -88,14 +88,14 @@ class Repository:
             return self.store.holds((await self.find(segment, version)).key)
         name = ModelName.from_path_segment(segment)
         is_here = any(self.store.holds(key) for key in self._keys(name))
-        if not is_here and self.declared.record(name) is None:
+        if not is_here and self.catalog.record(name) is None:
             raise ModelNotFound(f"model {name} is not declared")
         return is_here
 
     async def find(self, segment: str, version: str) -> ModelSpec:
         """The generation that `version` names, any if it is empty; raises ModelNotFound."""
         name = ModelName.from_path_segment(segment)
-        spec = await self.declared.find(name, version or None)
+        spec = await self.catalog.find(name, version or None)
         if version not in {"", spec.generation}:
             raise ModelNotFound(
                 f"model {name} has no version {version[:40]!r}; it has {spec.generation!r}"
@@ -105,27 +105,27 @@ class Repository:
     async def metadata(self, segment: str, version: str = "") -> ModelMetadata:
         """What a model takes and gives, wherever its weights are; raises LoadFailed."""
         spec = await self.find(segment, version)
-        frontend = await self.frontends.get(spec)
+        processor = await self.processors.get(spec)
         return ModelMetadata(
             name=segment,
             versions=(spec.generation,),
             platform=spec.format,
-            inputs=frontend.input_types(),
-            outputs=frontend.output_types(),
+            inputs=processor.input_types(),
+            outputs=processor.output_types(),
         )
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """All declared models and what this pod has of them."""
-        entries = [self._entry(name) for name in self.declared.names()]
+        entries = [self._entry(name) for name in self.catalog.names()]
         return [each for each in entries if not ready_only or each.state is ModelState.READY]
 
     def _entry(self, name: ModelName) -> IndexEntry:
-        record = self.declared.record(name)
+        record = self.catalog.record(name)
         keys = self._keys(name)
         state = ModelState.UNAVAILABLE
         if any(self.store.holds(key) for key in keys):
             state = ModelState.READY
-        elif any(self.loads.is_loading(key) for key in keys):
+        elif any(self.coordinator.is_loading(key) for key in keys):
             state = ModelState.LOADING
         failure = record.failure if record is not None else None
         return IndexEntry(
@@ -143,7 +143,7 @@ class Repository:
         if self.service.is_draining:
             raise PodDraining("the pod is draining and loads nothing")
         spec = await self.find(segment, "")
-        await self.loads.preload(spec, ClaimScope.POD, tier)
+        await self.coordinator.preload(spec, ClaimScope.POD, tier)
 
     async def unload(self, segment: str) -> None:
         """Take a model off the device once nobody uses it; its files stay on disk.
@@ -156,12 +156,12 @@ class Repository:
         """
         name = ModelName.from_path_segment(segment)
         keys = self._keys(name)
-        if not any(self.store.holds(key) for key in keys) and self.declared.record(name) is None:
+        if not any(self.store.holds(key) for key in keys) and self.catalog.record(name) is None:
             raise ModelNotFound(f"model {name} is not declared")
         try:
             async with asyncio.timeout(UNLOAD_PATIENCE_S):
                 for key in keys:
-                    await self.loads.cancel(key, f"{name} was unloaded")
+                    await self.coordinator.cancel(key, f"{name} was unloaded")
                     await self.store.retire(key, "unload")
                     await self.store.wait_gone(key)
         except TimeoutError as error:
@@ -171,7 +171,7 @@ class Repository:
         """Every generation of a model that is declared or on the device."""
         prefix = f"{name}@"
         keys = [key for key in self.store.resident_keys() if key.startswith(prefix)]
-        record = self.declared.record(name)
+        record = self.catalog.record(name)
         if record is not None:
             keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]
         return sorted(set(keys))

@@ -40,13 +40,13 @@ class SingleModel:
         *,
         registry: Registry,
         watch: ClusterWatch,
-        loads: LoadCoordinator,
+        coordinator: LoadCoordinator,
         store: ModelStore,
     ) -> None:
         self._spec = spec
         self._registry = registry
         self._watch = watch
-        self._loads = loads
+        self._coordinator = coordinator
         self._store = store
         self._told = ""
 
@@ -71,7 +71,7 @@ class SingleModel:
         if record is None or record.spec != self._spec:
             await self._registry.put_models([self._spec])
         if not self.is_loaded:
-            await self._loads.preload(self._spec, ClaimScope.POD, Tier.DEVICE)
+            await self._coordinator.preload(self._spec, ClaimScope.POD, Tier.DEVICE)
 
     def _tell(self, error: Exception) -> None:
         """One line per cause, not one per attempt."""

@@ -22,23 +22,23 @@ async def simulate(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def preprocessed(frontend: Processor, body: ReadBody) -> tuple[Tensor, ...]:
+def preprocessed(processor: Processor, body: ReadBody) -> tuple[Tensor, ...]:
     """The network's tensors from a body; raises InvalidRequest."""
     items = (
-        frontend.read_instances(body.instances)
+        processor.read_instances(body.instances)
         if body.v2 is None
-        else frontend.read_tensors(body.v2.inputs)
+        else processor.read_tensors(body.v2.inputs)
     )
     try:
-        return frontend.joining.checked(frontend.preprocess(items))
+        return processor.joining.checked(processor.preprocess(items))
     except (ValueError, TypeError, OSError) as error:
         raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
 
 
 def postprocessed(
-    frontend: Processor, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
+    processor: Processor, body: ReadBody, outputs: Sequence[Tensor], answer_name: str
 ) -> EncodedBody:
     """The answer's body from what the network gave."""
-    final = frontend.postprocess(outputs)
-    predictions: list[Any] = frontend.predictions(final) if body.v2 is None else []
+    final = processor.postprocess(outputs)
+    predictions: list[Any] = processor.predictions(final) if body.v2 is None else []
     return write_answer(body, final, predictions=predictions, model_name=answer_name)

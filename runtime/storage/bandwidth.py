@@ -62,22 +62,22 @@ class Bandwidth:
         self._is_cut = True
         self._look()
 
-    def use(self, wish: LoadTicket) -> BandwidthUse:
+    def use(self, ticket: LoadTicket) -> BandwidthUse:
         """The link for one load's downloads."""
-        return BandwidthUse(self, wish)
+        return BandwidthUse(self, ticket)
 
     # For uses
 
     def open(self, use: BandwidthUse) -> None:
         """A use begins."""
         use.last_s = self._clock()
-        use.wish.listen(self._look)
+        use.ticket.add_listener(self._look)
         with self._turn:
             self._open.append(use)
 
     def close(self, use: BandwidthUse) -> None:
         """It ends."""
-        use.wish.forget(self._look)
+        use.ticket.remove_listener(self._look)
         with self._turn:
             self._open.remove(use)
             self._turn.notify_all()
@@ -91,7 +91,7 @@ class Bandwidth:
             piece = min(byte_count, most)
             self._wait_turn(use, piece)
             self._pace(piece)
-            use.wish.note_arrived(piece)
+            use.ticket.add_arrived(piece)
             byte_count -= piece
 
     @contextmanager
@@ -101,12 +101,12 @@ class Bandwidth:
             self._turn.wait_for(
                 lambda: (
                     self._is_over(use)
-                    or use.wish.is_urgent
+                    or use.ticket.is_urgent
                     or self._preload_readers < MOST_PRELOAD_READERS
                 )
             )
             self._check(use)
-            places = 0 if use.wish.is_urgent else 1
+            places = 0 if use.ticket.is_urgent else 1
             self._preload_readers += places
         try:
             yield
@@ -120,12 +120,12 @@ class Bandwidth:
             self._turn.notify_all()
 
     def _is_over(self, use: BandwidthUse) -> bool:
-        return self._is_cut or use.wish.is_withdrawn
+        return self._is_cut or use.ticket.is_cancelled
 
     def _check(self, use: BandwidthUse) -> None:
         if self._is_cut:
             raise StorageFailed("the pod shuts down: what has come stays for the next one")
-        use.wish.check()
+        use.ticket.raise_if_cancelled()
 
     def _wait_turn(self, use: BandwidthUse, byte_count: int) -> None:
         """Let urgent downloads go first; pay for what passes beside them."""
@@ -134,7 +134,7 @@ class Bandwidth:
             use.last_s = self._clock()
             if len(self._open) < 2:
                 return
-            if use.wish.is_urgent:
+            if use.ticket.is_urgent:
                 earned = self._credit_bytes + PRELOAD_SHARE * byte_count
                 self._credit_bytes = min(MOST_CREDIT_BYTES, earned)
                 self._turn.notify_all()
@@ -147,14 +147,14 @@ class Bandwidth:
         self._check(use)
 
     def _may_pass(self, use: BandwidthUse, price: int) -> bool:
-        if self._is_over(use) or use.wish.is_urgent or self._credit_bytes >= price:
+        if self._is_over(use) or use.ticket.is_urgent or self._credit_bytes >= price:
             return True
         return not self._has_urgent()
 
     def _has_urgent(self) -> bool:
         """Whether a download that somebody waits for is bringing bytes."""
         since_s = self._clock() - STALLED_S
-        return any(use.wish.is_urgent and use.last_s > since_s for use in self._open)
+        return any(use.ticket.is_urgent and use.last_s > since_s for use in self._open)
 
     def _pace(self, byte_count: int) -> None:
         if self.bytes_per_s is None:
@@ -171,8 +171,8 @@ class Bandwidth:
 class BandwidthUse:
     """The link as the downloads of one load see it, from entering to leaving."""
 
-    def __init__(self, link: Bandwidth, wish: LoadTicket) -> None:
-        self.wish = wish
+    def __init__(self, link: Bandwidth, ticket: LoadTicket) -> None:
+        self.ticket = ticket
         self.last_s = 0.0
         """When it last brought bytes, on the link's clock."""
         self._link = link

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 class LoadProgress:
     """How far a load has brought its weights."""
 
-    has_begun: bool = False
+    has_started: bool = False
     """Whether bytes of the weights have come through this pod's link, or are being mapped."""
     arrived_bytes: int = 0
     total_bytes: int = 0
@@ -46,15 +46,15 @@ class LoadTicket:
         return self._is_urgent
 
     @property
-    def is_withdrawn(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether the load is to end."""
         return self._withdrawn_for is not None
 
-    def hasten(self) -> None:
+    def prioritise(self) -> None:
         """Somebody waits from now on."""
         self._set_urgent(True)
 
-    def relax(self) -> None:
+    def deprioritise(self) -> None:
         """Nobody waits any more, but the load goes on."""
         self._set_urgent(False)
 
@@ -63,7 +63,7 @@ class LoadTicket:
             self._is_urgent = is_urgent
             self._tell()
 
-    def withdraw(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """End the load; `reason` completes the sentence "it was given up: …". The first counts."""
         with self._lock:
             if self._withdrawn_for is not None:
@@ -71,17 +71,17 @@ class LoadTicket:
             self._withdrawn_for = reason
         self._tell()
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise LoadCancelled where the wish is withdrawn."""
         if self._withdrawn_for is not None:
             raise LoadCancelled(f"the load was given up: {self._withdrawn_for}")
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener`, in any thread, after each change."""
         with self._lock:
             self._listeners.append(listener)
 
-    def forget(self, listener: Callable[[], None]) -> None:
+    def remove_listener(self, listener: Callable[[], None]) -> None:
         """Call it no more."""
         with self._lock:
             self._listeners.remove(listener)
@@ -102,9 +102,9 @@ class LoadTicket:
     def expect(self, total_bytes: int, here_bytes: int) -> None:
         """A download of so many bytes begins, some of which an earlier one brought."""
         with self._lock:
-            self._progress = LoadProgress(self._progress.has_begun, here_bytes, total_bytes)
+            self._progress = LoadProgress(self._progress.has_started, here_bytes, total_bytes)
 
-    def note_arrived(self, byte_count: int) -> None:
+    def add_arrived(self, byte_count: int) -> None:
         """Bytes have come."""
         with self._lock:
             before = self._progress
@@ -112,12 +112,12 @@ class LoadTicket:
                 True, before.arrived_bytes + byte_count, before.total_bytes
             )
 
-    def note_begun(self) -> None:
+    def mark_started(self) -> None:
         """Weights that are on this node are being put on the device."""
-        self.note_arrived(0)
+        self.add_arrived(0)
 
 
-async def unless_cancelled(wish: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, cancelled and LoadCancelled raised as soon as the wish is withdrawn.
 
     Work that ended well all the same has its result returned, so that nothing it took is lost.
@@ -126,10 +126,10 @@ async def unless_cancelled(wish: LoadTicket, work: Coroutine[Any, Any, Result]) 
     gone: asyncio.Future[None] = loop.create_future()
 
     def look() -> None:
-        if wish.is_withdrawn:
+        if ticket.is_cancelled:
             loop.call_soon_threadsafe(_settle, gone)
 
-    wish.listen(look)
+    ticket.add_listener(look)
     look()
     task = asyncio.ensure_future(work)
     try:
@@ -142,9 +142,9 @@ async def unless_cancelled(wish: LoadTicket, work: Coroutine[Any, Any, Result]) 
         task.cancel()
         raise
     finally:
-        wish.forget(look)
+        ticket.remove_listener(look)
     if task.cancelled():
-        wish.check()
+        ticket.raise_if_cancelled()
     return task.result()
 
 

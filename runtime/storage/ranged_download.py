@@ -106,11 +106,11 @@ class _Fetch:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        self._link.wish.listen(self._look)
+        self._link.ticket.add_listener(self._look)
         try:
             self._run()
         finally:
-            self._link.wish.forget(self._look)
+            self._link.ticket.remove_listener(self._look)
         if self._failure is not None:
             raise self._failure
 
@@ -125,7 +125,7 @@ class _Fetch:
 
     def _look(self) -> None:
         """A load that is given up waits for no answer that is on its way."""
-        if self._link.wish.is_withdrawn:
+        if self._link.ticket.is_cancelled:
             with self._lock:
                 readers = list(self._readers)
             for reader in readers:
@@ -174,7 +174,7 @@ class _Fetch:
         with self._lock:
             self._readers.append(reader)
         try:
-            self._link.wish.check()
+            self._link.ticket.raise_if_cancelled()
             yield
         finally:
             with self._lock:
@@ -214,7 +214,7 @@ class _Fetch:
                 broken = BrokenOff("the body was shorter than asked for")
             except BrokenOff as error:
                 broken = error
-            self._link.wish.check()
+            self._link.ticket.raise_if_cancelled()
             failures = failures + 1 if read.at == begun_at else 1
             if failures >= ATTEMPTS:
                 raise StorageFailed(

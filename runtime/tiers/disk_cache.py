@@ -143,20 +143,20 @@ class DiskCache:
     def fetch_weights(
         self,
         spec: ModelSpec,
-        wish: LoadTicket | None = None,
+        ticket: LoadTicket | None = None,
         arrivals: DownloadProgress | None = None,
     ) -> tuple[Path, ...]:
         """Fetch the files of weights that are not here yet; raises LoadFailed, LoadCancelled.
 
         Args:
             spec: a model whose small files are here.
-            wish: how much it is wanted; by default somebody waits.
+            ticket: how much it is wanted; by default somebody waits.
             arrivals: told of the bytes as they come, and of the end if that is good.
         """
         folder = self.folder_of(spec.key)
         with self.hold(spec.key):
             files = self.weight_files(spec)
-            self._ensure(spec, files, wish, arrivals)
+            self._ensure(spec, files, ticket, arrivals)
             shutil.rmtree(folder / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
             if arrivals is not None:
@@ -214,20 +214,20 @@ class DiskCache:
         self,
         spec: ModelSpec,
         files: Sequence[RemoteFile],
-        wish: LoadTicket | None = None,
+        ticket: LoadTicket | None = None,
         arrivals: DownloadProgress | None = None,
     ) -> None:
         """Have `files` here, sound; one process at a time fetches what is not."""
-        folder, wish = self.folder_of(spec.key), wish or LoadTicket()
+        folder, ticket = self.folder_of(spec.key), ticket or LoadTicket()
         generation = GenerationFolder(folder)
         if not generation.unsound(files):
             return
-        with self._locks.fetch(folder.name, wish.check):
+        with self._locks.fetch(folder.name, ticket.raise_if_cancelled):
             missing = generation.unsound(files)  # another process may have fetched them meanwhile
             if not missing:
                 return
             try:
-                with self._link.use(wish) as link:
+                with self._link.use(ticket) as link:
                     self._fetch_all(self._open(spec), missing, generation, link, arrivals)
             except OSError as error:
                 _remove_partials(missing, folder)
@@ -251,7 +251,7 @@ class DiskCache:
             partials = self._room.open(files, generation.path, stack)
             total = sum(file.size_bytes for file in files)
             missing = sum(span.size_bytes for partial in partials for span in partial.missing())
-            link.wish.expect(total, total - missing)
+            link.ticket.expect(total, total - missing)
             if arrivals is not None:
                 for partial in partials:
                     arrivals.watch(partial)

@@ -29,4 +29,4 @@ async def watch_disk(cache: DiskCache, agent: RegistryAgent, threads: Executor) 
             logger.warning("disk cache not looked at", extra={"error": error})
             continue
         for key in changed:
-            agent.tell_tier(key)
+            agent.report_tier(key)

@@ -48,22 +48,22 @@ class _FileProgress:
 class DownloadProgress:
     """The files of one fetch, in order. Methods may be called from any thread."""
 
-    def __init__(self, files: Sequence[RemoteFile], wish: LoadTicket) -> None:
+    def __init__(self, files: Sequence[RemoteFile], ticket: LoadTicket) -> None:
         self.names = tuple(file.path for file in files)
         self.headers: Future[None] = Future()
         """Done when every file's header is here, or the fetch has failed."""
-        self._wish = wish
+        self._ticket = ticket
         self._files = [_FileProgress(file.size_bytes) for file in files]
         self._index = {file.path: index for index, file in enumerate(files)}
         self._changed = threading.Condition()
         self._log: list[ArrivedSpan] = []
         self._failure: BaseException | None = None
         self._is_over = False
-        wish.listen(self._look)
+        ticket.add_listener(self._look)
 
     def close(self) -> None:
         """Close the files, once nobody reads or fetches."""
-        self._wish.forget(self._look)
+        self._ticket.remove_listener(self._look)
         for file in self._files:
             if file.descriptor >= 0:
                 os.close(file.descriptor)
@@ -139,12 +139,12 @@ class DownloadProgress:
                 self._check()
 
     def _must_end(self) -> bool:
-        return self._failure is not None or self._wish.is_withdrawn
+        return self._failure is not None or self._ticket.is_cancelled
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-        self._wish.check()
+        self._ticket.raise_if_cancelled()
 
     def _look(self) -> None:
         with self._changed:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from registry.domain.model import ModelName, ModelSpec
 from runtime.device.staged_memory import StagedMemory
 from runtime.storage.partial_file import SPAN_BYTES
-from tests.runtime.bringers import LocalPod, local_pod
 from tests.runtime.faults import Asked, Fault, faulty_proxy
+from tests.runtime.local_pod import LocalPod, local_pod
 from tests.servers import copy_model, wait_until
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ def run(
 
 def visible(pod: LocalPod, spec: ModelSpec) -> set[str]:
     """Weights in the cache under their own name."""
-    folder = pod.bringer.finder.cache.folder_of(spec.key)
+    folder = pod.loader.resolver.cache.folder_of(spec.key)
     return {path.name for path in folder.rglob("*.safetensors")}
 
 
 def assert_nothing_is_taken(pod: LocalPod, spec: ModelSpec, engine: FakeEngine) -> None:
     assert engine.allocated_bytes == 0
-    assert pod.bringer.store.reserved_bytes == 0
+    assert pod.loader.store.reserved_bytes == 0
     assert not visible(pod, spec)
-    assert not pod.bringer.store.holds(spec.key)
+    assert not pod.loader.store.holds(spec.key)

@@ -21,7 +21,7 @@ from runtime.device.cuda import CudaEngine
 from runtime.device.memory import CpuMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
-from tests.runtime.bringers import LocalPod, local_pod
+from tests.runtime.local_pod import LocalPod, local_pod
 from tests.runtime.other_device import OtherEngine, register_device
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ async def _answer(pod: LocalPod, spec: ModelSpec, tier: Tier) -> list[Any]:
         await pod.demote(spec)
     found = await pod.load(spec)
     assert found is tier, found
-    resident = pod.bringer.store.pin(spec.key)
+    resident = pod.loader.store.pin(spec.key)
     assert resident is not None
     try:
         return await _infer(resident.model)
     finally:
-        await pod.bringer.store.unpin(resident)
+        await pod.loader.store.unpin(resident)
         await pod.unload(spec)
 
 
@@ -83,11 +83,11 @@ async def _infer(model: ServedModel) -> list[Any]:
     if model.generator is not None:
         made = [_generate(model, sampling) for sampling in SAMPLINGS]
         return await asyncio.gather(*made)
-    frontend = model.frontend
+    processor = model.processor
     if _makes_pictures(model):
-        inputs = frontend.preprocess(frontend.read_instances([PICTURE]))
+        inputs = processor.preprocess(processor.read_instances([PICTURE]))
         return [tensor.data.ravel()[:64].tolist() for tensor in (await model.infer(inputs)).value]
-    examples = [frontend.joining.example(rows, 6) for rows in (1, 2, 3)]
+    examples = [processor.joining.example(rows, 6) for rows in (1, 2, 3)]
     ran = await asyncio.gather(*(model.infer(each) for each in examples))
     return [tensor.data.tolist() for each in ran for tensor in each.value]
 

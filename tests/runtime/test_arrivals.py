@@ -55,9 +55,9 @@ def cache(tmp_path: Path) -> DiskCache:
 
 def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
-    wish = LoadTicket()
-    arrivals = DownloadProgress(cache.weight_files(sharded), wish)
-    cache.fetch_weights(sharded, wish, arrivals)
+    ticket = LoadTicket()
+    arrivals = DownloadProgress(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, arrivals)
     order = [span.number for span in arrivals.spans()]
     assert order[:SHARDS] == [0] * SHARDS
     assert sorted(order[SHARDS:]) == [1] * SHARDS
@@ -71,29 +71,29 @@ def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) 
 def test_files_that_are_here_already_have_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     cache.fetch_weights(sharded)
-    wish = LoadTicket()
-    arrivals = DownloadProgress(cache.weight_files(sharded), wish)
-    cache.fetch_weights(sharded, wish, arrivals)
+    ticket = LoadTicket()
+    arrivals = DownloadProgress(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, arrivals)
     assert arrivals.headers.done()
     arrivals.wait_over()
     assert len(list(arrivals.spans())) == 2 * SHARDS
     arrivals.close()
 
 
-@pytest.mark.parametrize("is_withdrawn", [True, False])
-def test_reader_that_waits_hears_of_the_end(*, is_withdrawn: bool) -> None:
-    wish = LoadTicket()
-    arrivals = DownloadProgress([RemoteFile("a.safetensors", 100)], wish)
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_reader_that_waits_hears_of_the_end(*, is_cancelled: bool) -> None:
+    ticket = LoadTicket()
+    arrivals = DownloadProgress([RemoteFile("a.safetensors", 100)], ticket)
     with ThreadPoolExecutor(2) as threads:
         waiting: list[Future[object]] = [
             threads.submit(list, arrivals.spans()),
             threads.submit(arrivals.wait_over),
         ]
-        if is_withdrawn:
-            wish.withdraw("of the test")
+        if is_cancelled:
+            ticket.cancel("of the test")
         else:
             arrivals.fail(ModelInvalid("spoiled"))
         for each in waiting:
-            with pytest.raises(LoadCancelled if is_withdrawn else ModelInvalid):
+            with pytest.raises(LoadCancelled if is_cancelled else ModelInvalid):
                 each.result(10)
     arrivals.close()

@@ -13,7 +13,6 @@ from registry.domain.model import Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
-from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.faults import Asked, Fault
 from tests.runtime.large_models import (
@@ -28,6 +27,7 @@ from tests.runtime.large_models import (
     until,
     visible,
 )
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_device_has_bytes_before_the_download_has_ended(
         await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
         assert not loading.done()
         assert not visible(pod, large_spec)
-        assert not pod.bringer.store.holds(large_spec.key)
+        assert not pod.loader.store.holds(large_spec.key)
         held.open.set()
         assert await loading is Tier.REMOTE
         assert visible(pod, large_spec) == {WEIGHTS}
@@ -74,9 +74,9 @@ def test_cpu_pod_has_room_tokenizer_and_answers_when_all_is_here(
     async def work(pod: LocalPod) -> None:
         loading = asyncio.create_task(pod.load(large_spec))
         size = (large / WEIGHTS).stat().st_size
-        await until(lambda: pod.bringer.store.reserved_bytes > size - SPAN_BYTES, "room is kept")
+        await until(lambda: pod.loader.store.reserved_bytes > size - SPAN_BYTES, "room is kept")
         await until(
-            lambda: pod.bringer.finder.frontends.has(large_spec.key), "the tokenizer is here"
+            lambda: pod.loader.resolver.processors.has(large_spec.key), "the tokenizer is here"
         )
         assert not loading.done()
         held.open.set()
@@ -116,10 +116,10 @@ def test_header_that_is_wrong_is_told_while_the_tokenizer_is_still_read(
     cut = put_model(s3, folder, "cut")
 
     async def work(pod: LocalPod) -> None:
-        frontends = pod.bringer.finder.frontends
-        await frontends.folder(cut)
+        processors = pod.loader.resolver.processors
+        await processors.folder(cut)
         reading = asyncio.get_running_loop().create_future()
-        frontends._builds._flights[cut.key] = reading  # it takes as long as the test likes
+        processors._builds._flights[cut.key] = reading  # it takes as long as the test likes
         with pytest.raises(ModelInvalid, match="truncated"):
             await asyncio.wait_for(pod.load(cut), 60)
         reading.cancel()
@@ -171,10 +171,10 @@ def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        wish = LoadTicket()
-        first = asyncio.create_task(pod.bringer.bring(large_spec, wish))
+        ticket = LoadTicket()
+        first = asyncio.create_task(pod.loader.bring(large_spec, ticket))
         await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
-        wish.withdraw("of the test")
+        ticket.cancel("of the test")
         with pytest.raises(LoadCancelled):
             await asyncio.wait_for(first, 60)  # it does not wait for the answer that is held
         assert_nothing_is_taken(pod, large_spec, engine)
@@ -198,7 +198,7 @@ def test_pod_that_waits_for_anothers_download_has_the_weights_with_it(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        cache = pod.bringer.finder.cache.folder_of(large_spec.key).parent
+        cache = pod.loader.resolver.cache.folder_of(large_spec.key).parent
         environment = held.proxy.environment
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment
@@ -206,7 +206,7 @@ def test_pod_that_waits_for_anothers_download_has_the_weights_with_it(
             first = asyncio.create_task(pod.load(large_spec))
             await until(lambda: len(held.starts()) == SPANS, "the last span is asked for")
             second = asyncio.create_task(other.load(large_spec))
-            await until(lambda: other.bringer.finder.frontends.has(large_spec.key), "it waits")
+            await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
             assert not second.done()
             held.open.set()
             await asyncio.gather(first, second)
@@ -222,17 +222,17 @@ def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        cache = pod.bringer.finder.cache.folder_of(large_spec.key).parent
-        environment, wish = held.proxy.environment, LoadTicket()
+        cache = pod.loader.resolver.cache.folder_of(large_spec.key).parent
+        environment, ticket = held.proxy.environment, LoadTicket()
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:
-            first = asyncio.create_task(pod.bringer.bring(large_spec, wish))
-            await until(lambda: wish.progress.arrived_bytes >= 2 * SPAN_BYTES, "two spans came")
+            first = asyncio.create_task(pod.loader.bring(large_spec, ticket))
+            await until(lambda: ticket.progress.arrived_bytes >= 2 * SPAN_BYTES, "two spans came")
             await until(lambda: len(held.starts()) == SPANS, "the last one is asked for")
             second = asyncio.create_task(other.load(large_spec))
-            await until(lambda: other.bringer.finder.frontends.has(large_spec.key), "it waits")
-            wish.withdraw("of the test")
+            await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
+            ticket.cancel("of the test")
             with pytest.raises(LoadCancelled):
                 await first
             await until(lambda: len(held.starts()) == SPANS + 1, "the other asks for the rest")

@@ -53,7 +53,7 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
         folder = models / name
         return ServedModel(
             ModelSpec(ModelName("default", name), folder.as_uri(), task=task, policy=policy),
-            frontend=load_processor(folder, task),
+            processor=load_processor(folder, task),
             network=load_network(folder, task),
             device=device,
             threads=threads,
@@ -98,7 +98,7 @@ def test_a_batch_gives_what_each_request_gets_alone(
     items: Sequence[Any] = TEXTS
     if name == "tiny-vit":
         items = [Image.new("RGB", (20, 10), color) for color in ("red", "blue", "green")]
-    requests = [together.frontend.preprocess([item]) for item in items]
+    requests = [together.processor.preprocess([item]) for item in items]
     batched, single = infer_all(together, requests), one_by_one(alone, requests)
     for got, expected in zip(batched, single, strict=True):
         assert not isinstance(got, BaseException)
@@ -113,7 +113,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
     serve: Callable[..., ServedModel],
 ) -> None:
     together, alone = serve("tiny-t5", TOGETHER), serve("tiny-t5", ModelPolicy(max_batch_size=1))
-    requests = [together.frontend.preprocess([text]) for text in TEXTS]
+    requests = [together.processor.preprocess([text]) for text in TEXTS]
     ended = set()
     for result in one_by_one(alone, requests):
         assert not isinstance(result, BaseException)
@@ -123,7 +123,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
         assert network is not None
         network.generation_config.eos_token_id = min(ended)
         network.generation_config.min_new_tokens = None
-        object.__setattr__(model.frontend.joining, "end_ids", frozenset({min(ended)}))
+        object.__setattr__(model.processor.joining, "end_ids", frozenset({min(ended)}))
     batched, single = infer_all(together, requests), one_by_one(alone, requests)
     widths = set()
     for got, expected in zip(batched, single, strict=True):
@@ -137,7 +137,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
 
 def test_a_request_the_network_refuses_fails_alone(serve: Callable[..., ServedModel]) -> None:
     model = serve("tiny-bert", TOGETHER)
-    good = model.frontend.preprocess(["one"])
+    good = model.processor.preprocess(["one"])
     bad = tuple(
         numeric_tensor(tensor.name, tensor.data + (10**6 if tensor.name == "input_ids" else 0))
         for tensor in good
@@ -152,7 +152,7 @@ def test_a_request_the_network_refuses_fails_alone(serve: Callable[..., ServedMo
 def test_a_long_text_is_not_joined_by_short_ones(serve: Callable[..., ServedModel]) -> None:
     model = serve("tiny-bert", ModelPolicy(max_batch_size=3, max_batch_wait_s=1.0))
     texts = ["one", "two", "a long text " * 15, "three"]
-    results = infer_all(model, [model.frontend.preprocess([text]) for text in texts])
+    results = infer_all(model, [model.processor.preprocess([text]) for text in texts])
     assert [each.rows for each in results if not isinstance(each, BaseException)] == [3, 3, 1, 3]
 
 
@@ -232,9 +232,9 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
 
 
 def test_what_preprocessing_gives_is_checked(models: Path) -> None:
-    frontend = load_processor(models / "tiny-bert", None)
+    processor = load_processor(models / "tiny-bert", None)
     body: ReadBody = _body(["one", "a longer text"])
-    assert [tensor.name for tensor in preprocessed(frontend, body)] == [
+    assert [tensor.name for tensor in preprocessed(processor, body)] == [
         "input_ids",
         "attention_mask",
         "token_type_ids",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from tests.runtime.bringers import LocalPod
+    from tests.runtime.local_pod import LocalPod
 
 COPIES = 7
 """Parts that the first two spans are good for."""
@@ -68,12 +68,12 @@ def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
     held.from_span = 0
 
     async def work(pod: LocalPod) -> None:
-        first, second = (asyncio.create_task(pod.loads.hold(large_spec)) for _ in range(2))
+        first, second = (asyncio.create_task(pod.coordinator.acquire(large_spec)) for _ in range(2))
         await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
         await leave(first)
-        assert pod.loads.is_loading(large_spec.key)
+        assert pod.coordinator.is_loading(large_spec.key)
         await leave(second)
-        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         assert not held.open.is_set()
         assert_nothing_is_taken(pod, large_spec, engine)
 
@@ -87,8 +87,8 @@ def test_deadline_that_passes_counts_as_leaving(
 
     async def work(pod: LocalPod) -> None:
         with pytest.raises(DeadlinePassed):
-            await pod.loads.hold(large_spec, deadline_s=time.monotonic() + 0.05)
-        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+            await pod.coordinator.acquire(large_spec, deadline_s=time.monotonic() + 0.05)
+        await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
 
     run(tmp_path, held, work)
 
@@ -99,14 +99,14 @@ def test_request_that_comes_while_a_load_is_given_up_loads_anew(
     held.from_span = 0
 
     async def work(pod: LocalPod) -> None:
-        first = asyncio.create_task(pod.loads.hold(large_spec))
+        first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
         first.cancel()
-        second = asyncio.create_task(pod.loads.hold(large_spec))
+        second = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await asyncio.wait({first})
         held.open.set()
         async with asyncio.timeout(60):
-            await pod.loads.release(await second)
+            await pod.coordinator.release(await second)
 
     run(tmp_path, held, work)
 
@@ -117,17 +117,17 @@ def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        first = asyncio.create_task(pod.loads.hold(large_spec))
+        first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await two_spans(engine)
-        wish = pod.loads._under_way[large_spec.key].wish
-        assert wish.is_urgent
+        ticket = pod.coordinator._under_way[large_spec.key].ticket
+        assert ticket.is_urgent
         await leave(first)
-        assert pod.loads.is_loading(large_spec.key)
-        assert not wish.is_urgent
-        second = asyncio.create_task(pod.loads.hold(large_spec))
-        await until(lambda: wish.is_urgent, "it is urgent again")
+        assert pod.coordinator.is_loading(large_spec.key)
+        assert not ticket.is_urgent
+        second = asyncio.create_task(pod.coordinator.acquire(large_spec))
+        await until(lambda: ticket.is_urgent, "it is urgent again")
         held.open.set()
-        await pod.loads.release(await second)
+        await pod.coordinator.release(await second)
         assert len(held.starts()) == SPANS
 
     run(tmp_path, held, work, memory=staged(engine))
@@ -139,14 +139,14 @@ def test_download_ends_half_way_where_the_pod_is_told_so(
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
-        first = asyncio.create_task(pod.loads.hold(large_spec))
+        first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: bool(engine.done_order), "a span is on the device")
         await leave(first)
-        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         assert_nothing_is_taken(pod, large_spec, engine)
         held.open.set()
         asked = held.starts()
-        await pod.loads.release(await pod.loads.hold(large_spec))
+        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
         assert held.starts().count(0) == asked.count(0) == 1  # what had come, stayed
 
     held.from_span = 1
@@ -159,17 +159,17 @@ def test_preload_goes_on_when_a_request_that_joined_it_leaves(
     held.from_span = 0
 
     async def work(pod: LocalPod) -> None:
-        preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
+        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
         await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
-        wish = pod.loads._under_way[large_spec.key].wish
-        assert not wish.is_urgent
-        joined = asyncio.create_task(pod.loads.hold(large_spec))
-        await until(lambda: wish.is_urgent, "somebody waits")
+        ticket = pod.coordinator._under_way[large_spec.key].ticket
+        assert not ticket.is_urgent
+        joined = asyncio.create_task(pod.coordinator.acquire(large_spec))
+        await until(lambda: ticket.is_urgent, "somebody waits")
         await leave(joined)
-        assert not wish.is_urgent
+        assert not ticket.is_urgent
         held.open.set()
         await preload
-        assert pod.bringer.store.holds(large_spec.key)
+        assert pod.loader.store.holds(large_spec.key)
 
     run(tmp_path, held, work)
 
@@ -182,18 +182,18 @@ def test_unloading_a_model_that_is_loaded_gives_everything_back(
     held.from_span = from_span
 
     async def work(pod: LocalPod) -> None:
-        waiting = asyncio.create_task(pod.loads.hold(large_spec))
-        preload = asyncio.create_task(pod.loads.preload(large_spec, ClaimScope.POD))
+        waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
+        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
         await until(lambda: len(held.starts()) >= min(SPANS, from_span + 2), "it waits for bytes")
-        await pod.loads.cancel(large_spec.key, "it was unloaded")
+        await pod.coordinator.cancel(large_spec.key, "it was unloaded")
         for each in (waiting, preload):
             with pytest.raises(LoadCancelled, match="it was unloaded"):
                 await each
         assert_nothing_is_taken(pod, large_spec, engine)
-        cache = pod.bringer.finder.cache
+        cache = pod.loader.resolver.cache
         assert not list(cache.folder_of(large_spec.key).rglob("*.part*"))
         held.open.set()
-        await pod.loads.release(await pod.loads.hold(large_spec))
+        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
         assert held.starts().count(0) == 2  # nothing was left of the first download
 
     run(tmp_path, held, work, memory=staged(engine))
@@ -205,16 +205,16 @@ def test_load_that_waits_for_room_ends_with_its_last_waiter(
     held.open.set()
 
     async def work(pod: LocalPod) -> None:
-        store = pod.bringer.store
-        await pod.loads.preload(large_spec, ClaimScope.POD, Tier.DISK)
+        store = pod.loader.store
+        await pod.coordinator.preload(large_spec, ClaimScope.POD, Tier.DISK)
         await store.reserve("other", 1 << 30)
-        waiting = asyncio.create_task(pod.loads.hold(large_spec))
+        waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: bool(store._freed._waiters), "it waits for room")
         await leave(waiting)
-        await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+        await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         await store.cancel_reservation("other")
         assert store.reserved_bytes == 0
-        await pod.loads.release(await pod.loads.hold(large_spec))
+        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
 
     run(tmp_path, held, work)
 
@@ -223,14 +223,16 @@ def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
     held: Held, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     async def work(pod: LocalPod) -> None:
-        locks = pod.bringer.finder.cache._locks
-        folder = pod.bringer.finder.cache.folder_of(large_spec.key)
-        await pod.bringer.finder.frontends.folder(large_spec)
+        locks = pod.loader.resolver.cache._locks
+        folder = pod.loader.resolver.cache.folder_of(large_spec.key)
+        await pod.loader.resolver.processors.folder(large_spec)
         with locks.fetch(folder.name):  # as another pod of the node
-            waiting = asyncio.create_task(pod.loads.hold(large_spec))
-            await until(lambda: pod.bringer.finder.frontends.has(large_spec.key), "it is under way")
+            waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
+            await until(
+                lambda: pod.loader.resolver.processors.has(large_spec.key), "it is under way"
+            )
             await leave(waiting)
-            await until(lambda: not pod.loads.is_loading(large_spec.key), "the load is over")
+            await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         assert held.starts() == []
 
     run(tmp_path, held, work)

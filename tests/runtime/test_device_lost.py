@@ -21,8 +21,8 @@ from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, InferenceFailed, PodDraining
 from runtime.tasks.tensors import TensorProgram
-from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,11 +177,11 @@ def test_a_load_that_meets_a_lost_device_keeps_the_files(models: Path, tmp_path:
     async def run() -> None:
         memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
         async with local_pod(tmp_path, memory=memory) as pod:
-            pod.bringer.device.on_lost = told.append
+            pod.loader.device.on_lost = told.append
             with pytest.raises(PodDraining, match="device failed while default/m"):
                 await pod.load(spec)
-            assert spec.key in set(pod.bringer.finder.cache.keys())
-            assert pod.bringer.store.used_bytes == 0
+            assert spec.key in set(pod.loader.resolver.cache.keys())
+            assert pod.loader.store.used_bytes == 0
 
     asyncio.run(run())
     assert engine.allocated_bytes == 0

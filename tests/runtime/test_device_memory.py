@@ -17,8 +17,8 @@ from registry.domain.model import ModelPolicy, Tier
 from runtime.device.memory import CpuMemory, open_device
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
-from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
         await pod.load(first)
         expected = await pod.answer(first)
         await pod.unload(first)
-        assert len(pod.bringer.skeletons) == 1
+        assert len(pod.loader.skeletons) == 1
         await pod.load(second)
-        assert len(pod.bringer.skeletons) == 0  # it is in use
+        assert len(pod.loader.skeletons) == 0  # it is in use
         assert await pod.answer(second) != expected
         await pod.load(first)  # beside it, with a skeleton of its own
         assert await pod.answer(first) == expected
-        frontends = [await pod.bringer.finder.frontends.get(spec) for spec in (first, second)]
-        assert frontends[0] is frontends[1]
+        processors = [await pod.loader.resolver.processors.get(spec) for spec in (first, second)]
+        assert processors[0] is processors[1]
 
     run(tmp_path, work)
 
@@ -124,7 +124,7 @@ def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path)
         assert abs(resident_bytes() - before) < 8e6
         assert len(os.listdir("/proc/self/fd")) == open_before
         assert mapped_files(tmp_path) == 0
-        assert pod.bringer.store.used_bytes == 0
+        assert pod.loader.store.used_bytes == 0
 
     run(tmp_path, work, host_bytes=1 << 30)
 
@@ -135,7 +135,7 @@ def test_slabs_are_given_back_whole_200_times(models: Path, tmp_path: Path) -> N
 
     async def work(pod: LocalPod) -> None:
         await pod.load(specs[0])
-        held = pod.bringer.store.bytes_of(specs[0].key)
+        held = pod.loader.store.bytes_of(specs[0].key)
         assert engine.allocated_bytes == held  # the budget counts what the device gave
         for _ in range(100):
             await cycle(pod, specs[1:], 2)
@@ -186,14 +186,14 @@ def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path:
 
     async def work(pod: LocalPod) -> None:
         await pod.load(first)
-        resident = pod.bringer.store.pin(first.key)
+        resident = pod.loader.store.pin(first.key)
         assert resident is not None
         with pytest.raises(DeviceFull) as raised:
             await pod.load(second)
         assert isinstance(raised.value, MemoryBusy)
         assert status_of(raised.value) == 503
         await pod.answer(first)  # whom it did no harm
-        await pod.bringer.store.unpin(resident)
+        await pod.loader.store.unpin(resident)
         await pod.load(second)
         await pod.answer(second)
 

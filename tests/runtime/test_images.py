@@ -20,8 +20,8 @@ from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
 from runtime.tasks.processors import load_processor
 from runtime.tasks.text_to_image import TextToImage
 from runtime.wire.tensors import bytes_tensor, numeric_tensor
-from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.http import get, post, predict
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def run(folder: Path, work: Callable[[LocalPod], Awaitable[None]], **settings: A
 
 
 async def pixels(pod: LocalPod, spec: ModelSpec, *wishes: dict[str, Any]) -> np.ndarray[Any, Any]:
-    resident = pod.bringer.store.pin(spec.key)
+    resident = pod.loader.store.pin(spec.key)
     assert resident is not None
-    frontend = resident.model.frontend
-    inputs = frontend.joining.checked(frontend.preprocess(frontend.read_instances(wishes)))
+    processor = resident.model.processor
+    inputs = processor.joining.checked(processor.preprocess(processor.read_instances(wishes)))
     ran = await resident.model.infer(inputs)
-    await pod.bringer.store.unpin(resident)
+    await pod.loader.store.unpin(resident)
     values: np.ndarray[Any, Any] = ran.value[0].data
     return values
 
@@ -92,7 +92,7 @@ def test_pictures_are_those_of_diffusers_from_every_tier(folder: Path, tmp_path:
             (made,) = await pixels(pod, spec, WISH)
             assert np.abs(made.astype(int) - expected).max() <= 1
             await pod.unload(spec)
-        assert pod.bringer.store.used_bytes == 0
+        assert pod.loader.store.used_bytes == 0
 
     run(tmp_path, work, host_bytes=1 << 30)
 
@@ -153,26 +153,26 @@ def test_pictures_of_one_request_have_one_size(folder: Path) -> None:
 
 
 def test_v2_tensors_say_what_v1_says(folder: Path) -> None:
-    frontend = load_processor(folder, None)
+    processor = load_processor(folder, None)
     tensors = [
         bytes_tensor("prompt", [b"a red bird", b"b"]),
         numeric_tensor("seed", np.array([7, 8])),
         numeric_tensor("num_inference_steps", np.array([3])),
     ]
     common = {"num_inference_steps": 3}
-    assert frontend.read_tensors(tensors) == frontend.read_instances(
+    assert processor.read_tensors(tensors) == processor.read_instances(
         [{"prompt": "a red bird", "seed": 7, **common}, {"prompt": "b", "seed": 8, **common}]
     )
 
 
 def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
-    frontend = load_processor(folder, None)
-    assert isinstance(frontend, TextToImage)
-    inputs = frontend.preprocess(frontend.read_instances([WISH]))
-    assert frontend.joining.checked(inputs) == inputs
+    processor = load_processor(folder, None)
+    assert isinstance(processor, TextToImage)
+    inputs = processor.preprocess(processor.read_instances([WISH]))
+    assert processor.joining.checked(inputs) == inputs
     steps = numeric_tensor("steps", np.array([10_000]))
     with pytest.raises(InvalidRequest, match="'steps' must hold values from 1 to 200"):
-        frontend.joining.checked([steps if each.name == "steps" else each for each in inputs])
+        processor.joining.checked([steps if each.name == "steps" else each for each in inputs])
 
 
 # Models

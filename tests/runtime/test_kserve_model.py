@@ -36,7 +36,7 @@ def served(models: Path, device: DeviceWorker, threads: ThreadPoolExecutor) -> S
     folder = models / "tiny-bert"
     return ServedModel(
         ModelSpec(ModelName("default", "m"), folder.as_uri()),
-        frontend=load_processor(folder, None),
+        processor=load_processor(folder, None),
         network=load_network(folder),
         device=device,
         threads=threads,

@@ -102,7 +102,7 @@ def test_preload_that_a_request_joins_is_held_up_no_longer() -> None:
         loading = threads.submit(race.run_preload, 1)
         wait_until(lambda: len(race.link._open) == 2, what="the preload is on the link")
         assert race.preloaded == 0  # no time passes, and the urgent one brings nothing
-        race.preload.hasten()
+        race.preload.prioritise()
         loading.result(60)
 
 
@@ -124,7 +124,7 @@ def test_preload_that_waits_ends_when_it_is_given_up(*, is_cut: bool) -> None:
         if is_cut:
             race.link.cut()
         else:
-            race.preload.withdraw("of the test")
+            race.preload.cancel("of the test")
         with pytest.raises(StorageFailed if is_cut else LoadCancelled):
             loading.result(60)
 
@@ -133,8 +133,8 @@ def test_preloads_leave_connections_to_urgent_downloads() -> None:
     link = Bandwidth(None)
     inside, end = threading.Semaphore(0), threading.Event()
 
-    def read(wish: LoadTicket) -> None:
-        with link.use(wish) as use, use.reader_place():
+    def read(ticket: LoadTicket) -> None:
+        with link.use(ticket) as use, use.reader_place():
             inside.release()
             assert end.wait(240)
 
@@ -143,14 +143,14 @@ def test_preloads_leave_connections_to_urgent_downloads() -> None:
 
     preloads = [LoadTicket(is_urgent=False) for _ in range(MOST_PRELOAD_READERS + 1)]
     with ThreadPoolExecutor(MOST_PRELOAD_READERS + 2) as threads:
-        for wish in preloads[:-1]:
-            threads.submit(read, wish)
+        for ticket in preloads[:-1]:
+            threads.submit(read, ticket)
         assert all(enters() for _ in preloads[:-1])
         last = threads.submit(read, preloads[-1])
         threads.submit(read, LoadTicket())
         assert enters()  # the urgent one
         assert not inside.acquire(blocking=False)
-        preloads[-1].hasten()
+        preloads[-1].prioritise()
         assert enters()
         end.set()
         last.result(60)

@@ -40,9 +40,11 @@ def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
 
 def test_preload_that_becomes_urgent_overtakes_with_what_waits_already() -> None:
     line = Line()
-    wishes = {name: LoadTicket(is_urgent=False) for name in ("a", "b", "c")}
-    jobs = [line.threads.of(wish).submit(line.order.append, name) for name, wish in wishes.items()]
-    wishes["c"].hasten()
+    tickets = {name: LoadTicket(is_urgent=False) for name in ("a", "b", "c")}
+    jobs = [
+        line.threads.of(ticket).submit(line.order.append, name) for name, ticket in tickets.items()
+    ]
+    tickets["c"].prioritise()
     line.gate.set()
     wait(jobs)
     assert line.order == ["c", "a", "b"]
@@ -57,11 +59,11 @@ def test_preloads_never_take_all_threads() -> None:
         began.append(name)
         assert gate.wait(240)
 
-    wishes = [LoadTicket(is_urgent=False) for _ in range(2)]
-    preloads = [threads.of(wish).submit(hold, f"preload-{n}") for n, wish in enumerate(wishes)]
+    tickets = [LoadTicket(is_urgent=False) for _ in range(2)]
+    preloads = [threads.of(ticket).submit(hold, f"preload-{n}") for n, ticket in enumerate(tickets)]
     assert threads.submit(lambda: "ran").result(60) == "ran"
     wait_until(lambda: began == ["preload-0"], what="the first one begun")
-    wishes[1].hasten()  # it may have the thread that is left to urgent work
+    tickets[1].prioritise()  # it may have the thread that is left to urgent work
     assert threads.submit(lambda: "ran").running() is False
     gate.set()
     wait(preloads)
@@ -71,9 +73,9 @@ def test_preloads_never_take_all_threads() -> None:
 
 def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
     line = Line()
-    wish = LoadTicket(is_urgent=False)
-    job = line.threads.of(wish).submit(line.order.append, "never")
-    wish.withdraw("of the test")
+    ticket = LoadTicket(is_urgent=False)
+    job = line.threads.of(ticket).submit(line.order.append, "never")
+    ticket.cancel("of the test")
     with pytest.raises(LoadCancelled, match="given up: of the test"):
         job.result(60)  # at once: the thread is still busy
     assert not line.first.done()

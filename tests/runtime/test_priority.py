@@ -10,8 +10,8 @@ import pytest
 from registry.domain.model import Tier
 from registry.redis.client import ClaimScope
 from runtime.errors import HostTierRefused, LoadCancelled
-from tests.runtime.bringers import local_pod, spec_of
 from tests.runtime.large_models import until
+from tests.runtime.local_pod import local_pod, spec_of
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from registry.domain.model import ModelSpec
-    from tests.runtime.bringers import LocalPod
+    from tests.runtime.local_pod import LocalPod
 
 RATE = 15_000_000
 """Bytes per second: a large model takes a good second, time enough to be overtaken."""
@@ -39,7 +39,7 @@ def pair(large: Path) -> dict[str, ModelSpec]:
 
 async def fetch_small_files(pod: LocalPod, pair: dict[str, ModelSpec]) -> None:
     for spec in pair.values():
-        await pod.bringer.finder.frontends.get(spec)
+        await pod.loader.resolver.processors.get(spec)
 
 
 class Ends:
@@ -59,8 +59,8 @@ class Ends:
 
 async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
     def have_begun() -> bool:
-        load = pod.loads._under_way.get(spec.key)
-        return load is not None and load.wish.progress.has_begun
+        load = pod.coordinator._under_way.get(spec.key)
+        return load is not None and load.ticket.progress.has_started
 
     await until(have_begun, "bytes of weights come")
 
@@ -73,9 +73,9 @@ def test_request_overtakes_a_preload_that_began_first(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("preload", pod.loads.preload(pair["a"], ClaimScope.POD))
+                ends.start("preload", pod.coordinator.preload(pair["a"], ClaimScope.POD))
                 await weights_begin(pod, pair["a"])
-                ends.start("request", pod.loads.hold(pair["b"]))
+                ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert ends.order == ["request", "preload"]
 
     asyncio.run(main())
@@ -89,11 +89,11 @@ def test_preload_that_a_request_joins_overtakes_one_that_began_first(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("first", pod.loads.preload(pair["a"], ClaimScope.POD))
+                ends.start("first", pod.coordinator.preload(pair["a"], ClaimScope.POD))
                 await weights_begin(pod, pair["a"])
-                ends.start("joined", pod.loads.preload(pair["b"], ClaimScope.POD))
-                await until(lambda: pod.loads.is_loading(pair["b"].key), "it is under way")
-                ends.start("request", pod.loads.hold(pair["b"]))
+                ends.start("joined", pod.coordinator.preload(pair["b"], ClaimScope.POD))
+                await until(lambda: pod.coordinator.is_loading(pair["b"].key), "it is under way")
+                ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert sorted(ends.order[:2]) == ["joined", "request"]
             assert ends.order[2] == "first"
 
@@ -108,11 +108,11 @@ def test_request_makes_the_preload_to_disk_urgent_that_brings_its_bytes(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("preload", pod.loads.preload(pair["a"], ClaimScope.POD))
+                ends.start("preload", pod.coordinator.preload(pair["a"], ClaimScope.POD))
                 await weights_begin(pod, pair["a"])
-                ends.start("disk", pod.loads.preload(pair["b"], ClaimScope.POD, Tier.DISK))
-                await until(lambda: pair["b"].key in pod.loads._preloads._wishes, "it runs")
-                ends.start("request", pod.loads.hold(pair["b"]))
+                ends.start("disk", pod.coordinator.preload(pair["b"], ClaimScope.POD, Tier.DISK))
+                await until(lambda: pair["b"].key in pod.coordinator._preloads._tickets, "it runs")
+                ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert ends.order[-1] == "preload"
 
     asyncio.run(main())
@@ -124,15 +124,15 @@ def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
 ) -> None:
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            spec, finder = specs["a"], pod.bringer.finder
-            await pod.loads.preload(spec, ClaimScope.POD, tier)
-            assert not pod.bringer.store.holds(spec.key)
-            assert finder.frontends.has(spec.key)
-            assert await finder.nearest_tier(spec.key) is tier
-            await pod.loads.preload(spec, ClaimScope.POD, tier)  # which is nothing more to do
-            held = await pod.loads.hold(spec)
+            spec, resolver = specs["a"], pod.loader.resolver
+            await pod.coordinator.preload(spec, ClaimScope.POD, tier)
+            assert not pod.loader.store.holds(spec.key)
+            assert resolver.processors.has(spec.key)
+            assert await resolver.nearest_tier(spec.key) is tier
+            await pod.coordinator.preload(spec, ClaimScope.POD, tier)  # which is nothing more to do
+            held = await pod.coordinator.acquire(spec)
             assert held.start == tier.value
-            await pod.loads.release(held)
+            await pod.coordinator.release(held)
 
     asyncio.run(main())
 
@@ -145,10 +145,10 @@ def test_model_on_disk_is_copied_to_host_without_a_download(
 
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            await pod.loads.preload(spec, ClaimScope.POD, Tier.DISK)
+            await pod.coordinator.preload(spec, ClaimScope.POD, Tier.DISK)
             source.rename(tmp_path / "away")
-            await pod.loads.preload(spec, ClaimScope.POD, Tier.HOST)
-            assert pod.bringer.finder.host.bytes_of(spec.key)
+            await pod.coordinator.preload(spec, ClaimScope.POD, Tier.HOST)
+            assert pod.loader.resolver.host.bytes_of(spec.key)
 
     asyncio.run(main())
 
@@ -166,8 +166,8 @@ def test_host_tier_that_takes_no_model_says_why(
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=host_bytes) as pod:
             with pytest.raises(HostTierRefused, match=message):
-                await pod.loads.preload(specs["a"], ClaimScope.POD, Tier.HOST)
-            cache = pod.bringer.finder.cache
+                await pod.coordinator.preload(specs["a"], ClaimScope.POD, Tier.HOST)
+            cache = pod.loader.resolver.cache
             assert (cache.bytes_on_disk(specs["a"].key) > 0) is is_on_disk
 
     asyncio.run(main())
@@ -176,14 +176,16 @@ def test_host_tier_that_takes_no_model_says_why(
 def test_unloading_ends_a_preload_to_a_tier(specs: dict[str, ModelSpec], tmp_path: Path) -> None:
     async def main() -> None:
         async with local_pod(tmp_path, link_rate=50_000) as pod:
-            preload = asyncio.create_task(pod.loads.preload(specs["a"], ClaimScope.POD, Tier.DISK))
-            await until(lambda: specs["a"].key in pod.loads._preloads._wishes, "it runs")
-            (wish,) = pod.loads._preloads._wishes[specs["a"].key]
-            await until(lambda: wish.progress.has_begun, "bytes of weights come")
-            await pod.loads.cancel(specs["a"].key, "it was unloaded")
+            preload = asyncio.create_task(
+                pod.coordinator.preload(specs["a"], ClaimScope.POD, Tier.DISK)
+            )
+            await until(lambda: specs["a"].key in pod.coordinator._preloads._tickets, "it runs")
+            (ticket,) = pod.coordinator._preloads._tickets[specs["a"].key]
+            await until(lambda: ticket.progress.has_started, "bytes of weights come")
+            await pod.coordinator.cancel(specs["a"].key, "it was unloaded")
             with pytest.raises(LoadCancelled, match="it was unloaded"):
                 await preload
-            cache = pod.bringer.finder.cache
+            cache = pod.loader.resolver.cache
             assert not list(cache.folder_of(specs["a"].key).rglob("*.part*"))
 
     asyncio.run(main())

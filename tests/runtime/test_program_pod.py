@@ -18,9 +18,9 @@ from runtime.wire.tensors import numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import archives, rpc
-from tests.runtime.bringers import LocalPod, local_pod, spec_of
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.http import get, metric, post, post_bytes, predict
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.test_device_memory import mapped_files, resident_bytes, staged
 
 if TYPE_CHECKING:
@@ -196,11 +196,11 @@ def test_a_program_that_hangs_is_given_up(cluster: Cluster, programs: Path) -> N
 
 
 async def answer(pod: LocalPod, spec: ModelSpec) -> bytes:
-    resident = pod.bringer.store.pin(spec.key)
+    resident = pod.loader.store.pin(spec.key)
     assert resident is not None
-    inputs = resident.model.frontend.joining.checked([numeric_tensor("features", ROWS)])
+    inputs = resident.model.processor.joining.checked([numeric_tensor("features", ROWS)])
     ran = await resident.model.infer(inputs)
-    await pod.bringer.store.unpin(resident)
+    await pod.loader.store.unpin(resident)
     return b"".join(tensor.data.tobytes() for tensor in ran.value)
 
 
@@ -240,7 +240,7 @@ def test_memory_is_at_its_baseline_after_200_loads(programs: Path, tmp_path: Pat
             assert abs(resident_bytes() - before) < 8e6
             assert len(os.listdir("/proc/self/fd")) == open_before
             assert mapped_files(tmp_path) == 0
-            assert pod.bringer.store.used_bytes == 0
+            assert pod.loader.store.used_bytes == 0
 
     asyncio.run(main())
 
@@ -252,7 +252,7 @@ def test_slabs_of_programs_are_given_back_whole(programs: Path, tmp_path: Path) 
     async def main() -> None:
         async with local_pod(tmp_path, memory=staged(engine)) as pod:
             await pod.load(spec)
-            assert engine.allocated_bytes == pod.bringer.store.bytes_of(spec.key) > 0
+            assert engine.allocated_bytes == pod.loader.store.bytes_of(spec.key) > 0
             await pod.unload(spec)
             assert engine.allocated_bytes == 0
 

@@ -45,18 +45,18 @@ class Loaded:
 
     def __init__(self, archive: Path) -> None:
         folder = archive.parent
-        frontend = load_processor(folder, None)
-        assert isinstance(frontend, TensorProgram)
-        self.frontend = frontend
+        processor = load_processor(folder, None)
+        assert isinstance(processor, TensorProgram)
+        self.processor = processor
         self.network: Program = load_network(folder)
 
     def run(self, *inputs: Tensor) -> list[np.ndarray[Any, Any]]:
-        outputs = self.frontend.infer(self.network, self.frontend.joining.checked(inputs))
+        outputs = self.processor.infer(self.network, self.processor.joining.checked(inputs))
         return [tensor.data for tensor in outputs]
 
     def joins(self) -> bool:
         with torch.inference_mode():
-            self.frontend.warm_up(self.network)
+            self.processor.warm_up(self.network)
         return self.network.are_rows_apart
 
 
@@ -116,7 +116,7 @@ def test_a_program_gives_what_torch_gives(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = network(ids, pictures)
     outputs = program.run(tensor("ids", ids, np.int64), tensor("pictures", pictures))
-    named = dict(zip([o["name"] for o in program.frontend.output_types()], outputs, strict=True))
+    named = dict(zip([o["name"] for o in program.processor.output_types()], outputs, strict=True))
     assert sorted(named) == ["best.0", "best.1", "channels", "double", "rest"]
     for name, value in (
         ("best.0", expected["best"][0]),
@@ -126,7 +126,7 @@ def test_a_program_gives_what_torch_gives(tmp_path: Path) -> None:
         ("double", expected["double"]),
     ):
         assert np.allclose(named[name], value.numpy(), atol=1e-6), name
-    assert program.frontend.input_types() == [
+    assert program.processor.input_types() == [
         {"name": "ids", "datatype": "INT64", "shape": [-1, 6]},
         {"name": "pictures", "datatype": "FP32", "shape": [-1, 1, 8, 8]},
     ]
@@ -167,7 +167,7 @@ def test_requests_are_not_joined_where_rows_touch(tmp_path: Path) -> None:
 def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) -> None:
     program = Loaded(archives.export(Centred(), tmp_path / "m.pt2", torch.randn(3, 4)))
     assert not program.joins()
-    batching: Batching = program.frontend.joining
+    batching: Batching = program.processor.joining
     assert batching.most_rows == 1
     assert batching.kind_of([features(3)], program.network) is None
     assert program.run(features(3))[0].shape == (3, 4)
@@ -175,10 +175,10 @@ def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) ->
 
 def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     program = Loaded(sound)
-    requests = [program.frontend.joining.checked([features(rows)]) for rows in (1, 2, 3)]
-    joined = program.frontend.joining.join(requests)
-    parts = program.frontend.joining.split(
-        program.frontend.infer(program.network, joined), [1, 2, 3]
+    requests = [program.processor.joining.checked([features(rows)]) for rows in (1, 2, 3)]
+    joined = program.processor.joining.join(requests)
+    parts = program.processor.joining.split(
+        program.processor.infer(program.network, joined), [1, 2, 3]
     )
     for request, part in zip(requests, parts, strict=True):
         for one, other in zip(program.run(*request), part, strict=True):
@@ -207,15 +207,15 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     ],
 )
 def test_wrong_tensors_are_refused(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
-    frontend = load_processor(sound.parent, None)
+    processor = load_processor(sound.parent, None)
     with pytest.raises(InvalidRequest, match=message):
-        frontend.joining.checked(inputs)
+        processor.joining.checked(inputs)
 
 
 def test_inputs_may_be_named_by_position(sound: Path) -> None:
-    frontend = load_processor(sound.parent, None)
+    processor = load_processor(sound.parent, None)
     given = tensor("INPUT__0", np.ones((1, 4)))
-    assert frontend.joining.checked([given])[0].name == "features"
+    assert processor.joining.checked([given])[0].name == "features"
 
 
 class Pair(torch.nn.Module):

@@ -156,18 +156,18 @@ def test_requests_that_end_or_leave_give_their_pages_back(
 def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
-    async def leave(engine: TransformersEngine, has_begun: asyncio.Event) -> None:
+    async def leave(engine: TransformersEngine, has_started: asyncio.Event) -> None:
         async with aclosing(engine.generate(PROMPT, Sampling(max_tokens=900, seed=2))) as news:
             async for _ in news:
-                has_begun.set()
+                has_started.set()
 
     async def test(engine: TransformersEngine) -> None:
         alone = await made(engine, 60)
         for _ in range(10):
-            has_begun = asyncio.Event()
-            leaver = asyncio.create_task(leave(engine, has_begun))
+            has_started = asyncio.Event()
+            leaver = asyncio.create_task(leave(engine, has_started))
             stayer = asyncio.create_task(made(engine, 60))
-            await has_begun.wait()
+            await has_started.wait()
             leaver.cancel()
             assert await stayer == alone
             with pytest.raises(asyncio.CancelledError):

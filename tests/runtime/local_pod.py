@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 class LocalPod:
     """Loads, serves and unloads models."""
 
-    bringer: ModelLoader
-    loads: LoadCoordinator
+    loader: ModelLoader
+    coordinator: LoadCoordinator
     """Without a registry, as when it is away: nobody is asked for claims."""
     demotions: Demotions
     moved: asyncio.Queue[str]
@@ -53,24 +53,24 @@ class LocalPod:
 
     async def load(self, spec: ModelSpec) -> Tier:
         """Bring a model to the device; returns where its weights were."""
-        loaded = await self.bringer.bring(spec)
-        self.bringer.store.add(loaded.model, loaded.memory_bytes, loaded.release)
+        loaded = await self.loader.bring(spec)
+        self.loader.store.add(loaded.model, loaded.memory_bytes, loaded.release)
         return loaded.source
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
         """The raw outputs of a model on the device."""
-        resident = self.bringer.store.pin(spec.key)
+        resident = self.loader.store.pin(spec.key)
         assert resident is not None
         try:
-            inputs = resident.model.frontend.preprocess([text])
+            inputs = resident.model.processor.preprocess([text])
             ran = await resident.model.infer(inputs)
             return [tensor.data.tobytes() for tensor in ran.value]
         finally:
-            await self.bringer.store.unpin(resident)
+            await self.loader.store.unpin(resident)
 
     async def unload(self, spec: ModelSpec) -> None:
         """Take a model off the device."""
-        assert await self.bringer.store.retire(spec.key, "test")
+        assert await self.loader.store.retire(spec.key, "test")
 
     async def demote(self, spec: ModelSpec) -> None:
         """Copy a model to the host tier and wait for it."""
@@ -103,16 +103,16 @@ async def local_pod(
     with LoadThreads(6) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
-                frontends = Processors(cache, threads, tasks)
+                processors = Processors(cache, threads, tasks)
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 demotions = Demotions(host, cache, threads, moved.put_nowait)
                 running = tasks.create_task(demotions.run())
                 limits = RuntimeSettings().generation_limits
-                finder = WeightResolver(store, cache, host, frontends, threads, limits)
-                bringer = ModelLoader(store, finder, memory, Skeletons(), device, threads)
+                resolver = WeightResolver(store, cache, host, processors, threads, limits)
+                loader = ModelLoader(store, resolver, memory, Skeletons(), device, threads)
                 abandoned = OrphanedLoadParams(ends_downloads)
-                loads = _loads(bringer, tasks, abandoned)
-                yield LocalPod(bringer, loads, demotions, moved, evictions)
+                coordinator = _make_coordinator(loader, tasks, abandoned)
+                yield LocalPod(loader, coordinator, demotions, moved, evictions)
                 running.cancel()
         finally:
             cache.close()
@@ -121,8 +121,8 @@ async def local_pod(
             memory.close()
 
 
-def _loads(
-    bringer: ModelLoader, tasks: asyncio.TaskGroup, abandoned: OrphanedLoadParams
+def _make_coordinator(
+    loader: ModelLoader, tasks: asyncio.TaskGroup, abandoned: OrphanedLoadParams
 ) -> LoadCoordinator:
     registry = Registry("redis://127.0.0.1:1/0", "nowhere")
     info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
@@ -139,7 +139,7 @@ def _loads(
         registry, info, inventory, measurements=measurements, heartbeat_s=1, lease_ttl_s=3
     )
     return LoadCoordinator(
-        bringer,
+        loader,
         agent=agent,
         watch=ClusterWatch(registry, counts=False),
         measurements=measurements,
