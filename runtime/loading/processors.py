@@ -1,4 +1,4 @@
-"""The frontends a pod has at hand: tokenizers and the like, for models it serves or forwards.
+"""The processors a pod has at hand: tokenizers and the like, for models it serves or forwards.
 
 They are small and live in memory beside the device's budget, the most recently used ones. Models
 with the same small files share one.
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from runtime.tasks.task import Processor
     from runtime.tiers.disk_cache import DiskCache
 
-MOST_FRONTENDS = 64
+MAX_PROCESSORS = 64
 
 
 class Processors:
-    """Fetches the small files of models and builds frontends from them, once each."""
+    """Fetches the small files of models and builds processors from them, once each."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Processors:
         )
 
     async def get(self, spec: ModelSpec) -> Processor:
-        """The model's frontend; raises LoadFailed."""
+        """The model's processor; raises LoadFailed."""
         processor = self._ready.get(spec.key)
         if processor is None:
             processor = await self._builds.run(spec.key, lambda: self._build(spec))
@@ -69,11 +69,11 @@ class Processors:
         return key in self._ready
 
     def keys(self) -> set[str]:
-        """Models with a frontend at hand."""
+        """Models with a processor at hand."""
         return set(self._ready)
 
     def forget(self, key: str) -> None:
-        """Drop the frontend of a model whose files are deleted."""
+        """Drop the processor of a model whose files are deleted."""
         self._ready.pop(key, None)
 
     async def _build(self, spec: ModelSpec) -> Processor:
@@ -85,13 +85,13 @@ class Processors:
             raise
         self._ready[spec.key] = processor
         self._on_change(spec.key)
-        while len(self._ready) > MOST_FRONTENDS:
+        while len(self._ready) > MAX_PROCESSORS:
             key, _ = self._ready.popitem(last=False)
             self._on_change(key)
         return processor
 
     async def _read(self, spec: ModelSpec) -> Processor:
-        """The frontend, its files kept from other pods that want their room."""
+        """The processor, its files kept from other pods that want their room."""
         hold = await in_thread(self._threads, self._cache.hold, spec.key)
         try:
             folder = await self.folder(spec)
@@ -101,7 +101,7 @@ class Processors:
             hold.release()
 
     async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Processor:
-        """The frontend of these files, which another model may have already."""
+        """The processor of these files, which another model may have already."""
         known = self._by_contents.get(contents)
         if known is not None:
             return known
@@ -111,7 +111,7 @@ class Processors:
 
 
 def _digest(folder: Path, declared: Task | None) -> str:
-    """What makes two frontends the same: the task and the contents of all small files."""
+    """What makes two processors the same: the task and the contents of all small files."""
     digest = hashlib.sha256(repr(declared).encode())
     for path in sorted(folder.rglob("*")):
         is_weights = ".safetensors" in path.name  # they may be on their way just now

@@ -58,7 +58,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             str(spec.name),
             self.infer_together,
             spec.policy,
-            most_rows=processor.joining.most_rows,
+            most_rows=processor.batching.most_rows,
         )
         self.generator: GenerationEngine | None = None
         """Makes tokens, where the model generates text."""
@@ -86,21 +86,21 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         `policy` is what the model's annotations say now, which bounds its batches.
         """
         self.lane.policy = policy or self.lane.policy
-        joining = self.processor.joining
+        batching = self.processor.batching
         if isinstance(self.processor, Stepwise):
             steps = self.processor.steps(self._network_in_use(), inputs)
             return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
-        kind = joining.kind_of(inputs, self._network_in_use())
-        payload = Payload(inputs, joining.rows_of(inputs), joining.length_of(inputs), kind)
+        kind = batching.kind_of(inputs, self._network_in_use())
+        payload = Payload(inputs, batching.rows_of(inputs), batching.length_of(inputs), kind)
         return await self._device.infer(self.lane, payload, deadline_s=deadline_s)
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The network's outputs for each request, from one inference; called by the device."""
-        network, joining = self._network_in_use(), self.processor.joining
-        outputs = self.processor.infer(network, joining.join(requests))
+        network, batching = self._network_in_use(), self.processor.batching
+        outputs = self.processor.infer(network, batching.join(requests))
         if len(requests) == 1:
             return [outputs]
-        return joining.split(outputs, [joining.rows_of(inputs) for inputs in requests])
+        return batching.split(outputs, [batching.rows_of(inputs) for inputs in requests])
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:
@@ -121,7 +121,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
         tensors = await in_thread(self._threads, self.processor.preprocess, items)
-        return _Stage(self.processor.joining.checked(tensors), request)
+        return _Stage(self.processor.batching.checked(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: inference on the device."""

@@ -35,7 +35,7 @@ class Inferences:
     threads: Executor
 
     async def processor(self, head: RequestHead, kind: type[Kind], does: str) -> Kind:
-        """The model's frontend; raises InvalidRequest for a model that does not do what it should.
+        """The model's processor; raises InvalidRequest for a model that does not do what it should.
 
         Also raises as `PredictService.check_open` does, before any file is fetched.
         """

@@ -84,7 +84,7 @@ class Profiler:
 
     async def _take(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
-        takes = model.processor.joining.most_rows or plan.most_rows
+        takes = model.processor.batching.most_rows or plan.most_rows
         for rows in sizes(min(plan.most_rows, takes)):
             available = await in_thread(self._threads, available_bytes, self._profiles.device)
             if points and not _fits(points[-1], available):
@@ -104,9 +104,9 @@ class Profiler:
 
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
         """The first inference of a size sets things up and is not timed; it shows the memory."""
-        joining = model.processor.joining
-        tokens = max(1, min(plan.tokens, joining.most_tokens))
-        inputs = await in_thread(self._threads, joining.example, rows, tokens)
+        batching = model.processor.batching
+        tokens = max(1, min(plan.tokens, batching.most_tokens))
+        inputs = await in_thread(self._threads, batching.example, rows, tokens)
         first = await self._infer(model, inputs)
         timed = [(await self._infer(model, inputs)).seconds for _ in range(plan.repeats)]
         return ProfilePoint(rows, median(timed), first.memory_bytes)

@@ -241,7 +241,7 @@ class PredictService:
         try:
             acquired = await self._hold(progress)
             try:
-                rules = acquired.model.processor.joining
+                rules = acquired.model.processor.batching
                 inputs = await in_thread(self._threads, rules.checked, request.inputs)
                 outputs = await self._infer(progress, acquired, inputs)
             finally:
@@ -302,7 +302,7 @@ class PredictService:
                 f"inference of {acquired.resident.key} failed: {error}"
             ) from error
         self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
-        rows = acquired.model.processor.joining.rows_of(inputs)
+        rows = acquired.model.processor.batching.rows_of(inputs)
         share_s = ran.compute_s * rows / ran.rows
         self._measurements.add(progress.spec.key, "share", share_s)
         return ran.value

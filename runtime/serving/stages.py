@@ -30,7 +30,7 @@ def preprocessed(processor: Processor, body: ReadBody) -> tuple[Tensor, ...]:
         else processor.read_tensors(body.v2.inputs)
     )
     try:
-        return processor.joining.checked(processor.preprocess(items))
+        return processor.batching.checked(processor.preprocess(items))
     except (ValueError, TypeError, OSError) as error:
         raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
 

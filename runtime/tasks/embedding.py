@@ -27,7 +27,7 @@ class Embedding:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config)
-        self.joining = self._encoder.joining()
+        self.batching = self._encoder.batching()
         self._dimension: int = config.hidden_size
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:

@@ -38,9 +38,9 @@ class ImageClassification:
         except Exception as error:  # a missing or odd preprocessor_config.json
             raise ModelInvalid(f"the model's image processor cannot be used: {error}") from error
         self._labels = Labels(config)
-        self.joining = self._joining()
+        self.batching = self._batching()
 
-    def _joining(self) -> PaddedBatching:
+    def _batching(self) -> PaddedBatching:
         """All pictures have the size that the processor makes them."""
         size = self._processor.size
         rule = TensorRule("FP32", trailing=(3, size["height"], size["width"]))

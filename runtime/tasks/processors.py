@@ -1,4 +1,4 @@
-"""Which class serves which task, and how a model's small files become its frontend."""
+"""Which class serves which task, and how a model's small files become its processor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from runtime.tasks.task import Processor
 
-FRONTENDS: Mapping[Task, Callable[[Path, Any], Processor]] = {
+PROCESSORS: Mapping[Task, Callable[[Path, Any], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,
     Task.TEXT_TO_TEXT: TextToText,
     Task.TEXT_GENERATION: TextGeneration,
@@ -33,7 +33,7 @@ FRONTENDS: Mapping[Task, Callable[[Path, Any], Processor]] = {
 
 
 def load_processor(folder: Path, declared: Task | None) -> Processor:
-    """The frontend of the model whose small files are in `folder`; raises ModelInvalid."""
+    """The processor of the model whose small files are in `folder`; raises ModelInvalid."""
     program = program_path(folder)
     if program is not None:
         return TensorProgram(program, declared)
@@ -41,6 +41,6 @@ def load_processor(folder: Path, declared: Task | None) -> Processor:
         return TextToImage(folder, declared)
     config = read_config(folder)
     task = task_of(config, declared)
-    if task not in FRONTENDS:
+    if task not in PROCESSORS:
         raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
-    return FRONTENDS[task](folder, config)
+    return PROCESSORS[task](folder, config)

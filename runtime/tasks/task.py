@@ -1,6 +1,6 @@
 """What every task offers: reading inputs, the three stages, and writing outputs.
 
-A frontend is a task with the small files of one model (tokenizer, labels): it can pre- and
+A processor is a task with the small files of one model (tokenizer, labels): it can pre- and
 postprocess without weights, which is how an entry pod serves a model that infers elsewhere.
 """
 
@@ -21,7 +21,7 @@ class Processor(Protocol):
     """One model's task. All methods block and are called in threads; all are safe to share."""
 
     @property
-    def joining(self) -> Batching:
+    def batching(self) -> Batching:
         """What its tensors must be, and how those of several requests make one batch."""
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:

@@ -45,7 +45,7 @@ class TensorProgram:
                 " declared: remove the annotation pilotlight.io/task"
             )
         self._signature = signature_of_program(path)
-        self.joining = ProgramBatching(self._signature)
+        self.batching = ProgramBatching(self._signature)
 
     # V1 and V2
 
@@ -127,18 +127,18 @@ class TensorProgram:
 
     def _are_rows_apart(self, network: Program) -> bool:
         rng = np.random.default_rng(0)
-        first = self.joining.random_example(1, rng)
+        first = self.batching.random_example(1, rng)
         alone = self.infer(network, first)
         if self._signature.rows is None:
             return False
-        second = self.joining.random_example(1, rng)
-        counts = [self.joining.rows_of(first), self.joining.rows_of(second)]
-        if sum(counts) > (self.joining.most_rows or sum(counts)):
+        second = self.batching.random_example(1, rng)
+        counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
+        if sum(counts) > (self.batching.most_rows or sum(counts)):
             return False
         expected = [alone, self.infer(network, second)]
-        together = self.infer(network, self.joining.join([first, second]))
+        together = self.infer(network, self.batching.join([first, second]))
         try:
-            parts = self.joining.split(together, counts)
+            parts = self.batching.split(together, counts)
         except ValueError:
             return False
         return all(

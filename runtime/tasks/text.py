@@ -96,7 +96,7 @@ class TextEncoder:
             names.append("token_type_ids")
         self._names = tuple(names)
 
-    def joining(self, *, end_ids: frozenset[int] = frozenset()) -> PaddedBatching:
+    def batching(self, *, end_ids: frozenset[int] = frozenset()) -> PaddedBatching:
         """How its tensors are joined: on the side where the tokenizer pads, with its padding."""
         padding = self.tokenizer.pad_token_id or 0
         rules = {

@@ -26,7 +26,7 @@ class TextClassification:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config)
-        self.joining = self._encoder.joining()
+        self.batching = self._encoder.batching()
         self._labels = Labels(config)
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:

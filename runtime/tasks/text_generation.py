@@ -1,6 +1,6 @@
 """Text generation: a causal network goes on with a text.
 
-OpenAI's protocol streams it through an engine (`runtime.generation`); V1 and V2 take this frontend
+OpenAI's protocol streams it through an engine (`runtime.generation`); V1 and V2 take this processor
 like any other and answer when the text is whole.
 """
 
@@ -57,8 +57,8 @@ class TextGeneration:
         self._most_characters = encoder.most_tokens * MOST_CHARACTERS
         self._new_tokens = min(_new_tokens(folder), MOST_NEW_TOKENS, encoder.most_tokens - 1)
         self._most_tokens = encoder.most_tokens - self._new_tokens
-        joining = encoder.joining(end_ids=end_ids(folder, config))
-        self.joining = replace(joining, most_tokens=self._most_tokens)
+        batching = encoder.batching(end_ids=end_ids(folder, config))
+        self.batching = replace(batching, most_tokens=self._most_tokens)
 
     # OpenAI's protocol
 

@@ -51,7 +51,7 @@ class TextToImage:
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
         self._most_tokens = min(self._tokenizer.model_max_length, TOKENS)
         self._scale, self.sides = _sizes(folder)
-        self.joining = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
+        self.batching = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
 
     def read_instances(self, instances: Sequence[Any]) -> list[ImageRequest]:
         """Objects with a prompt."""

@@ -28,7 +28,7 @@ class TextToText:
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._encoder = TextEncoder(folder, config, takes_types=False)
-        self.joining = self._encoder.joining(end_ids=end_ids(folder, config))
+        self.batching = self._encoder.batching(end_ids=end_ids(folder, config))
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
         """Texts of a V1 body."""

@@ -87,7 +87,7 @@ async def _infer(model: ServedModel) -> list[Any]:
     if _makes_pictures(model):
         inputs = processor.preprocess(processor.read_instances([PICTURE]))
         return [tensor.data.ravel()[:64].tolist() for tensor in (await model.infer(inputs)).value]
-    examples = [processor.joining.example(rows, 6) for rows in (1, 2, 3)]
+    examples = [processor.batching.example(rows, 6) for rows in (1, 2, 3)]
     ran = await asyncio.gather(*(model.infer(each) for each in examples))
     return [tensor.data.tolist() for each in ran for tensor in each.value]
 

@@ -155,7 +155,7 @@ def test_a_program_is_not_blamed_for_the_device(tmp_path: Path) -> None:
         def __call__(self, inputs: Any) -> Any:
             raise device_error(ASSERTION)
 
-    inputs = task.joining.random_example(1, np.random.default_rng(0))
+    inputs = task.batching.random_example(1, np.random.default_rng(0))
     with pytest.raises(torch.AcceleratorError):
         task.infer(Network(), inputs)  # type: ignore[arg-type]
 

@@ -53,7 +53,7 @@ async def pixels(pod: LocalPod, spec: ModelSpec, *wishes: dict[str, Any]) -> np.
     resident = pod.loader.store.pin(spec.key)
     assert resident is not None
     processor = resident.model.processor
-    inputs = processor.joining.checked(processor.preprocess(processor.read_instances(wishes)))
+    inputs = processor.batching.checked(processor.preprocess(processor.read_instances(wishes)))
     ran = await resident.model.infer(inputs)
     await pod.loader.store.unpin(resident)
     values: np.ndarray[Any, Any] = ran.value[0].data
@@ -169,10 +169,10 @@ def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
     processor = load_processor(folder, None)
     assert isinstance(processor, TextToImage)
     inputs = processor.preprocess(processor.read_instances([WISH]))
-    assert processor.joining.checked(inputs) == inputs
+    assert processor.batching.checked(inputs) == inputs
     steps = numeric_tensor("steps", np.array([10_000]))
     with pytest.raises(InvalidRequest, match="'steps' must hold values from 1 to 200"):
-        processor.joining.checked([steps if each.name == "steps" else each for each in inputs])
+        processor.batching.checked([steps if each.name == "steps" else each for each in inputs])
 
 
 # Models

@@ -42,7 +42,7 @@ def test_the_mask_and_the_order_are_filled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("joining", "inputs", "message"),
+    ("batching", "inputs", "message"),
     [
         pytest.param(IMAGE, [pixels(np.nan)], "finite numbers, held NaN", id="nan"),
         pytest.param(IMAGE, [pixels(np.inf)], "finite numbers", id="infinity"),
@@ -74,18 +74,18 @@ def test_the_mask_and_the_order_are_filled_in() -> None:
     ],
 )
 def test_what_could_never_run_is_refused(
-    joining: PaddedBatching, inputs: list[Tensor], message: str
+    batching: PaddedBatching, inputs: list[Tensor], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        joining.checked(inputs)
+        batching.checked(inputs)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_shorter_requests_are_padded(pads_left: bool) -> None:
-    joining = dataclasses.replace(TEXT, pads_left=pads_left)
-    one, two = joining.checked([ids([1, 2, 3])]), joining.checked([ids([4], [5])])
-    tokens, attention = joining.join([one, two])
+    batching = dataclasses.replace(TEXT, pads_left=pads_left)
+    one, two = batching.checked([ids([1, 2, 3])]), batching.checked([ids([4], [5])])
+    tokens, attention = batching.join([one, two])
     padded = [[9, 9, 4], [9, 9, 5]] if pads_left else [[4, 9, 9], [5, 9, 9]]
     assert tokens.data.tolist() == [[1, 2, 3], *padded]
     marks = [0, 0, 1] if pads_left else [1, 0, 0]
@@ -119,23 +119,23 @@ def test_another_number_of_rows_is_an_error() -> None:
 
 
 def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
-    joining = dataclasses.replace(TEXT, end_ids=frozenset({1}))
+    batching = dataclasses.replace(TEXT, end_ids=frozenset({1}))
     tokens = np.array(
         [[0, 5, 1, 0, 0], [0, 6, 7, 1, 0], [0, 5, 6, 7, 8], [1, 5, 1, 0, 0]], dtype=np.int64
     )
-    parts = joining.split([numeric_tensor("output_ids", tokens)], [1, 1, 1, 1])
+    parts = batching.split([numeric_tensor("output_ids", tokens)], [1, 1, 1, 1])
     assert [part[0].data.tolist() for part in parts] == [
         [[0, 5, 1]],
         [[0, 6, 7, 1]],
         [[0, 5, 6, 7, 8]],
         [[1, 5, 1]],
     ]
-    two = joining.split([numeric_tensor("output_ids", tokens[:2])], [2])
+    two = batching.split([numeric_tensor("output_ids", tokens[:2])], [2])
     assert two[0][0].shape == (2, 4)
 
 
-@pytest.mark.parametrize("joining", [TEXT, IMAGE])
-def test_examples_are_what_the_network_takes(joining: PaddedBatching) -> None:
-    inputs = joining.example(3, 5)
-    assert [tensor.name for tensor in joining.checked(inputs)] == list(joining.rules)
+@pytest.mark.parametrize("batching", [TEXT, IMAGE])
+def test_examples_are_what_the_network_takes(batching: PaddedBatching) -> None:
+    inputs = batching.example(3, 5)
+    assert [tensor.name for tensor in batching.checked(inputs)] == list(batching.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)

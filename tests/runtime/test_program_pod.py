@@ -198,7 +198,7 @@ def test_a_program_that_hangs_is_given_up(cluster: Cluster, programs: Path) -> N
 async def answer(pod: LocalPod, spec: ModelSpec) -> bytes:
     resident = pod.loader.store.pin(spec.key)
     assert resident is not None
-    inputs = resident.model.processor.joining.checked([numeric_tensor("features", ROWS)])
+    inputs = resident.model.processor.batching.checked([numeric_tensor("features", ROWS)])
     ran = await resident.model.infer(inputs)
     await pod.loader.store.unpin(resident)
     return b"".join(tensor.data.tobytes() for tensor in ran.value)

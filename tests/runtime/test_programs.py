@@ -51,7 +51,7 @@ class Loaded:
         self.network: Program = load_network(folder)
 
     def run(self, *inputs: Tensor) -> list[np.ndarray[Any, Any]]:
-        outputs = self.processor.infer(self.network, self.processor.joining.checked(inputs))
+        outputs = self.processor.infer(self.network, self.processor.batching.checked(inputs))
         return [tensor.data for tensor in outputs]
 
     def joins(self) -> bool:
@@ -167,7 +167,7 @@ def test_requests_are_not_joined_where_rows_touch(tmp_path: Path) -> None:
 def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) -> None:
     program = Loaded(archives.export(Centred(), tmp_path / "m.pt2", torch.randn(3, 4)))
     assert not program.joins()
-    batching: Batching = program.processor.joining
+    batching: Batching = program.processor.batching
     assert batching.most_rows == 1
     assert batching.kind_of([features(3)], program.network) is None
     assert program.run(features(3))[0].shape == (3, 4)
@@ -175,9 +175,9 @@ def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) ->
 
 def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     program = Loaded(sound)
-    requests = [program.processor.joining.checked([features(rows)]) for rows in (1, 2, 3)]
-    joined = program.processor.joining.join(requests)
-    parts = program.processor.joining.split(
+    requests = [program.processor.batching.checked([features(rows)]) for rows in (1, 2, 3)]
+    joined = program.processor.batching.join(requests)
+    parts = program.processor.batching.split(
         program.processor.infer(program.network, joined), [1, 2, 3]
     )
     for request, part in zip(requests, parts, strict=True):
@@ -209,13 +209,13 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
 def test_wrong_tensors_are_refused(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
     processor = load_processor(sound.parent, None)
     with pytest.raises(InvalidRequest, match=message):
-        processor.joining.checked(inputs)
+        processor.batching.checked(inputs)
 
 
 def test_inputs_may_be_named_by_position(sound: Path) -> None:
     processor = load_processor(sound.parent, None)
     given = tensor("INPUT__0", np.ones((1, 4)))
-    assert processor.joining.checked([given])[0].name == "features"
+    assert processor.batching.checked([given])[0].name == "features"
 
 
 class Pair(torch.nn.Module):
@@ -238,7 +238,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sizes_must_agree_between_inputs(pair: Path) -> None:
     ids, values = tensor("ids", [0, 1], np.int64), tensor("values", np.ones((3, 3)))
     with pytest.raises(InvalidRequest, match="its 3 must be 2"):
-        load_processor(pair.parent, None).joining.checked([ids, values])
+        load_processor(pair.parent, None).batching.checked([ids, values])
 
 
 def test_what_the_program_itself_refuses_is_the_callers_fault(pair: Path) -> None:
