@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from registry import settings_table
 from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
-from runtime.device.batch import MOST_SEQUENCES
+from runtime.device.batch import MAX_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
@@ -132,7 +132,7 @@ class RuntimeSettings:
         256 * MIB, parse_int(1), "key-value cache of each model that generates text"
     )
     generation_batch: int = option(
-        MOST_SEQUENCES, parse_int(1), "requests of a model that make tokens at once"
+        MAX_SEQUENCES, parse_int(1), "requests of a model that make tokens at once"
     )
     generation_max_tokens: int = option(4096, parse_int(1), "longest answer, in tokens")
     generation_timeout: float = option(
@@ -146,9 +146,9 @@ class RuntimeSettings:
         """What one model's generation may take."""
         return GenerationLimits(
             cache_bytes=self.generation_cache_bytes,
-            most_at_once=self.generation_batch,
-            most_new_tokens=self.generation_max_tokens,
-            longest_s=self.generation_timeout,
+            max_concurrent=self.generation_batch,
+            max_new_tokens=self.generation_max_tokens,
+            timeout_s=self.generation_timeout,
         )
 
     @property

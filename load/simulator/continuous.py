@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from runtime.device.batch import MOST_SEQUENCES
+from runtime.device.batch import MAX_SEQUENCES
 
 if TYPE_CHECKING:
     from load.simulator.cluster.plan import ModelPlan
@@ -33,7 +33,7 @@ class ContinuousBatch:
 
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
-        self._most_rows = min(plan.spec.policy.max_batch_size or MOST_SEQUENCES, MOST_SEQUENCES)
+        self._most_rows = min(plan.spec.policy.max_batch_size or MAX_SEQUENCES, MAX_SEQUENCES)
         self._waiting: deque[SimulatedRequest] = deque()
         self._members: list[_Sequence] = []
         self._rows = 0

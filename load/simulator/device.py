@@ -15,7 +15,7 @@ from registry.domain.profile import Profile
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel
-from runtime.device.queue import PATIENCE_S, DeviceQueue
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue
 
 if TYPE_CHECKING:
     import random
@@ -30,8 +30,8 @@ class SimulatedDevice:
     """One device. `done(flight, infer_s, share_s)` hears of the inferred, `late` of others."""
 
     __slots__ = (
-        "_done", "_end", "_is_busy", "_iterations", "_jitter", "_kernel", "_lanes", "_late",
-        "_look_s", "_numbers", "_queue", "_rng", "_seconds", "_speed", "_times",
+        "_device_models", "_done", "_end", "_is_busy", "_iterations", "_jitter", "_kernel",
+        "_late", "_look_s", "_numbers", "_queue", "_rng", "_seconds", "_speed", "_times",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +52,7 @@ class SimulatedDevice:
         self._late = late
         self._times = BatchTimes()
         self._queue: DeviceQueue[Request | Turn] = DeviceQueue(self._times)
-        self._lanes: dict[str, DeviceModel] = {}
+        self._device_models: dict[str, DeviceModel] = {}
         self._seconds: dict[tuple[str, int], float] = {}
         self._numbers = count(1)
         self._is_busy = False
@@ -72,7 +72,7 @@ class SimulatedDevice:
         now_s = self._kernel.now_s
         flight.at_device_s = now_s
         if flight.plan.is_continuous:
-            self._iterations.add(flight, self._lane(flight.plan))
+            self._iterations.add(flight, self._device_model(flight.plan))
             if not self._is_busy:
                 self._next()
             return
@@ -83,26 +83,26 @@ class SimulatedDevice:
         deadline_s = flight.arrival.deadline_s
         waiting = QueuedRows(
             sequence=next(self._numbers),
-            due_s=now_s + PATIENCE_S if deadline_s is None else deadline_s,
-            queued_s=now_s,
+            due_s=now_s + ASSUMED_DEADLINE_S if deadline_s is None else deadline_s,
+            enqueued_at_s=now_s,
             deadline_s=deadline_s,
             rows=flight.rows,
-            length=max(1, flight.input_size) if flight.plan.counts_tokens else 1,
-            kind=flight.plan.spec.key if flight.plan.is_batched else None,
+            tokens_per_row=max(1, flight.input_size) if flight.plan.counts_tokens else 1,
+            batch_key=flight.plan.spec.key if flight.plan.is_batched else None,
         )
-        self._queue.add(Request(self._lane(flight.plan), waiting, flight))
+        self._queue.add(Request(self._device_model(flight.plan), waiting, flight))
         if self._is_busy:
             self._iterations.cut()
         else:
             self._next()
 
-    def _lane(self, plan: ModelPlan) -> DeviceModel:
+    def _device_model(self, plan: ModelPlan) -> DeviceModel:
         key = plan.spec.key
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = DeviceModel(key, key, policy=plan.spec.policy)
+        device_model = self._device_models.get(key)
+        if device_model is None:
+            device_model = self._device_models[key] = DeviceModel(key, key, policy=plan.spec.policy)
             self._times.adopt(Profile(key, "simulated", plan.infer))
-        return lane
+        return device_model
 
     def _next(self) -> None:
         now_s = self._kernel.now_s

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from load.simulator.continuous import ContinuousBatch
 from runtime.device.batch import QueuedRows
-from runtime.device.queue import PATIENCE_S, Queued
+from runtime.device.queue import ASSUMED_DEADLINE_S, Queued
 from runtime.generation.processor_sharing import ProcessorSharing
 
 if TYPE_CHECKING:
@@ -111,22 +111,22 @@ class Iterations:
         self._marks_s: dict[SimulatedRequest, float] = {}
         """Of the shared time."""
 
-    def add(self, flight: SimulatedRequest, lane: DeviceModel) -> None:
+    def add(self, flight: SimulatedRequest, device_model: DeviceModel) -> None:
         """Have the request join its model's batch at the next iteration that has room."""
-        batch = self._batches.get(lane.key)
+        batch = self._batches.get(device_model.key)
         if batch is None:
-            batch = self._batches[lane.key] = ContinuousBatch(flight.plan)
+            batch = self._batches[device_model.key] = ContinuousBatch(flight.plan)
         was_over = batch.is_over
         batch.add(flight)
         self._marks_s[flight] = self._shared.enter()
         if was_over:
-            self._line_up(lane, batch, self._kernel.now_s)
+            self._line_up(device_model, batch, self._kernel.now_s)
         if was_over or batch.may_grow:
             self.cut()
 
-    def _line_up(self, lane: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:
-        waiting = QueuedRows(next(self._numbers), now_s + PATIENCE_S, now_s)
-        self._enqueue(Turn(lane, waiting, batch))
+    def _line_up(self, device_model: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:
+        waiting = QueuedRows(next(self._numbers), now_s + ASSUMED_DEADLINE_S, now_s)
+        self._enqueue(Turn(device_model, waiting, batch))
 
     def _enqueue(self, turn: Turn) -> None:
         self._queue.add(turn)
@@ -175,7 +175,7 @@ class Iterations:
                 self._queue.add(each)
             return []
         self._lined = 0
-        return sorted(turns, key=lambda each: each.waiting.urgency)
+        return sorted(turns, key=lambda each: each.queued.urgency)
 
     def _start(self, stretch: Stretch) -> None:
         self._stretch = stretch
@@ -222,7 +222,7 @@ class Iterations:
         done += finished
         gone += left
         if not batch.is_over:
-            self._line_up(turn.lane, batch, stretch.end_s(number + 1))
+            self._line_up(turn.model, batch, stretch.end_s(number + 1))
 
 
 def _until_one_leaves(turns: Sequence[Turn]) -> int:

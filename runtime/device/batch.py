@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-MOST_SEQUENCES: Final = 16
+MAX_SEQUENCES: Final = 16
 """Requests of a generating model that make tokens at once, where nothing else is said."""
 
 
@@ -27,13 +27,13 @@ class QueuedRows:
     """Order of arrival, different for each."""
     due_s: float
     """When it is most urgent: its deadline, or a stand-in for those that have none."""
-    queued_s: float
+    enqueued_at_s: float
     deadline_s: float | None = None
     rows: int = 1
     """Items of the request; they are never parted."""
-    length: int = 1
+    tokens_per_row: int = 1
     """Width of its tensors in tokens; 1 where nothing is padded."""
-    kind: Hashable = None
+    batch_key: Hashable = None
     """Requests of one kind can share a batch; None: it runs alone."""
 
     @property
@@ -46,15 +46,15 @@ class QueuedRows:
 class BatchLimits:
     """Bounds of a model's batches."""
 
-    most_rows: int = 8
+    max_rows: int = 8
     """Items in one inference; a request that has more runs alone."""
-    most_wait_s: float = 0.0
+    max_wait_s: float = 0.0
     """How long the device may stay idle for a batch to fill."""
-    most_padding: float = 0.5
+    max_padding: float = 0.5
     """Share of a batch's tokens that may be padding between requests."""
-    most_tokens: int = 16_384
+    max_tokens: int = 16_384
     """Items times the longest one's tokens, which is what memory on the way grows with."""
-    run_s: float = 0.0
+    inference_s: float = 0.0
     """Time of an inference: no batch waits to fill for so long that it misses a deadline."""
 
 
@@ -71,25 +71,30 @@ def form_batch(waiting: Sequence[QueuedRows], now_s: float, limits: BatchLimits)
     if not waiting:
         return None
     leader, *others = sorted(waiting, key=lambda each: each.urgency)
-    if leader.kind is None:
+    if leader.batch_key is None:
         return Batch((leader,), now_s)
-    members, rows, tokens, width = [leader], leader.rows, leader.rows * leader.length, leader.length
+    members, rows, tokens, width = (
+        [leader],
+        leader.rows,
+        leader.rows * leader.tokens_per_row,
+        leader.tokens_per_row,
+    )
     for each in others:
-        if each.kind != leader.kind or rows + each.rows > limits.most_rows:
+        if each.batch_key != leader.batch_key or rows + each.rows > limits.max_rows:
             continue
-        new_rows, new_width = rows + each.rows, max(width, each.length)
-        new_tokens = tokens + each.rows * each.length
+        new_rows, new_width = rows + each.rows, max(width, each.tokens_per_row)
+        new_tokens = tokens + each.rows * each.tokens_per_row
         padded = new_rows * new_width
-        if padded > limits.most_tokens or padded - new_tokens > limits.most_padding * padded:
+        if padded > limits.max_tokens or padded - new_tokens > limits.max_padding * padded:
             continue
         members.append(each)
         rows, tokens, width = new_rows, new_tokens, new_width
-    is_ready = rows >= limits.most_rows or limits.most_wait_s == 0
+    is_ready = rows >= limits.max_rows or limits.max_wait_s == 0
     return Batch(tuple(members), now_s if is_ready else _ready_s(members, now_s, limits))
 
 
 def _ready_s(members: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> float:
     """When a batch that is not full goes all the same."""
-    filled_s = min(each.queued_s for each in members) + limits.most_wait_s
+    filled_s = min(each.enqueued_at_s for each in members) + limits.max_wait_s
     deadlines_s = [each.deadline_s for each in members if each.deadline_s is not None]
-    return max(now_s, min([filled_s, *(end_s - limits.run_s for end_s in deadlines_s)]))
+    return max(now_s, min([filled_s, *(end_s - limits.inference_s for end_s in deadlines_s)]))

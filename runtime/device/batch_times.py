@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 WINDOW: Final = 16
 """Latest inferences of one batch size whose median counts."""
 ENOUGH_SAMPLES: Final = 3
-FIRST_MOST_ROWS: Final = 8
+INITIAL_MAX_ROWS: Final = 8
 """Largest batch of a model that was never measured."""
-MOST_ROWS: Final = 64
+MAX_ROWS: Final = 64
 """Largest batch that is tried in service; a stored profile may hold larger ones."""
 LIMITED_BY_MEMORY: Final = "memory"
 
@@ -32,11 +32,11 @@ class _ModelTimes:
     stored: dict[int, ProfilePoint] = field(default_factory=dict)
     live: dict[int, deque[float]] = field(default_factory=dict)
     points: tuple[ProfilePoint, ...] = ()
-    most_rows: int = FIRST_MOST_ROWS
+    max_rows: int = INITIAL_MAX_ROWS
     """That the points say; asked for at every batch."""
     limited_by: str = ""
-    most_rows_that_fit: int | None = None
-    is_news: bool = False
+    max_rows_that_fit: int | None = None
+    is_updated: bool = False
 
 
 class BatchTimes:
@@ -54,7 +54,7 @@ class BatchTimes:
             samples.append(seconds)
             if len(samples) >= ENOUGH_SAMPLES:
                 _settle(times)
-                times.is_news = True
+                times.is_updated = True
 
     def adopt(self, profile: Profile) -> None:
         """Begin from what was measured before, here or elsewhere."""
@@ -63,7 +63,7 @@ class BatchTimes:
             times.stored = {point.rows: point for point in profile.points}
             times.limited_by = profile.limited_by
             if profile.limited_by == LIMITED_BY_MEMORY and profile.points:
-                times.most_rows_that_fit = max(times.stored)
+                times.max_rows_that_fit = max(times.stored)
             _settle(times)
 
     def ran_out_of_memory(self, key: str, rows: int) -> None:
@@ -71,27 +71,27 @@ class BatchTimes:
         with self._lock:
             times = self._times.setdefault(key, _ModelTimes())
             times.limited_by = LIMITED_BY_MEMORY
-            times.most_rows_that_fit = max(1, rows // 2)
+            times.max_rows_that_fit = max(1, rows // 2)
 
-    def most_rows(self, key: str) -> int:
+    def max_rows(self, key: str) -> int:
         """The largest batch to form of the model where its annotations do not say."""
         times = self._times.get(key)
         if times is None:
-            return FIRST_MOST_ROWS
-        wanted, fits = times.most_rows, times.most_rows_that_fit
+            return INITIAL_MAX_ROWS
+        wanted, fits = times.max_rows, times.max_rows_that_fit
         return wanted if fits is None else min(wanted, fits)
 
-    def longest_s(self, key: str) -> float:
+    def longest_batch_s(self, key: str) -> float:
         """The longest of the medians; 0 where nothing was measured."""
         times = self._times.get(key)
         return max((each.latency_s for each in times.points), default=0.0) if times else 0.0
 
-    def take_news(self, device: str) -> list[Profile]:
+    def take_updates(self, device: str) -> list[Profile]:
         """Profiles of the models that batches were timed of since the last call."""
         with self._lock:
-            fresh = [(key, times) for key, times in self._times.items() if times.is_news]
+            fresh = [(key, times) for key, times in self._times.items() if times.is_updated]
             for _, times in fresh:
-                times.is_news = False
+                times.is_updated = False
             return [Profile(key, device, times.points, times.limited_by) for key, times in fresh]
 
     def forget(self, key: str) -> None:
@@ -105,14 +105,14 @@ class BatchTimes:
             return set(self._times)
 
 
-def most_rows_of(points: Sequence[ProfilePoint]) -> int:
+def best_max_rows(points: Sequence[ProfilePoint]) -> int:
     """The best size that was measured, or twice the largest while none was found too large."""
     if not points:
-        return FIRST_MOST_ROWS
+        return INITIAL_MAX_ROWS
     best, largest = best_rows(points), max(point.rows for point in points)
     if best < largest:
         return best
-    return max(largest, min(MOST_ROWS, max(FIRST_MOST_ROWS, 2 * largest)))
+    return max(largest, min(MAX_ROWS, max(INITIAL_MAX_ROWS, 2 * largest)))
 
 
 def _settle(times: _ModelTimes) -> None:
@@ -124,4 +124,4 @@ def _settle(times: _ModelTimes) -> None:
             memory_bytes = stored.memory_bytes if stored is not None else None
             points[rows] = ProfilePoint(rows, median(samples), memory_bytes)
     times.points = tuple(points[rows] for rows in sorted(points))
-    times.most_rows = most_rows_of(times.points)
+    times.max_rows = best_max_rows(times.points)

@@ -20,8 +20,8 @@ class Payload:
 
     content: Any
     rows: int = 1
-    length: int = 1
-    kind: Hashable = None
+    tokens_per_row: int = 1
+    batch_key: Hashable = None
     """Payloads of one kind can be inferred together; None: alone."""
 
 
@@ -31,22 +31,22 @@ class DeviceModel:
 
     key: str = ""
     """`namespace/name@generation`; empty: work that belongs to no model."""
-    model: str = ""
+    name: str = ""
     """Its name in metrics."""
     infer: Callable[[Sequence[Any]], list[Any]] = list
     """The results of one inference over the contents of several payloads; runs on the device."""
     policy: ModelPolicy = field(default_factory=ModelPolicy)
-    most_rows: int | None = None
+    max_rows: int | None = None
     """Most items that the network takes at once; None: as many as fit."""
-    broken: str | None = None
+    broken_reason: str | None = None
     """Why nothing of it runs any more."""
 
     def limits(self, times: BatchTimes) -> BatchLimits:
         """The bounds of its next batch."""
         wait_s = self.policy.max_batch_wait_s
-        wanted = self.policy.max_batch_size or times.most_rows(self.key)
+        wanted = self.policy.max_batch_size or times.max_rows(self.key)
         return BatchLimits(
-            most_rows=wanted if self.most_rows is None else min(wanted, self.most_rows),
-            most_wait_s=wait_s,
-            run_s=times.longest_s(self.key) if wait_s else 0.0,
+            max_rows=wanted if self.max_rows is None else min(wanted, self.max_rows),
+            max_wait_s=wait_s,
+            inference_s=times.longest_batch_s(self.key) if wait_s else 0.0,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 60.0
+ASSUMED_DEADLINE_S: Final = 60.0
 """Jobs without a deadline are ordered as if theirs were this far away, so that none starves."""
 
 Result = TypeVar("Result")
@@ -45,8 +45,8 @@ class InferenceResult(Generic[Result]):
 class Queued:
     """What waits for the device: whose, and since when."""
 
-    lane: DeviceModel
-    waiting: QueuedRows
+    model: DeviceModel
+    queued: QueuedRows
 
 
 @dataclass(eq=False, slots=True)
@@ -61,11 +61,11 @@ class Job(Queued):
 
 
 class DeviceQueue(Generic[Q]):
-    """Waiting jobs by lane and order of arrival."""
+    """Waiting jobs by model and order of arrival."""
 
     def __init__(self, times: BatchTimes) -> None:
         self._times = times
-        self._lanes: dict[DeviceModel, dict[int, Q]] = {}
+        self._jobs: dict[DeviceModel, dict[int, Q]] = {}
         self._count = 0
         self._earliest_s = math.inf
         """No deadline of those that wait is before this."""
@@ -75,30 +75,30 @@ class DeviceQueue(Generic[Q]):
 
     def add(self, job: Q) -> None:
         """One more waits."""
-        self._lanes.setdefault(job.lane, {})[job.waiting.sequence] = job
+        self._jobs.setdefault(job.model, {})[job.queued.sequence] = job
         self._count += 1
-        deadline_s = job.waiting.deadline_s
+        deadline_s = job.queued.deadline_s
         if deadline_s is not None and deadline_s < self._earliest_s:
             self._earliest_s = deadline_s
 
     def remove(self, job: Q) -> bool:
         """Take a job out; False: it had left already."""
-        jobs = self._lanes.get(job.lane, {})
-        if jobs.pop(job.waiting.sequence, None) is None:
+        jobs = self._jobs.get(job.model, {})
+        if jobs.pop(job.queued.sequence, None) is None:
             return False
         self._count -= 1
         if not jobs:
-            del self._lanes[job.lane]
+            del self._jobs[job.model]
         return True
 
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
         """The jobs of the most urgent batch that is ready, else when to look again."""
         wake_s = math.inf
-        lanes = self._lanes
-        for lane in sorted(lanes, key=self._urgency) if len(lanes) > 1 else list(lanes):
-            jobs = self._lanes[lane]
-            waiting = [job.waiting for job in jobs.values()]
-            batch = form_batch(waiting, now_s, lane.limits(self._times))
+        models = self._jobs
+        for model in sorted(models, key=self._urgency) if len(models) > 1 else list(models):
+            jobs = self._jobs[model]
+            waiting = [job.queued for job in jobs.values()]
+            batch = form_batch(waiting, now_s, model.limits(self._times))
             if batch is not None and batch.ready_s <= now_s:
                 taken = [jobs[each.sequence] for each in batch.members]
                 for job in taken:
@@ -108,31 +108,31 @@ class DeviceQueue(Generic[Q]):
                 wake_s = min(wake_s, batch.ready_s)
         return [], wake_s
 
-    def _urgency(self, lane: DeviceModel) -> tuple[float, int]:
-        return min(job.waiting.urgency for job in self._lanes[lane].values())
+    def _urgency(self, model: DeviceModel) -> tuple[float, int]:
+        return min(job.queued.urgency for job in self._jobs[model].values())
 
     def take_late(self, now_s: float) -> list[Q]:
         """Those whose deadline is over."""
         if now_s < self._earliest_s:
             return []
         late = self._take(
-            lambda job: job.waiting.deadline_s is not None and job.waiting.deadline_s <= now_s
+            lambda job: job.queued.deadline_s is not None and job.queued.deadline_s <= now_s
         )
-        waiting = [job.waiting for jobs in self._lanes.values() for job in jobs.values()]
+        waiting = [job.queued for jobs in self._jobs.values() for job in jobs.values()]
         deadlines_s = [each.deadline_s for each in waiting if each.deadline_s is not None]
         self._earliest_s = min(deadlines_s, default=math.inf)
         return late
 
-    def take_lane(self, lane: DeviceModel) -> list[Q]:
-        """All of one lane."""
-        return self._take(lambda job: job.lane is lane)
+    def take_model(self, model: DeviceModel) -> list[Q]:
+        """All of one model."""
+        return self._take(lambda job: job.model is model)
 
     def take_all(self) -> list[Q]:
         """Everything."""
         return self._take(lambda job: True)
 
     def _take(self, is_wanted: Callable[[Q], bool]) -> list[Q]:
-        jobs = [job for jobs in self._lanes.values() for job in jobs.values() if is_wanted(job)]
+        jobs = [job for jobs in self._jobs.values() for job in jobs.values() if is_wanted(job)]
         for job in jobs:
             self.remove(job)
         return jobs

@@ -28,7 +28,7 @@ class Stepwise(Protocol):
 
 
 async def run_steps(
-    device: DeviceWorker, lane: DeviceModel, steps: Steps, *, deadline_s: float | None
+    device: DeviceWorker, model: DeviceModel, steps: Steps, *, deadline_s: float | None
 ) -> InferenceResult[Any]:
     """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
 
@@ -46,7 +46,7 @@ async def run_steps(
         return None
 
     while outputs is None:
-        ran = await device.run(advance, lane=lane, deadline_s=deadline_s)
+        ran = await device.run(advance, model=model, deadline_s=deadline_s)
         outputs = ran.value
         wait_s += ran.wait_s
         compute_s += ran.compute_s

@@ -33,11 +33,11 @@ class Batching(Protocol):
     """How the requests of one network share an inference. All methods may block."""
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Longest text; 0 where there are no tokens."""
 
     @property
-    def most_rows(self) -> int | None:
+    def max_rows(self) -> int | None:
         """Most items of one inference; None: what fits."""
 
     def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -46,10 +46,10 @@ class Batching(Protocol):
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
         """Items of a request."""
 
-    def kind_of(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
+    def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
         """Requests of equal kind can be joined; None: this one runs alone."""
 
-    def length_of(self, inputs: Sequence[Tensor]) -> int:
+    def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         """Width in tokens; 1 where nothing is padded."""
 
     def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
@@ -69,11 +69,11 @@ class PaddedBatching:
     rules: Mapping[str, TensorRule]
     needed: tuple[str, ...]
     """Tensors that every request has; those of a text end with its mask."""
-    most_tokens: int = 0
+    max_tokens: int = 0
     pads_left: bool = False
     end_ids: frozenset[int] = frozenset()
     """Tokens that end a row of the output; what a row is padded with after its end is cut off."""
-    most_rows: int | None = None
+    max_rows: int | None = None
 
     def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs as they may join a batch; raises InvalidRequest for those that never could."""
@@ -105,8 +105,8 @@ class PaddedBatching:
             raise InvalidRequest(f"tensor {name!r} must be {rule.datatype}, was {tensor.datatype}")
         shape = tensor.shape
         if rule.trailing is None:
-            allowed = f"[1 to {MAX_ITEMS} rows, 1 to {self.most_tokens} tokens]"
-            is_fitting = len(shape) == 2 and 0 < shape[1] <= self.most_tokens
+            allowed = f"[1 to {MAX_ITEMS} rows, 1 to {self.max_tokens} tokens]"
+            is_fitting = len(shape) == 2 and 0 < shape[1] <= self.max_tokens
         else:
             allowed = f"[1 to {MAX_ITEMS} rows, {', '.join(map(str, rule.trailing))}]"
             is_fitting = shape[1:] == rule.trailing
@@ -125,12 +125,12 @@ class PaddedBatching:
         """Items of a request."""
         return len(inputs[0].data)
 
-    def kind_of(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
+    def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
         """Requests of equal kind have the same tensors, so that they can be joined."""
         del network
         return tuple(tensor.name for tensor in inputs)
 
-    def length_of(self, inputs: Sequence[Tensor]) -> int:
+    def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         """Width in tokens; 1 where nothing is padded."""
         leader = inputs[0]
         return 1 if self.rules[leader.name].trailing is not None else leader.shape[1]

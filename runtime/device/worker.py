@@ -22,7 +22,7 @@ from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
-from runtime.device.queue import PATIENCE_S, DeviceQueue, InferenceResult, Job, settle
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, settle
 from runtime.errors import (
     DeadlinePassed,
     InferenceFailed,
@@ -60,7 +60,7 @@ class DeviceWorker:
     """Runs inference for one device. Times are of `time.monotonic`."""
 
     def __init__(
-        self, *, threads: int, most_waiting: int, time_limit_s: float = TIME_LIMIT_S
+        self, *, threads: int, max_queued: int, time_limit_s: float = TIME_LIMIT_S
     ) -> None:
         self.times = BatchTimes()
         self.on_hung: Callable[[str, str], None] = lambda key, reason: None
@@ -72,7 +72,7 @@ class DeviceWorker:
         self.stuck_threads = 0
         """Threads that were abandoned and have not come back."""
         self._threads = threads
-        self._most_waiting = most_waiting
+        self._max_queued = max_queued
         self._time_limit_s = time_limit_s
         self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
         self._sequence = itertools.count()
@@ -122,21 +122,21 @@ class DeviceWorker:
         work: Callable[[], Result],
         *,
         deadline_s: float | None = None,
-        lane: DeviceModel | None = None,
+        model: DeviceModel | None = None,
         due_s: float | None = None,
     ) -> InferenceResult[Result]:
         """The result of `work`, run on the device by itself; raises as `infer` does.
 
-        `lane` says which model is broken if it does not end, `due_s` how urgent it is.
+        `model` says which model is broken if it does not end, `due_s` how urgent it is.
         """
         return await self._wait_for(
-            lane or DeviceModel(), Payload(work), _alone, deadline_s=deadline_s, due_s=due_s
+            model or DeviceModel(), Payload(work), _alone, deadline_s=deadline_s, due_s=due_s
         )
 
     async def infer(
-        self, lane: DeviceModel, payload: Payload, *, deadline_s: float | None = None
+        self, model: DeviceModel, payload: Payload, *, deadline_s: float | None = None
     ) -> InferenceResult[Any]:
-        """What the lane gives for a payload, inferred with others of its kind.
+        """What the model gives for a payload, inferred with others of its kind.
 
         A caller that is cancelled while its inference runs gets control back when that has ended,
         so what it uses can be released then.
@@ -149,11 +149,11 @@ class DeviceWorker:
             InferenceHung: it was under way and did not end in the model's time.
             ModelBroken: an earlier inference of the model did not end.
         """
-        return await self._wait_for(lane, payload, lane.infer, deadline_s=deadline_s, due_s=None)
+        return await self._wait_for(model, payload, model.infer, deadline_s=deadline_s, due_s=None)
 
     async def _wait_for(
         self,
-        lane: DeviceModel,
+        model: DeviceModel,
         payload: Payload,
         infer: Callable[[Sequence[Any]], list[Any]],
         *,
@@ -163,15 +163,15 @@ class DeviceWorker:
         now_s = time.monotonic()
         waiting = QueuedRows(
             sequence=next(self._sequence),
-            due_s=due_s or deadline_s or now_s + PATIENCE_S,
-            queued_s=now_s,
+            due_s=due_s or deadline_s or now_s + ASSUMED_DEADLINE_S,
+            enqueued_at_s=now_s,
             deadline_s=deadline_s,
             rows=payload.rows,
-            length=payload.length,
-            kind=payload.kind,
+            tokens_per_row=payload.tokens_per_row,
+            batch_key=payload.batch_key,
         )
         future = asyncio.get_running_loop().create_future()
-        job = Job(lane, waiting, payload.content, infer, future)
+        job = Job(model, waiting, payload.content, infer, future)
         self._enqueue(job)
         DEVICE_WAITING.inc()
         try:
@@ -188,13 +188,13 @@ class DeviceWorker:
 
     def _enqueue(self, job: Job) -> None:
         with self._lock:
-            if job.lane.broken is not None:
-                raise ModelBroken(job.lane.broken)
+            if job.model.broken_reason is not None:
+                raise ModelBroken(job.model.broken_reason)
             if self.lost is not None:
                 raise PodDraining(self.lost)
             if self._is_closed:
                 raise QueueFull("the pod is stopping")
-            if len(self._queue) >= self._most_waiting:
+            if len(self._queue) >= self._max_queued:
                 raise QueueFull(f"{len(self._queue)} inferences wait for the device already")
             self._queue.add(job)
             self._work.notify()
@@ -236,12 +236,12 @@ class DeviceWorker:
 
     def _carry_out(self, run: _Run) -> None:
         """Run the batch; where it fails as a whole, each of it alone: only the guilty ones fail."""
-        jobs, lane = run.jobs, run.jobs[0].lane
+        jobs, model = run.jobs, run.jobs[0].model
         outcomes = self._attempt(run, jobs)
         is_worth_splitting = len(jobs) > 1 and not run.is_abandoned and self.lost is None
         if isinstance(outcomes, Exception) and is_worth_splitting:
-            logger.info("batch failed, run apart", extra={"key": lane.key, "error": outcomes})
-            BATCHES.labels(model=lane.model, outcome="split").inc()
+            logger.info("batch failed, run apart", extra={"key": model.key, "error": outcomes})
+            BATCHES.labels(model=model.name, outcome="split").inc()
             for job in jobs:
                 if not run.is_abandoned:
                     _finish(run, [job], self._attempt(run, [job]))  # a lost device fails the rest
@@ -250,30 +250,30 @@ class DeviceWorker:
 
     def _attempt(self, run: _Run, jobs: Sequence[Job]) -> list[InferenceResult[Any]] | Exception:
         """One inference over the jobs' contents."""
-        lane, rows = jobs[0].lane, sum(job.waiting.rows for job in jobs)
-        begun_s = self._begin(run, lane)
+        model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
+        begun_s = self._begin(run, model)
         try:
             values = jobs[0].infer([job.content for job in jobs])
         except BaseException as raised:  # it belongs to the network's requests alone
             error = as_bearable(raised)
             if is_out_of_memory(error):
-                self.times.ran_out_of_memory(lane.key, rows)
+                self.times.ran_out_of_memory(model.key, rows)
             if is_device_lost(error):
                 self.lose(error)
                 return _lost_under(error)
             return error
         compute_s = time.monotonic() - begun_s
-        if jobs[0].waiting.kind is not None:
-            self.times.observe(lane.key, rows, compute_s)
+        if jobs[0].queued.batch_key is not None:
+            self.times.observe(model.key, rows, compute_s)
         return [
-            InferenceResult(value, begun_s - job.waiting.queued_s, compute_s, rows)
+            InferenceResult(value, begun_s - job.queued.enqueued_at_s, compute_s, rows)
             for job, value in zip(jobs, values, strict=True)
         ]
 
-    def _begin(self, run: _Run, lane: DeviceModel) -> float:
+    def _begin(self, run: _Run, model: DeviceModel) -> float:
         with self._lock:
             run.begun_s = time.monotonic()
-            run.give_up_s = run.begun_s + (lane.policy.max_infer_s or self._time_limit_s)
+            run.give_up_s = run.begun_s + (model.policy.max_infer_s or self._time_limit_s)
             if run.give_up_s < self._watched_until_s:
                 self._overdue.notify()
             return run.begun_s
@@ -295,19 +295,21 @@ class DeviceWorker:
 
     def _abandon(self, run: _Run) -> None:
         """Give up a thread whose inference does not end, and everything of its model."""
-        lane, seconds = run.jobs[0].lane, run.give_up_s - run.begun_s
-        lane.broken = f"an inference of {lane.key or 'the pod'} did not end within {seconds:g} s"
+        model, seconds = run.jobs[0].model, run.give_up_s - run.begun_s
+        model.broken_reason = (
+            f"an inference of {model.key or 'the pod'} did not end within {seconds:g} s"
+        )
         run.is_abandoned = True
         self._run = None
         self._count_stuck(1)
-        BATCHES.labels(model=lane.model, outcome="hung").inc()
-        logger.error("inference hangs", extra={"key": lane.key, "after_s": seconds})
-        settle([(job, InferenceHung(lane.broken)) for job in run.jobs])
-        settle([(job, ModelBroken(lane.broken)) for job in self._queue.take_lane(lane)])
+        BATCHES.labels(model=model.name, outcome="hung").inc()
+        logger.error("inference hangs", extra={"key": model.key, "after_s": seconds})
+        settle([(job, InferenceHung(model.broken_reason)) for job in run.jobs])
+        settle([(job, ModelBroken(model.broken_reason)) for job in self._queue.take_model(model)])
         self._thread = self._new_thread()
         self._thread.start()
-        if lane.key:
-            self.on_hung(lane.key, lane.broken)
+        if model.key:
+            self.on_hung(model.key, model.broken_reason)
 
     def _count_stuck(self, change: int) -> None:
         self.stuck_threads += change
@@ -330,7 +332,7 @@ def _finish(
     run: _Run, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
 ) -> None:
     """Tell the callers and count, unless all were told already that it hangs."""
-    model = jobs[0].lane.model
+    model = jobs[0].model.name
     if run.is_abandoned:
         return
     if isinstance(outcomes, Exception):
@@ -338,7 +340,7 @@ def _finish(
         settle([(job, outcomes) for job in jobs])
         return
     settle(list(zip(jobs, outcomes, strict=True)))
-    if jobs[0].waiting.kind is None:  # no request: a warm-up, or a profile
+    if jobs[0].queued.batch_key is None:  # no request: a warm-up, or a profile
         return
     BATCHES.labels(model=model, outcome="ok").inc()
     BATCH_SIZE.labels(model=model).observe(outcomes[0].rows)

@@ -47,7 +47,7 @@ class TokenChunk:
 class GenerationEngine(Protocol):
     """One model's generation. All methods belong to the event loop."""
 
-    most_tokens: int
+    context_tokens: int
     """Most tokens of a prompt and its answer together."""
 
     def generate(

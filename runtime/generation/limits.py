@@ -29,16 +29,16 @@ class GenerationLimits:
 
     cache_bytes: int
     """Key-value cache of all requests together."""
-    most_at_once: int
+    max_concurrent: int
     """Requests in one step."""
-    most_new_tokens: int
+    max_new_tokens: int
     """Longest answer."""
-    longest_s: float
+    timeout_s: float
     """Time limit of a request."""
 
     def at_once(self, policy: ModelPolicy) -> int:
         """Requests in one step of a model, which its annotations may bound further."""
-        return min(self.most_at_once, policy.max_batch_size or self.most_at_once)
+        return min(self.max_concurrent, policy.max_batch_size or self.max_concurrent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits) -> CacheShap
     token_bytes = 2 * text.num_hidden_layers * heads * head_size * BYTES_PER_VALUE
     context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
     page_bytes = token_bytes * PAGE_TOKENS
-    wanted = limits.most_at_once * -(-context // PAGE_TOKENS)
+    wanted = limits.max_concurrent * -(-context // PAGE_TOKENS)
     pages = max(1, min(wanted, limits.cache_bytes // page_bytes))
     return CacheShape(pages, page_bytes, min(context, pages * PAGE_TOKENS))
 

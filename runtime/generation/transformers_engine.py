@@ -71,7 +71,7 @@ class TransformersEngine:
         self,
         network: PreTrainedModel,
         device: DeviceWorker,
-        lane: DeviceModel,
+        device_model: DeviceModel,
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -80,9 +80,9 @@ class TransformersEngine:
         Raises ModelInvalid for an architecture it cannot run, DeviceFull without room for a cache.
         """
         shape = cache_shape(network.config, limits)
-        self.most_tokens = shape.context_tokens
+        self.context_tokens = shape.context_tokens
         self._device = device
-        self._lane = lane
+        self._device_model = device_model
         self._limits = limits
         self._eos_ids = _eos_ids(network)
         self._inboxes = _Inboxes(loop)
@@ -94,7 +94,7 @@ class TransformersEngine:
             page_size=PAGE_TOKENS,
             num_blocks=shape.pages,
             max_batch_tokens=STEP_TOKENS,
-            max_requests_per_batch=limits.most_at_once,
+            max_requests_per_batch=limits.max_concurrent,
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=False,
@@ -164,14 +164,14 @@ class TransformersEngine:
             async with self._turn:
                 if inbox:
                     return
-                has_worked = (await self._device.run(self._step, lane=self._lane)).value
+                has_worked = (await self._device.run(self._step, model=self._device_model)).value
             if not has_worked and not inbox:
                 raise InferenceFailed("the engine has no work, though a request waits for tokens")
 
     def _step(self) -> bool:
         """One token for every request, in the device's thread; False: there was nothing to do."""
         processor = self._processor
-        processor.scheduler.max_requests_per_batch = self._limits.at_once(self._lane.policy)
+        processor.scheduler.max_requests_per_batch = self._limits.at_once(self._device_model.policy)
         try:
             if not processor.prepare_next_batch():
                 return False

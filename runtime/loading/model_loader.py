@@ -219,8 +219,8 @@ class ModelLoader:
     async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
         """The engine, made on the device, and one token of it."""
         loop, limits = asyncio.get_running_loop(), self.resolver.generation_limits
-        make = partial(TransformersEngine, network, self.device, model.lane, limits, loop)
-        engine = (await self.device.run(make, lane=model.lane)).value
+        make = partial(TransformersEngine, network, self.device, model.device_model, limits, loop)
+        engine = (await self.device.run(make, model=model.device_model)).value
         async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
             pass
         model.generator = engine

@@ -107,7 +107,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     def broken_reason(self, key: str) -> str | None:
         """Why a model that is on the device cannot infer, where that is so."""
         resident = self._on_device.by_key.get(key)
-        return resident.model.lane.broken if resident is not None else None
+        return resident.model.device_model.broken_reason if resident is not None else None
 
     async def unpin(self, resident: ResidentModel) -> None:
         """One user is done."""

@@ -53,12 +53,12 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         self._network: PreTrainedModel | None = network
         self._device = device
         self._threads = threads
-        self.lane = DeviceModel(
+        self.device_model = DeviceModel(
             spec.key,
             str(spec.name),
             self.infer_together,
             spec.policy,
-            most_rows=processor.batching.most_rows,
+            max_rows=processor.batching.max_rows,
         )
         self.generator: GenerationEngine | None = None
         """Makes tokens, where the model generates text."""
@@ -67,12 +67,12 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
     @property
     def is_broken(self) -> bool:
         """Whether an inference of it did not end, so that nothing of it runs any more."""
-        return self.lane.broken is not None
+        return self.device_model.broken_reason is not None
 
     async def warm_up(self) -> None:
         """One short inference; raises whatever the network raises."""
         network = self._network_in_use()
-        await self._device.run(lambda: self.processor.warm_up(network), lane=self.lane)
+        await self._device.run(lambda: self.processor.warm_up(network), model=self.device_model)
 
     async def infer(
         self,
@@ -85,14 +85,14 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
         `policy` is what the model's annotations say now, which bounds its batches.
         """
-        self.lane.policy = policy or self.lane.policy
+        self.device_model.policy = policy or self.device_model.policy
         batching = self.processor.batching
         if isinstance(self.processor, Stepwise):
             steps = self.processor.steps(self._network_in_use(), inputs)
-            return await run_steps(self._device, self.lane, steps, deadline_s=deadline_s)
-        kind = batching.kind_of(inputs, self._network_in_use())
-        payload = Payload(inputs, batching.rows_of(inputs), batching.length_of(inputs), kind)
-        return await self._device.infer(self.lane, payload, deadline_s=deadline_s)
+            return await run_steps(self._device, self.device_model, steps, deadline_s=deadline_s)
+        key = batching.batch_key(inputs, self._network_in_use())
+        payload = Payload(inputs, batching.rows_of(inputs), batching.tokens_per_row(inputs), key)
+        return await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The network's outputs for each request, from one inference; called by the device."""

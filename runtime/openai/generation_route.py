@@ -144,7 +144,7 @@ def _wish(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
     return GenerationRequest(
         prompt_ids=_prompt_ids(body),
-        most_tokens=body.most_tokens or (None if is_chat else COMPLETION_TOKENS),
+        max_new_tokens=body.max_new_tokens or (None if is_chat else COMPLETION_TOKENS),
         choices=body.n or 1,
         stops=body.stops,
         seed=body.seed,

@@ -78,7 +78,7 @@ class GenerationBody(ModelBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """The most new tokens that are asked for."""
         return self.max_tokens
 
@@ -120,7 +120,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """The newer field before the older."""
         return self.max_completion_tokens or self.max_tokens
 

@@ -71,7 +71,7 @@ class _PodLife:
         peers = RemoteInference()
         device = DeviceWorker(
             threads=settings.threads,
-            most_waiting=settings.device_queue,
+            max_queued=settings.device_queue,
             time_limit_s=settings.inference_timeout,
         )
         device.start()

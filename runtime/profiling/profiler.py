@@ -17,7 +17,7 @@ from registry.domain.profile import ENOUGH, Profile, ProfilePoint
 from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.peak_memory import PeakMemory, available_bytes
-from runtime.device.queue import PATIENCE_S
+from runtime.device.queue import ASSUMED_DEADLINE_S
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Profiler:
 
     async def _take(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
-        takes = model.processor.batching.most_rows or plan.most_rows
+        takes = model.processor.batching.max_rows or plan.most_rows
         for rows in sizes(min(plan.most_rows, takes)):
             available = await in_thread(self._threads, available_bytes, self._profiles.device)
             if points and not _fits(points[-1], available):
@@ -105,7 +105,7 @@ class Profiler:
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
         """The first inference of a size sets things up and is not timed; it shows the memory."""
         batching = model.processor.batching
-        tokens = max(1, min(plan.tokens, batching.most_tokens))
+        tokens = max(1, min(plan.tokens, batching.max_tokens))
         inputs = await in_thread(self._threads, batching.example, rows, tokens)
         first = await self._infer(model, inputs)
         timed = [(await self._infer(model, inputs)).seconds for _ in range(plan.repeats)]
@@ -117,14 +117,14 @@ class Profiler:
             model.infer_together([inputs])
             return _Measured(time.monotonic() - begun_s, peak.taken_bytes())
 
-        late_s = time.monotonic() + 10 * PATIENCE_S
-        return (await self._device.run(infer, lane=model.lane, due_s=late_s)).value
+        late_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
+        return (await self._device.run(infer, model=model.device_model, due_s=late_s)).value
 
 
-def sizes(most_rows: int) -> list[int]:
+def sizes(max_rows: int) -> list[int]:
     """1, 2, 4 and so on, and the largest itself."""
-    doubled = [2**power for power in range(most_rows.bit_length()) if 2**power < most_rows]
-    return [*doubled, most_rows]
+    doubled = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
+    return [*doubled, max_rows]
 
 
 def has_stopped_growing(points: Sequence[ProfilePoint]) -> bool:

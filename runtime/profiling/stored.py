@@ -56,7 +56,7 @@ class Profiles:
         """Report what live batches took until cancelled; forget what is not declared any more."""
         while True:
             await asyncio.sleep(self._interval_s)
-            for profile in self._times.take_news(self.device):
+            for profile in self._times.take_updates(self.device):
                 self._adopted[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._declared_keys():

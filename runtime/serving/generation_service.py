@@ -44,7 +44,7 @@ class GenerationRequest:
 
     prompt_ids: Callable[[TextGeneration], list[int]]
     """Tokens of the prompt; blocks, raises InvalidRequest."""
-    most_tokens: int | None
+    max_new_tokens: int | None
     """None: what fits."""
     choices: int
     stops: tuple[str, ...]
@@ -145,7 +145,7 @@ class GenerationService:
         Raises:
             RuntimePackageError: as for any inference; DeadlinePassed also inside the block.
         """
-        until_s = time.monotonic() + self.limits.longest_s
+        until_s = time.monotonic() + self.limits.timeout_s
         if head.deadline_s is not None:
             until_s = min(until_s, head.deadline_s)
         async with self.service.admitted(head):
@@ -155,7 +155,7 @@ class GenerationService:
                     spec, token=head.load_token, deadline_s=until_s
                 )
                 try:
-                    acquired.model.lane.policy = spec.policy  # what the annotations say now
+                    acquired.model.device_model.policy = spec.policy  # what the annotations say now
                     with GENERATIONS.track_inprogress():
                         async with _limited(until_s):
                             opened = await self._opened(acquired, wish)
@@ -174,29 +174,31 @@ class GenerationService:
             raise InvalidRequest(f"model {acquired.model.spec.name} does not generate text")
         began_s = time.monotonic()
         prompt_ids = await in_thread(self.threads, wish.prompt_ids, processor)
-        sampling = self._sampling(wish, len(prompt_ids), engine.most_tokens)
+        sampling = self._sampling(wish, len(prompt_ids), engine.context_tokens)
         stages = {Stage.PREPROCESS: time.monotonic() - began_s}
         if acquired.load_s:
             stages[Stage.LOAD] = acquired.load_s
         generation = Generation(wish, sampling, prompt_ids, processor, engine)
         return Opened(generation, acquired.start, stages)
 
-    def _sampling(self, wish: GenerationRequest, prompt_tokens: int, most_tokens: int) -> Sampling:
-        room = most_tokens - prompt_tokens
+    def _sampling(
+        self, wish: GenerationRequest, prompt_tokens: int, context_tokens: int
+    ) -> Sampling:
+        room = context_tokens - prompt_tokens
         if not prompt_tokens:
             raise InvalidRequest("the prompt has no tokens")
-        if (wish.most_tokens or 1) > self.limits.most_new_tokens:
+        if (wish.max_new_tokens or 1) > self.limits.max_new_tokens:
             raise InvalidRequest(
-                f"an answer may have {self.limits.most_new_tokens} tokens,"
-                f" {wish.most_tokens} were asked for"
+                f"an answer may have {self.limits.max_new_tokens} tokens,"
+                f" {wish.max_new_tokens} were asked for"
             )
-        if (wish.most_tokens or 1) > room:
+        if (wish.max_new_tokens or 1) > room:
             raise PromptTooLong(
-                f"this model's maximum context length is {most_tokens} tokens; the prompt has"
-                f" {prompt_tokens}, and {wish.most_tokens or 1} or more are asked for"
+                f"this model's maximum context length is {context_tokens} tokens; the prompt has"
+                f" {prompt_tokens}, and {wish.max_new_tokens or 1} or more are asked for"
             )
         return Sampling(
-            max_tokens=min(wish.most_tokens or room, room, self.limits.most_new_tokens),
+            max_tokens=min(wish.max_new_tokens or room, room, self.limits.max_new_tokens),
             seed=secrets.randbits(62) if wish.seed is None else wish.seed,
             temperature=wish.temperature,
             top_p=wish.top_p,

@@ -133,7 +133,7 @@ class TensorProgram:
             return False
         second = self.batching.random_example(1, rng)
         counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
-        if sum(counts) > (self.batching.most_rows or sum(counts)):
+        if sum(counts) > (self.batching.max_rows or sum(counts)):
             return False
         expected = [alone, self.infer(network, second)]
         together = self.infer(network, self.batching.join([first, second]))

@@ -88,7 +88,7 @@ class TextEncoder:
             self.tokenizer.model_max_length,
             getattr(config, "max_position_embeddings", None) or MOST_TOKENS,
         )
-        self.most_tokens = int(min(limit, 100_000))
+        self.max_tokens = int(min(limit, 100_000))
         self._vocabulary: int = config.vocab_size
         self._token_types: int = getattr(config, "type_vocab_size", 2)
         names = ["input_ids", "attention_mask"]
@@ -108,18 +108,18 @@ class TextEncoder:
         return PaddedBatching(
             rules,
             needed=("input_ids", "attention_mask"),
-            most_tokens=self.most_tokens,
+            max_tokens=self.max_tokens,
             pads_left=self.tokenizer.padding_side == "left",
             end_ids=end_ids,
         )
 
-    def encode(self, texts: Sequence[str], most_tokens: int | None = None) -> tuple[Tensor, ...]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> tuple[Tensor, ...]:
         """Token tensors, padded to the longest text and cut at the model's limit, or at another."""
         encoded = self.tokenizer(
             list(texts),
             padding=True,
             truncation=True,
-            max_length=most_tokens or self.most_tokens,
+            max_length=max_tokens or self.max_tokens,
             return_tensors="np",
         )
         return tuple(

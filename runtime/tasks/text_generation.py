@@ -54,11 +54,11 @@ class TextGeneration:
         # Tokenizers keep padding and truncation as settings: one that is never told either can be
         # shared by threads with no lock.
         self._plain: PreTrainedTokenizerBase = copy.deepcopy(self.tokenizer)
-        self._most_characters = encoder.most_tokens * MOST_CHARACTERS
-        self._new_tokens = min(_new_tokens(folder), MOST_NEW_TOKENS, encoder.most_tokens - 1)
-        self._most_tokens = encoder.most_tokens - self._new_tokens
+        self._most_characters = encoder.max_tokens * MOST_CHARACTERS
+        self._new_tokens = min(_new_tokens(folder), MOST_NEW_TOKENS, encoder.max_tokens - 1)
+        self._most_tokens = encoder.max_tokens - self._new_tokens
         batching = encoder.batching(end_ids=end_ids(folder, config))
-        self.batching = replace(batching, most_tokens=self._most_tokens)
+        self.batching = replace(batching, max_tokens=self._most_tokens)
 
     # OpenAI's protocol
 

@@ -174,7 +174,7 @@ def gateway(
 
 @pytest.fixture
 def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=8)
+    worker = DeviceWorker(threads=1, max_queued=8)
     worker.start()
     yield worker
     worker.close()

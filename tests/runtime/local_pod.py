@@ -96,7 +96,7 @@ async def local_pod(
     options = StorageOptions(environment=environment or {}, read_timeout_s=60)
     cache = DiskCache(cache_folder or folder / "cache", Storages(options), Bandwidth(link_rate))
     host = enter_host_tier(folder / "host", host_bytes)
-    device = DeviceWorker(threads=1, most_waiting=16)
+    device = DeviceWorker(threads=1, max_queued=16)
     device.start()
     evictions: list[Eviction] = []
     store = ModelStore(budget_bytes, evictions.append, policy=POLICIES[policy])

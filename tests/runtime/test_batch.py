@@ -18,7 +18,7 @@ NOW_S = 100.0
 
 
 def waiting(sequence: int, due_s: float = 200.0, **fields: object) -> QueuedRows:
-    values: dict[str, object] = {"queued_s": NOW_S, "kind": "text", **fields}
+    values: dict[str, object] = {"enqueued_at_s": NOW_S, "batch_key": "text", **fields}
     return QueuedRows(sequence, due_s, **values)  # type: ignore[arg-type]  # a table's row
 
 
@@ -39,31 +39,35 @@ def test_the_nearest_deadline_leads_and_the_rest_follow_in_order() -> None:
 
 
 def test_items_count_not_requests() -> None:
-    limits = BatchLimits(most_rows=4)
+    limits = BatchLimits(max_rows=4)
     assert sequences(waiting(1, rows=3), waiting(2, rows=2), waiting(3), limits=limits) == [1, 3]
 
 
 def test_a_request_larger_than_the_limit_runs_alone() -> None:
-    limits = BatchLimits(most_rows=4)
+    limits = BatchLimits(max_rows=4)
     assert sequences(waiting(1, rows=9), waiting(2), limits=limits) == [1]
 
 
 def test_only_the_same_kind_joins() -> None:
-    assert sequences(waiting(1), waiting(2, kind="image"), waiting(3)) == [1, 3]
+    assert sequences(waiting(1), waiting(2, batch_key="image"), waiting(3)) == [1, 3]
 
 
 def test_work_without_a_kind_runs_alone() -> None:
-    assert sequences(waiting(1, kind=None), waiting(2, kind=None)) == [1]
+    assert sequences(waiting(1, batch_key=None), waiting(2, batch_key=None)) == [1]
 
 
 def test_a_long_text_does_not_join_short_ones() -> None:
-    given = waiting(1, length=10), waiting(2, length=100), waiting(3, length=12)
-    assert sequences(*given, limits=BatchLimits(most_padding=0.4)) == [1, 3]
+    given = (
+        waiting(1, tokens_per_row=10),
+        waiting(2, tokens_per_row=100),
+        waiting(3, tokens_per_row=12),
+    )
+    assert sequences(*given, limits=BatchLimits(max_padding=0.4)) == [1, 3]
 
 
 def test_long_texts_make_smaller_batches() -> None:
-    given = [waiting(number, length=100) for number in range(4)]
-    assert sequences(*given, limits=BatchLimits(most_tokens=250)) == [0, 1]
+    given = [waiting(number, tokens_per_row=100) for number in range(4)]
+    assert sequences(*given, limits=BatchLimits(max_tokens=250)) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +79,8 @@ def test_long_texts_make_smaller_batches() -> None:
     ],
 )
 def test_a_batch_waits_to_fill(deadline_s: float | None, ready_s: float) -> None:
-    limits = BatchLimits(most_rows=3, most_wait_s=3.0, run_s=0.5)
-    one = waiting(1, queued_s=NOW_S - 1)
+    limits = BatchLimits(max_rows=3, max_wait_s=3.0, inference_s=0.5)
+    one = waiting(1, enqueued_at_s=NOW_S - 1)
     two = waiting(2, deadline_s=deadline_s)
     batch = form_batch([one, two], NOW_S, limits)
     assert batch is not None
@@ -84,7 +88,7 @@ def test_a_batch_waits_to_fill(deadline_s: float | None, ready_s: float) -> None
 
 
 def test_a_full_batch_waits_for_nothing() -> None:
-    batch = form_batch([waiting(1), waiting(2)], NOW_S, BatchLimits(most_rows=2, most_wait_s=3.0))
+    batch = form_batch([waiting(1), waiting(2)], NOW_S, BatchLimits(max_rows=2, max_wait_s=3.0))
     assert batch is not None
     assert batch.ready_s == NOW_S
 
@@ -94,11 +98,11 @@ REQUESTS = st.lists(
         QueuedRows,
         sequence=st.just(0),
         due_s=st.sampled_from([90.0, 101.0, 101.5, 200.0]),
-        queued_s=st.floats(90, NOW_S),
+        enqueued_at_s=st.floats(90, NOW_S),
         deadline_s=st.none() | st.floats(NOW_S, 200),
         rows=st.integers(1, 12),
-        length=st.integers(1, 512),
-        kind=st.sampled_from(["a", "b", None]),
+        tokens_per_row=st.integers(1, 512),
+        batch_key=st.sampled_from(["a", "b", None]),
     ),
     min_size=1,
     max_size=30,
@@ -107,11 +111,11 @@ REQUESTS = st.lists(
 )
 LIMITS = st.builds(
     BatchLimits,
-    most_rows=st.integers(1, 16),
-    most_wait_s=st.sampled_from([0.0, 0.5, 20.0]),
-    most_padding=st.floats(0, 1),
-    most_tokens=st.sampled_from([100, 10_000]),
-    run_s=st.sampled_from([0.0, 0.3]),
+    max_rows=st.integers(1, 16),
+    max_wait_s=st.sampled_from([0.0, 0.5, 20.0]),
+    max_padding=st.floats(0, 1),
+    max_tokens=st.sampled_from([100, 10_000]),
+    inference_s=st.sampled_from([0.0, 0.3]),
 )
 
 
@@ -124,17 +128,20 @@ def test_every_batch_keeps_its_bounds(given: list[QueuedRows], limits: BatchLimi
     assert list(members) == sorted(members, key=lambda each: (each.due_s, each.sequence))
     assert set(members) <= set(given)
     if len(members) > 1:
-        rows, width = sum(each.rows for each in members), max(each.length for each in members)
-        tokens = sum(each.rows * each.length for each in members)
-        assert {each.kind for each in members} == {members[0].kind} != {None}
-        assert rows <= limits.most_rows
-        assert rows * width - tokens <= limits.most_padding * rows * width
-        assert rows * width <= limits.most_tokens
-    oldest_s = min(each.queued_s for each in members)
-    assert NOW_S <= batch.ready_s <= max(NOW_S, oldest_s + limits.most_wait_s)
+        rows, width = (
+            sum(each.rows for each in members),
+            max(each.tokens_per_row for each in members),
+        )
+        tokens = sum(each.rows * each.tokens_per_row for each in members)
+        assert {each.batch_key for each in members} == {members[0].batch_key} != {None}
+        assert rows <= limits.max_rows
+        assert rows * width - tokens <= limits.max_padding * rows * width
+        assert rows * width <= limits.max_tokens
+    oldest_s = min(each.enqueued_at_s for each in members)
+    assert NOW_S <= batch.ready_s <= max(NOW_S, oldest_s + limits.max_wait_s)
     for each in members:
         if each.deadline_s is not None:
-            assert batch.ready_s <= max(NOW_S, each.deadline_s - limits.run_s)
+            assert batch.ready_s <= max(NOW_S, each.deadline_s - limits.inference_s)
 
 
 @given(REQUESTS, LIMITS, st.randoms(use_true_random=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.domain.profile import Profile, ProfilePoint, best_rows
-from runtime.device.batch_times import FIRST_MOST_ROWS, MOST_ROWS, BatchTimes, most_rows_of
+from runtime.device.batch_times import INITIAL_MAX_ROWS, MAX_ROWS, BatchTimes, best_max_rows
 from runtime.profiling.profiler import has_stopped_growing, sizes
 
 KEY = "default/m@1"
@@ -19,12 +19,12 @@ def points(**latencies_ms: float) -> tuple[ProfilePoint, ...]:
 @pytest.mark.parametrize(
     ("measured", "best", "most"),
     [
-        pytest.param((), 1, FIRST_MOST_ROWS, id="nothing"),
-        pytest.param(points(n1=10), 1, FIRST_MOST_ROWS, id="one-size"),
+        pytest.param((), 1, INITIAL_MAX_ROWS, id="nothing"),
+        pytest.param(points(n1=10), 1, INITIAL_MAX_ROWS, id="one-size"),
         pytest.param(points(n1=10, n2=20, n4=40), 1, 1, id="no-gain"),
         pytest.param(points(n1=10, n4=12, n8=14), 8, 16, id="still-growing"),
         pytest.param(points(n1=10, n8=14, n16=27, n32=60), 8, 8, id="found"),
-        pytest.param(points(n1=10, n64=20), 64, MOST_ROWS, id="largest"),
+        pytest.param(points(n1=10, n64=20), 64, MAX_ROWS, id="largest"),
         pytest.param(points(n1=10, n256=20), 256, 256, id="stored-beyond-the-largest"),
     ],
 )
@@ -32,19 +32,19 @@ def test_batches_grow_while_throughput_does(
     measured: tuple[ProfilePoint, ...], best: int, most: int
 ) -> None:
     assert best_rows(measured) == best
-    assert most_rows_of(measured) == most
+    assert best_max_rows(measured) == most
 
 
 def test_a_size_counts_after_a_few_samples() -> None:
     times = BatchTimes()
     for _ in range(2):
         times.observe(KEY, 16, 0.01)
-    assert times.take_news("cpu") == []
+    assert times.take_updates("cpu") == []
     times.observe(KEY, 16, 0.02)
-    (profile,) = times.take_news("cpu")
+    (profile,) = times.take_updates("cpu")
     assert profile == Profile(KEY, "cpu", (ProfilePoint(16, 0.01),))
-    assert times.take_news("cpu") == []
-    assert times.longest_s(KEY) == 0.01
+    assert times.take_updates("cpu") == []
+    assert times.longest_batch_s(KEY) == 0.01
 
 
 def test_live_times_refine_a_stored_profile() -> None:
@@ -52,24 +52,24 @@ def test_live_times_refine_a_stored_profile() -> None:
     times.adopt(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
     for _ in range(3):
         times.observe(KEY, 1, 0.5)
-    (profile,) = times.take_news("cpu")
+    (profile,) = times.take_updates("cpu")
     assert profile.points == (ProfilePoint(1, 0.5, 7), ProfilePoint(2, 1.1, 9))
-    assert times.most_rows(KEY) == 1
+    assert times.max_rows(KEY) == 1
 
 
 def test_no_larger_batch_than_memory_holds() -> None:
     times = BatchTimes()
     times.adopt(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
-    assert times.most_rows(KEY) == 4
+    assert times.max_rows(KEY) == 4
     times.ran_out_of_memory(KEY, 4)
-    assert times.most_rows(KEY) == 2
+    assert times.max_rows(KEY) == 2
 
 
 def test_forgotten_models_begin_anew() -> None:
     times = BatchTimes()
     times.adopt(Profile(KEY, "cpu", points(n1=10, n2=20)))
     times.forget(KEY)
-    assert times.most_rows(KEY) == FIRST_MOST_ROWS
+    assert times.max_rows(KEY) == INITIAL_MAX_ROWS
     assert times.keys() == set()
 
 

@@ -46,7 +46,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., ServedModel]]:
     """Makes served models of one device."""
-    device = DeviceWorker(threads=1, most_waiting=64)
+    device = DeviceWorker(threads=1, max_queued=64)
     device.start()
 
     def make(name: str, policy: ModelPolicy, task: Task | None = None) -> ServedModel:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=64, time_limit_s=300.0)
+    worker = DeviceWorker(threads=1, max_queued=64, time_limit_s=300.0)
     worker.start()
     yield worker
     worker.close()
@@ -34,7 +34,9 @@ class Model:
         self.batches: list[list[Any]] = []
         self.entered = threading.Event()
         self.open = threading.Event()
-        self.lane = DeviceModel("default/m@1", "default/m", self.infer, ModelPolicy(**policy))
+        self.device_model = DeviceModel(
+            "default/m@1", "default/m", self.infer, ModelPolicy(**policy)
+        )
 
     def infer(self, contents: Sequence[Any]) -> list[Any]:
         self.batches.append(list(contents))
@@ -45,8 +47,8 @@ class Model:
         return [content * content for content in contents]
 
     def ask(self, device: DeviceWorker, content: Any, **options: Any) -> Coroutine[Any, Any, Any]:
-        kind = None if content == "wait" else "numbers"
-        return device.infer(self.lane, Payload(content, kind=kind), **options)
+        batch_key = None if content == "wait" else "numbers"
+        return device.infer(self.device_model, Payload(content, batch_key=batch_key), **options)
 
 
 async def behind_another(
@@ -173,12 +175,15 @@ def test_who_leaves_while_running_keeps_nobody_from_a_result(device: DeviceWorke
         assert open_.wait(60)
         return list(contents)
 
-    lane = DeviceModel(
+    device_model = DeviceModel(
         "default/m@1", "default/m", infer, ModelPolicy(max_batch_size=2, max_batch_wait_s=5)
     )
 
     async def run() -> None:
-        one, two = (asyncio.ensure_future(device.infer(lane, Payload(n, kind="n"))) for n in (1, 2))
+        one, two = (
+            asyncio.ensure_future(device.infer(device_model, Payload(n, batch_key="n")))
+            for n in (1, 2)
+        )
         assert await asyncio.to_thread(entered.wait, 60)
         one.cancel()
         open_.set()
@@ -230,7 +235,7 @@ def test_a_hang_breaks_its_model_alone(device: DeviceWorker) -> None:
         assert (await other.ask(device, 3)).value == 9
 
     asyncio.run(run())
-    assert heard == [(hanging.lane.key, hanging.lane.broken)]
+    assert heard == [(hanging.device_model.key, hanging.device_model.broken_reason)]
     assert hanging.batches == [["wait"]]
     hanging.open.set()
     wait_until(lambda: not device.stuck_threads, what="its thread is free again")
@@ -260,7 +265,7 @@ async def _expect(request: Coroutine[Any, Any, Any], error: type[Exception]) -> 
 
 
 def test_the_pods_time_limit_counts_where_the_model_has_none() -> None:
-    worker = DeviceWorker(threads=1, most_waiting=8, time_limit_s=0.05)
+    worker = DeviceWorker(threads=1, max_queued=8, time_limit_s=0.05)
     worker.start()
     model = Model()
 
@@ -282,7 +287,7 @@ def test_a_batch_that_does_not_fit_makes_the_next_ones_smaller(device: DeviceWor
             raise MemoryError("no room for so many")
         return list(contents)
 
-    lane = DeviceModel("default/m@1", "default/m", infer)
+    device_model = DeviceModel("default/m@1", "default/m", infer)
     model = Model()
 
     async def run() -> None:
@@ -293,7 +298,8 @@ def test_a_batch_that_does_not_fit_makes_the_next_ones_smaller(device: DeviceWor
                 device,
                 model,
                 lambda tasks: [
-                    tasks.create_task(device.infer(lane, Payload(n, kind="n"))) for n in range(6)
+                    tasks.create_task(device.infer(device_model, Payload(n, batch_key="n")))
+                    for n in range(6)
                 ],
             )
             assert [each.value for each in results] == list(range(6))

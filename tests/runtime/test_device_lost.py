@@ -46,7 +46,7 @@ class Faulty:
         self.code = code
         self.calls = 0
         self.entered, self.open = threading.Event(), threading.Event()
-        self.lane = DeviceModel("default/bad@1", "default/bad", self.infer)
+        self.device_model = DeviceModel("default/bad@1", "default/bad", self.infer)
 
     def infer(self, contents: Sequence[Any]) -> list[Any]:
         del contents
@@ -56,9 +56,11 @@ class Faulty:
         raise device_error(self.code)
 
 
-async def _outcome(device: DeviceWorker, lane: DeviceModel, content: Any, kind: str | None) -> Any:
+async def _outcome(
+    device: DeviceWorker, device_model: DeviceModel, content: Any, kind: str | None
+) -> Any:
     try:
-        return (await device.infer(lane, Payload(content, kind=kind))).value
+        return (await device.infer(device_model, Payload(content, batch_key=kind))).value
     except Exception as error:
         return error
 
@@ -69,7 +71,7 @@ def test_whoever_waits_for_a_lost_device_is_sent_on(device: DeviceWorker) -> Non
     device.on_lost = told.append
 
     async def run() -> list[Any]:
-        under = asyncio.create_task(_outcome(device, bad.lane, 1, None))
+        under = asyncio.create_task(_outcome(device, bad.device_model, 1, None))
         assert await asyncio.to_thread(bad.entered.wait, 30)
         behind = asyncio.create_task(_outcome(device, good, 2, "number"))
         await asyncio.sleep(0)  # it waits for the device now
@@ -95,7 +97,9 @@ def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -
             _outcome(device, DeviceModel("default/w@1", "w", wait), 0, None)
         )
         assert await asyncio.to_thread(entered.wait, 30)
-        batch = [asyncio.create_task(_outcome(device, bad.lane, n, "number")) for n in range(3)]
+        batch = [
+            asyncio.create_task(_outcome(device, bad.device_model, n, "number")) for n in range(3)
+        ]
         await asyncio.sleep(0)
         bad.open.set()
         leave.set()
@@ -118,7 +122,10 @@ def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
     bad.open.set()
 
     async def run() -> list[Any]:
-        return [await _outcome(device, lane, 1, None) for lane in (bad.lane, good)]
+        return [
+            await _outcome(device, device_model, 1, None)
+            for device_model in (bad.device_model, good)
+        ]
 
     failed, answered = asyncio.run(run())
     assert isinstance(failed, torch.AcceleratorError)

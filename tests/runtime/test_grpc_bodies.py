@@ -99,12 +99,12 @@ def test_reads_the_sdks_bodies(datatype: str, is_binary: bool) -> None:
 def test_sdk_reads_our_bodies(datatype: str, is_binary: bool) -> None:
     request = V2Request((), id="r-1", is_binary=is_binary)
     body = encode_response([our_tensor(datatype)], model_name="m", request=request)
-    length = length_of(body)
+    length = tokens_per_row(body)
     assert (length != len(body.content)) == (is_binary or datatype == "FP16")
     assert_sdk_reads(InferResponse.from_bytes(body.content, length), datatype)
 
 
-def length_of(body: EncodedBody) -> int:
+def tokens_per_row(body: EncodedBody) -> int:
     return int(dict(body.headers).get(LENGTH_HEADER, len(body.content)))
 
 

@@ -52,7 +52,7 @@ def test_pod_is_live_but_not_ready_before_it_is_registered(
 
 
 def test_device_without_its_thread_is_not_alive() -> None:
-    device = DeviceWorker(threads=1, most_waiting=1)
+    device = DeviceWorker(threads=1, max_queued=1)
     assert not device.is_alive
     device.start()
     assert device.is_alive

@@ -17,7 +17,7 @@ TEXT = PaddedBatching(
         "attention_mask": TensorRule("INT64", high=2),
     },
     needed=("input_ids", "attention_mask"),
-    most_tokens=8,
+    max_tokens=8,
 )
 IMAGE = PaddedBatching({"pixel_values": TensorRule("FP32", trailing=(3, 2, 2))}, ("pixel_values",))
 
@@ -100,9 +100,9 @@ def test_pictures_are_stacked() -> None:
 
 
 def test_length_counts_for_texts_only() -> None:
-    assert TEXT.length_of((ids([1, 2, 3]),)) == 3
-    assert IMAGE.length_of((pixels(),)) == 1
-    assert TEXT.kind_of((ids([1]), mask([1])), None) != TEXT.kind_of((ids([1]),), None)
+    assert TEXT.tokens_per_row((ids([1, 2, 3]),)) == 3
+    assert IMAGE.tokens_per_row((pixels(),)) == 1
+    assert TEXT.batch_key((ids([1]), mask([1])), None) != TEXT.batch_key((ids([1]),), None)
 
 
 def test_outputs_are_taken_apart_by_rows() -> None:

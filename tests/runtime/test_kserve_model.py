@@ -140,7 +140,7 @@ def test_a_broken_model_is_given_to_nobody_and_leaves_with_its_last_user(
         resident = store.pin(served.spec.key)
         assert resident is not None
         assert store.broken_reason(served.spec.key) is None
-        served.lane.broken = "it hangs"
+        served.device_model.broken_reason = "it hangs"
         await store.retire(served.spec.key, "broken")
         assert store.pin(served.spec.key) is None
         assert store.broken_reason(served.spec.key) == "it hangs"

@@ -168,8 +168,8 @@ def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) ->
     program = Loaded(archives.export(Centred(), tmp_path / "m.pt2", torch.randn(3, 4)))
     assert not program.joins()
     batching: Batching = program.processor.batching
-    assert batching.most_rows == 1
-    assert batching.kind_of([features(3)], program.network) is None
+    assert batching.max_rows == 1
+    assert batching.batch_key([features(3)], program.network) is None
     assert program.run(features(3))[0].shape == (3, 4)
 
 

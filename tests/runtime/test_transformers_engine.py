@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-LIMITS = GenerationLimits(cache_bytes=1 << 22, most_at_once=8, most_new_tokens=900, longest_s=60)
+LIMITS = GenerationLimits(cache_bytes=1 << 22, max_concurrent=8, max_new_tokens=900, timeout_s=60)
 PROMPT = [260, 270, 280]
 GREEDY = Sampling(max_tokens=30, seed=0, temperature=0)
 
 
 @pytest.fixture
 def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, most_waiting=64)
+    worker = DeviceWorker(threads=1, max_queued=64)
     worker.start()
     yield worker
     worker.close()
@@ -49,10 +49,10 @@ def with_engine(
     network: PreTrainedModel,
     device: DeviceWorker,
     test: Callable[[TransformersEngine], Awaitable[None]],
-    lane: DeviceModel | None = None,
+    device_model: DeviceModel | None = None,
 ) -> None:
     async def run() -> None:
-        loop, place = asyncio.get_running_loop(), lane or DeviceModel()
+        loop, place = asyncio.get_running_loop(), device_model or DeviceModel()
         make = lambda: TransformersEngine(network, device, place, LIMITS, loop)  # noqa: E731  # one word
         engine = (await device.run(make)).value
         async with asyncio.timeout(60):
@@ -199,20 +199,20 @@ def test_the_models_annotation_bounds_who_makes_tokens_at_once(
 def test_a_bound_that_is_lowered_holds_from_the_next_token(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
-    lane = DeviceModel()
+    device_model = DeviceModel()
 
     async def test(engine: TransformersEngine) -> None:
         told: list[str] = []
         news = {name: engine.generate(PROMPT, GREEDY) for name in "abc"}
         await asyncio.gather(*(anext(each) for each in news.values()))
-        lane.policy = ModelPolicy(max_batch_size=1)
+        device_model.policy = ModelPolicy(max_batch_size=1)
         await asyncio.gather(*(_tell(name, each, told) for name, each in news.items()))
         assert [each for each in told if "ends" in each] == ["a ends", "b ends", "c ends"]
         alone = told[: told.index("a ends")]
         assert alone.count("a") > 20
         assert alone.count("b") + alone.count("c") <= 2  # of the steps before
 
-    with_engine(network, device, test, lane)
+    with_engine(network, device, test, device_model)
 
 
 def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: DeviceWorker) -> None:

@@ -34,8 +34,8 @@ class ImageBatching:
 
     sides: Sides
     vocabulary_size: int
-    most_tokens: int
-    most_rows: int | None = 1
+    max_tokens: int
+    max_rows: int | None = 1
 
     def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs in order; raises InvalidRequest."""
@@ -55,7 +55,7 @@ class ImageBatching:
             ("height", step, MOST_PIXELS),
             ("guidance", 0, MOST_GUIDANCE),
         ):
-            shape = (rows, self.most_tokens) if name.endswith("_ids") else (rows,)
+            shape = (rows, self.max_tokens) if name.endswith("_ids") else (rows,)
             datatype = "FP32" if name == "guidance" else "INT64"
             tensor = named[name]
             if tensor.datatype != datatype or tensor.shape != shape:
@@ -74,12 +74,12 @@ class ImageBatching:
         """Images."""
         return len(inputs[0].data)
 
-    def kind_of(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
+    def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
         """Each runs alone."""
         del inputs, network
         return None
 
-    def length_of(self, inputs: Sequence[Tensor]) -> int:
+    def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         """Nothing is padded."""
         del inputs
         return 1
@@ -97,7 +97,7 @@ class ImageBatching:
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
         """Images of two steps."""
         del tokens
-        ids = np.zeros((rows, self.most_tokens), np.int64)
+        ids = np.zeros((rows, self.max_tokens), np.int64)
         values = {"seed": 0, "steps": 2, "width": self.sides.default, "height": self.sides.default}
         return (
             numeric_tensor("prompt_ids", ids),

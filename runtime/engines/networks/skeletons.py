@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-MOST_KEPT = 8
+MAX_KEPT = 8
 """Skeletons without weights: 1 to 5 MB of Python objects each."""
 
 
@@ -67,8 +67,8 @@ class Skeleton:
 class Skeletons:
     """Skeletons at hand, the most recently used ones. Safe to call from many threads."""
 
-    def __init__(self, most_kept: int = MOST_KEPT) -> None:
-        self._most_kept = most_kept
+    def __init__(self, max_kept: int = MAX_KEPT) -> None:
+        self._max_kept = max_kept
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Skeleton] = OrderedDict()
 
@@ -85,7 +85,7 @@ class Skeletons:
         skeleton.take_out()
         with self._lock:
             self._kept[id(skeleton)] = skeleton
-            if len(self._kept) > self._most_kept:
+            if len(self._kept) > self._max_kept:
                 self._kept.popitem(last=False)
 
     def __len__(self) -> int:

@@ -34,8 +34,8 @@ class ProgramBatching:
         self._signature = signature
         self._rows = signature.rows
         high = signature.range_of(self._rows)[1] if self._rows else 1
-        self.most_tokens = 0
-        self.most_rows = None if high >= MOST_SIZE else high
+        self.max_tokens = 0
+        self.max_rows = None if high >= MOST_SIZE else high
 
     def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs in the program's order and under its names; raises InvalidRequest."""
@@ -89,13 +89,13 @@ class ProgramBatching:
         """The common first size; 1 where there is none."""
         return inputs[0].shape[0] if self._rows else 1
 
-    def kind_of(self, inputs: Sequence[Tensor], network: Program) -> Hashable:
+    def batch_key(self, inputs: Sequence[Tensor], network: Program) -> Hashable:
         """Requests whose other sizes agree; None while rows may touch each other."""
         if self._rows is None or not network.are_rows_apart:
             return None
         return tuple((tensor.name, tensor.shape[1:]) for tensor in inputs)
 
-    def length_of(self, inputs: Sequence[Tensor]) -> int:
+    def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         """Nothing is padded."""
         del inputs
         return 1
