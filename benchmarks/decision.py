@@ -19,6 +19,7 @@ from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode_pod, encode_spec
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodInfo
@@ -120,6 +121,7 @@ class _Load:
 
     def __init__(self, state: ClusterState, rng: random.Random) -> None:
         self._state = state
+        self._changes = ChangeApplier(state)
         self._rng = rng
         self._names = list(state.pods)
 
@@ -128,7 +130,7 @@ class _Load:
         name = taken or self._rng.choice(self._names)
         used = _slots_used(self._rng)
         ongoing = self._rng.randint(0, used)
-        self._state.apply(self._state.version + 1, [["counts", name, used, ongoing]])
+        self._changes.apply(self._state.version + 1, [["counts", name, used, ongoing]])
 
 
 def _slots_used(rng: random.Random) -> int:
@@ -156,7 +158,7 @@ def build(size: Size, rng: random.Random) -> ClusterState:
         )
     for index in range(size.models):
         changes += _model_changes(ModelName("tenant", f"model-{index:05d}"), pods, rng)
-    state.apply(1, changes)
+    ChangeApplier(state).apply(1, changes)
     return state
 
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.planning.pool_view import Demand
-    from registry.domain.cluster import ClusterState, PodState
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, ModelRecord
+    from registry.domain.pod_state import PodState
 
 _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 

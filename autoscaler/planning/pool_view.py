@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
-    from registry.domain.cluster import Residency
     from registry.domain.model import LoadFailure, ModelSpec
+    from registry.domain.residency_index import Residency
 
 NEVER_S = -inf
 """When something happened that never did."""

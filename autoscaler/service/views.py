@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from registry.domain.cluster import Residency
 from registry.domain.model import Tier
+from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

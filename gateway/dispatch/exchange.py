@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.arrival_counter import ArrivalCounter
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.pod_connection import PodConnection, PodPool
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 _MOST_TRIES: Final = 10
 _TAKEN_ELSEWHERE: Final = frozenset(("slots", "draining", "device-full"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 _SUSPECT_S: Final = 1.0
 _NO_ROOM_S: Final = 0.1

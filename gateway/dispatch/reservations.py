@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.routing.decision import SendTo
-    from registry.domain.cluster import ClusterState, PodState
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
     from registry.redis.client import Registry
 
 TTL_S: Final = 15.0

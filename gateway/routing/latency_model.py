@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gateway.routing.decision import SendTo
     from gateway.routing.views import ClusterView, PodView, RequestView
-    from registry.domain.cluster import Residency
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
+    from registry.domain.residency_index import Residency
 
 _STEPPED_AHEAD: Final = 64
 

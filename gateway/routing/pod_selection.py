@@ -111,7 +111,7 @@ def best_cold(
     if nearest := _nearest_free(cluster, key, but):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > _FEW:
-        return cluster.roomiest(draw, but)
+        return cluster.most_free_memory(draw, but)
     free = _free_but(cluster, but)
     return most_free_memory(free, draw) if free else None
 

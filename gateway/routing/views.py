@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from registry.domain.cluster import Residency
     from registry.domain.estimates import ModelEstimates
     from registry.domain.pod import PodInfo
+    from registry.domain.residency_index import Residency
 
 
 class PodView(Protocol):
@@ -59,11 +59,11 @@ class ClusterView(Protocol):
     def pods(self) -> Mapping[str, PodView]:
         """All pods by name."""
 
-    def least_loaded(self, draw: float, but: Collection[str] = ()) -> PodView | None:
-        """`choices.least_loaded` of the pods with a free slot, but for those named."""
+    def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodView | None:
+        """The least loaded pod with a free slot that is not `excluded`."""
 
-    def roomiest(self, draw: float, but: Collection[str] = ()) -> PodView | None:
-        """`choices.roomiest` of the pods with a free slot, but for those named."""
+    def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodView | None:
+        """The pod with a free slot and the most free memory, then as `least_loaded`."""
 
     def warm(self, key: str) -> Sequence[PodView]:
         """Accepting pods that hold the model on their device."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from gateway.routing.decision import LatencyEstimate
     from gateway.routing.route_request import IncomingRequest, RoutingResult
-    from registry.domain.cluster import ClusterState, Residency
+    from registry.domain.cluster import ClusterState
+    from registry.domain.residency_index import Residency
 
 KEPT: Final = 4096
 _MOST_CANDIDATES: Final = 32

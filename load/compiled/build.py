@@ -55,6 +55,7 @@ MODULES: Final = (
     "registry/domain/pod.py",
     "registry/domain/profile.py",
     "registry/domain/pod_index.py",
+    "registry/domain/pod_state.py",
     "registry/domain/reservation.py",
     "registry/domain/residency_index.py",
     "runtime/device/batch.py",

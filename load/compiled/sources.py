@@ -21,8 +21,11 @@ VALUES: Final = frozenset({
     "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
-VIEWS: Final = {"ClusterView": "ClusterState", "PodView": "PodState"}
-"""Protocols of `gateway.routing.views`, and the classes of `registry.domain.cluster` for them."""
+VIEWS: Final = {
+    "ClusterView": ("registry.domain.cluster", "ClusterState"),
+    "PodView": ("registry.domain.pod_state", "PodState"),
+}
+"""Protocols of `gateway.routing.views`, and module and name of the classes for them."""
 
 _CONTAINERS: Final = {
     "Sequence[PodView]": "list", "Sequence[PodState]": "list",
@@ -108,9 +111,9 @@ def _write_out(node: ast.ClassDef, constructor: ast.stmt) -> None:
 def _use_real_views(tree: ast.Module) -> None:
     defined = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in VIEWS]
     for each in defined:
-        names = f"{VIEWS[each.name]} as {each.name}"
+        module, name = VIEWS[each.name]
         tree.body[tree.body.index(each)] = ast.parse(
-            f"from registry.domain.cluster import {names}"
+            f"from {module} import {name} as {each.name}"
         ).body[0]
 
 

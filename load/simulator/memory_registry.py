@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.cluster import ClusterState, PodState, Residency
+from registry.domain.cluster import ClusterState
 from registry.domain.estimates import ModelEstimates
 from registry.domain.model import ModelRecord, Tier, name_of_key
 from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import CLAIM_TTL_S, ClaimScope
 

@@ -12,6 +12,7 @@ from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
 from registry.domain.action_log import ActionOutcome
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import load_snapshot
 from registry.domain.model import name_of_key
 from registry.redis.arrivals import ArrivalLog, CountWindow
 from registry.redis.autoscaling import Autoscaling
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.action_log import AutoscalerRecords
-    from registry.domain.cluster import PodState
     from registry.domain.model import ModelName, ModelRecord
+    from registry.domain.pod_state import PodState
     from registry.redis.client import Registry
 
 
@@ -177,7 +178,7 @@ async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, Po
     """The pool, and what each pod does for its models, by arrivals of the last minute."""
     versions, now_ms, snapshot = await registry.transactions.snapshot()
     state = ClusterState()
-    state.replace(versions.changes, snapshot)
+    load_snapshot(state, versions.changes, snapshot)
     now_s = now_ms / 1000
     counted = await ArrivalLog(registry).read(CountWindow.SECOND, now_s - IN_USE_S, now_s)
     last_s = {each.model: float(each.start_s) for each in counted}  # spans come in order

@@ -12,8 +12,9 @@ from pilotlight.quantities import format_bytes
 if TYPE_CHECKING:
     from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
-    from registry.domain.cluster import ClusterState, PodState
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, ModelRecord
+    from registry.domain.pod_state import PodState
 
 _TIMEOUT_S = 3600.0
 _REASONS = {

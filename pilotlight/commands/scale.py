@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 
 async def scale(

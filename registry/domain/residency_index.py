@@ -1,7 +1,7 @@
-"""Where every model of a pool is, and the pods that hold or load it kept at hand.
+"""Tier of every model at every pod, with the pods that hold or load each model kept at hand.
 
-Policies ask who holds a model for every request; who does changes far less often. The lists are
-worked out when asked for and dropped when the model's places, or pods that take requests, change.
+Policies read these lists per request; residency changes far less often. A list is built on first
+use and dropped when the model's residency changes or any pod starts or stops accepting requests.
 """
 
 from __future__ import annotations
@@ -12,83 +12,89 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from registry.domain.cluster import PodState, Residency
     from registry.domain.pod_index import PodIndex
+    from registry.domain.pod_state import PodState
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Where one model is at one pod."""
+
+    tier: Tier
+    loading_from: Tier | None
+    """The tier a load in progress started from; None without a load."""
+    since_s: float
+    """Registry time of the last change."""
+    size_bytes: int
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the pod can run inference with the model now."""
+        return self.tier is Tier.DEVICE
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether a load to the device is in progress."""
+        return self.loading_from is not None
 
 
 @dataclass(slots=True)
-class _Held:
+class _ServingPods:
     warm: list[PodState]
     warming: list[PodState]
 
 
-class ServingPods:
-    """Per model, the accepting pods that hold or load it."""
+class ResidencyIndex(dict[str, "dict[str, Residency]"]):
+    """Residency by model key, then pod name. Write through `put` and `drop` only."""
 
-    __slots__ = ("_accepting", "_as_of", "_held", "_pods", "_residencies")
-
-    def __init__(self, pods: PodIndex, residencies: dict[str, dict[str, Residency]]) -> None:
+    def __init__(self, pods: PodIndex) -> None:
+        super().__init__()
         self._pods = pods
-        self._residencies = residencies
-        self._accepting = pods.accepting
-        self._as_of = 0
-        """Which pods took requests when the lists were made."""
-        self._held: dict[str, _Held] = {}
+        self._accepting_changes = pods.accepting_changes
+        self._accepting_count = 0
+        """`_accepting_changes.count` when the lists in `_serving` were built."""
+        self._serving: dict[str, _ServingPods] = {}
+
+    def put(self, key: str, pod: str, residency: Residency) -> None:
+        self.setdefault(key, {})[pod] = residency
+        self._serving.pop(key, None)
+
+    def drop(self, key: str, pod: str) -> None:
+        holders = self.get(key)
+        if holders is None:
+            return
+        holders.pop(pod, None)
+        self._serving.pop(key, None)
+        if not holders:
+            del self[key]
 
     def warm(self, key: str) -> list[PodState]:
-        """Accepting pods that hold the model on their device; not to be changed."""
-        if self._as_of != self._accepting.count:
-            self._forget_all()
-        return (self._held.get(key) or self._find(key)).warm
+        """Accepting pods that hold the model on their device. The list must not be changed."""
+        if self._accepting_count != self._accepting_changes.count:
+            self._drop_all_lists()
+        return (self._serving.get(key) or self._build(key)).warm
 
     def warming(self, key: str) -> list[PodState]:
-        """Accepting pods to whose device a load of the model is under way; not to be changed."""
-        if self._as_of != self._accepting.count:
-            self._forget_all()
-        return (self._held.get(key) or self._find(key)).warming
+        """Accepting pods that load the model to their device. The list must not be changed."""
+        if self._accepting_count != self._accepting_changes.count:
+            self._drop_all_lists()
+        return (self._serving.get(key) or self._build(key)).warming
 
-    def forget(self, key: str) -> None:
-        """The model's places have changed."""
-        self._held.pop(key, None)
+    def _drop_all_lists(self) -> None:
+        self._serving.clear()
+        self._accepting_count = self._accepting_changes.count
 
-    def _forget_all(self) -> None:
-        self._held.clear()
-        self._as_of = self._accepting.count
-
-    def _find(self, key: str) -> _Held:
-        holders = self._residencies.get(key)
+    def _build(self, key: str) -> _ServingPods:
+        holders = self.get(key)
         if holders is None:
-            return _Held([], [])
+            return _ServingPods([], [])
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
             if (pod := self._pods.get(name)) is not None and pod.is_accepting
         ]
-        self._held[key] = found = _Held(
+        self._serving[key] = found = _ServingPods(
             [pod for residency, pod in accepting if residency.tier is Tier.DEVICE],
             [pod for residency, pod in accepting if residency.loading_from is not None],
         )
         return found
-
-
-class ResidencyIndex(dict[str, "dict[str, Residency]"]):
-    """By model key, then pod. Written through `put` and `drop` only."""
-
-    def __init__(self, pods: PodIndex) -> None:
-        super().__init__()
-        self.serving = ServingPods(pods, self)
-
-    def put(self, key: str, pod: str, residency: Residency) -> None:
-        """The model is so at the pod now."""
-        self.setdefault(key, {})[pod] = residency
-        self.serving.forget(key)
-
-    def drop(self, key: str, pod: str) -> None:
-        """The pod has nothing of the model."""
-        holders = self.get(key)
-        if holders is None:
-            return
-        holders.pop(pod, None)
-        self.serving.forget(key)
-        if not holders:
-            del self[key]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import (
     decode_record,
     encode_failure,
@@ -117,7 +118,7 @@ class Registry:
         """All pods, models and tiers as they stand in Redis now; it is not kept up to date."""
         versions, _, snapshot = await self.transactions.snapshot()
         state = ClusterState()
-        state.replace(versions.changes, snapshot)
+        load_snapshot(state, versions.changes, snapshot)
         return state
 
     async def put_profile(self, profile: Profile) -> bool:

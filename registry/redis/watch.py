@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.errors import RegistryUnavailable
 from registry.redis.redis_connection import RedisConnection, resolve
 from registry.redis.transactions import REPLY_TIMEOUT_S
@@ -44,6 +45,7 @@ class ClusterWatch:
     def __init__(self, registry: Registry, *, counts: bool = True) -> None:
         self.registry = registry
         self.state = ClusterState()
+        self._applier = ChangeApplier(self.state)
         self.repairs_total = 0
         """Snapshots taken because the copy could not be continued."""
         self._channel = "changes" if counts else "news"
@@ -169,7 +171,7 @@ class ClusterWatch:
         finally:
             self._held_back = None
         self._pushed_version = self._version(versions)
-        self.state.replace(self._pushed_version, snapshot)
+        self._applier = load_snapshot(self.state, self._pushed_version, snapshot)
         self._set_clock(now_ms)
         self._confirmed_at_s = time.monotonic()
         self._synced.set()
@@ -202,7 +204,7 @@ class ClusterWatch:
         self._confirmed_at_s = time.monotonic()
         if not is_own:
             self._set_clock(now_ms)
-            self.state.apply(version, changes)
+            self._applier.apply(version, changes)
             self._notify()
 
     def _on_reply(self, applied: AppliedChanges) -> None:
@@ -213,7 +215,7 @@ class ClusterWatch:
             self._notify()
 
     def _apply_reply(self, applied: AppliedChanges) -> None:
-        self.state.apply(self._version(applied.versions), orjson.loads(applied.changes))
+        self._applier.apply(self._version(applied.versions), orjson.loads(applied.changes))
 
     def _version(self, versions: Versions) -> int:
         return versions.changes if self._channel == "changes" else versions.news
@@ -222,10 +224,9 @@ class ClusterWatch:
         self._clock_offset_s = now_ms / 1000 - time.time()
 
     def _notify(self) -> None:
-        if self.state.unreadable_total > self._unreadable_total:
-            logger.warning(
-                "a change could not be read", extra={"cause": self.state.unreadable_cause}
-            )
-        self._unreadable_total = self.state.unreadable_total
+        applier = self._applier
+        if applier.unreadable_total > self._unreadable_total:
+            logger.warning("a change could not be read", extra={"cause": applier.unreadable_cause})
+        self._unreadable_total = applier.unreadable_total
         for callback in self._callbacks:
             callback()

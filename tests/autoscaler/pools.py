@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
-from registry.domain.cluster import Residency
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

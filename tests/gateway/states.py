@@ -1,4 +1,4 @@
-"""Small cluster states for tests, built through the copy's own `apply`, as the registry would."""
+"""Small cluster states for tests, built through a `ChangeApplier`, as the registry would."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.routing.views import RequestView
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode_failure, encode_pod, encode_spec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo, PodPhase
@@ -47,7 +48,7 @@ def cluster(
         changes += _pod_changes(pod, key)
     for measure, seconds in (measured or {}).items():
         changes.append(["samples", key, measure, [seconds]])
-    state.apply(1, changes)
+    ChangeApplier(state).apply(1, changes)
     for pod in pods:
         state.pods[pod.name].is_suspect = pod.is_suspect
     return state
@@ -94,7 +95,7 @@ def declare(
 ) -> ModelSpec:
     """Declare a model in a state; returns its specification."""
     spec = ModelSpec(ModelName(namespace, name), f"file:///{name}", policy=ModelPolicy(**policy))
-    state.apply(
+    ChangeApplier(state).apply(
         state.version + 1,
         [
             [

@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
+from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
 
@@ -46,7 +47,7 @@ def test_what_is_kept_shows_the_state_of_then() -> None:
     state = cluster(PodSketch("pod-a", "warm"), key=KEY)
     declare(state)
     kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
-    state.apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
+    ChangeApplier(state).apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
     found = kept.get("r")
     assert found is not None
     assert found["candidates"][0]["slots_used"] == 0

@@ -8,6 +8,7 @@ from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
 from gateway.routing.decision import ColdStartLoss, Reason, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.ski_rental import ColdStartCredit
+from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.model import ModelName
 from registry.domain.reservation import LoadMode
 from tests.gateway.states import NOW_S, PodSketch, cluster, declare
@@ -78,7 +79,7 @@ def test_who_queues_again_and_again_gets_a_copy_in_the_end() -> None:
     now_s = NOW_S
     state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), measured=times)
     spec = declare(state)
-    state.apply(
+    ChangeApplier(state).apply(
         state.version + 1,
         [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
         + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.pod_selection import free_pods, least_loaded, most_free_memory
-from registry.domain.cluster import ClusterState, PodState
+from registry.domain.cluster import ClusterState
 from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod_state import PodState
 
 NAMES = [f"p{number}" for number in range(6)]
 draws = st.floats(0, 1, exclude_max=True)
@@ -45,7 +46,7 @@ def test_the_first_is_whom_a_scan_finds_after_every_change(
         expected = (
             (least_loaded(free, draw), most_free_memory(free, draw)) if free else (None, None)
         )
-        assert (state.least_loaded(draw, but), state.roomiest(draw, but)) == expected
+        assert (state.least_loaded(draw, but), state.most_free_memory(draw, but)) == expected
 
 
 def pod(name: str, *, slots: int) -> PodState:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.domain.codec import encode_pod, encode_profile, encode_spec
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
@@ -57,8 +58,9 @@ HISTORY: list[list[Change]] = [
 
 def state_of(versions: list[tuple[int, list[Change]]]) -> ClusterState:
     state = ClusterState()
+    applier = ChangeApplier(state)
     for version, changes in versions:
-        state.apply(version, changes)
+        applier.apply(version, changes)
     return state
 
 
@@ -98,13 +100,13 @@ def test_changes_in_any_order_leave_the_same_state(seed: int) -> None:
 def test_what_a_snapshot_holds_already_changes_nothing(cut: int) -> None:
     until_cut = state_of(IN_ORDER[:cut])
     state = state_of(IN_ORDER[:3])
-    state.replace(cut, snapshot_of(until_cut))
+    applier = load_snapshot(state, cut, snapshot_of(until_cut))
     assert view(state) == view(until_cut)
     for version, changes in IN_ORDER[:cut]:
-        state.apply(version, changes)
+        applier.apply(version, changes)
         assert view(state) == view(until_cut)
     for version, changes in IN_ORDER:
-        state.apply(version, changes)
+        applier.apply(version, changes)
     assert view(state) == view(state_of(IN_ORDER))
 
 
@@ -134,8 +136,8 @@ def snapshot_of(state: ClusterState) -> list[Any]:
 
 def test_an_older_snapshot_replaces_a_newer_copy() -> None:
     state = state_of(IN_ORDER)
-    state.replace(2, snapshot_of(state_of(IN_ORDER[:2])))
-    state.apply(3, [at("a", "disk")])
+    applier = load_snapshot(state, 2, snapshot_of(state_of(IN_ORDER[:2])))
+    applier.apply(3, [at("a", "disk")])
     assert state.holders(KEY)["a"].tier is Tier.DISK
 
 
@@ -169,5 +171,5 @@ def test_news_of_a_pod_clear_the_suspicion_against_it() -> None:
     state = state_of([(1, [pod("a", 1)])])
     state.pods["a"].is_suspect = True
     assert not state.pods["a"].is_accepting
-    state.apply(2, [pod("a", 1)])
+    ChangeApplier(state).apply(2, [pod("a", 1)])
     assert state.pods["a"].is_accepting

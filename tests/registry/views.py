@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState, Residency
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, ModelRecord
     from registry.domain.profile import Profile
+    from registry.domain.residency_index import Residency
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tests.runtime.http import get, metric, predict, unanswered
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
     from registry.redis.client import Registry
 
 

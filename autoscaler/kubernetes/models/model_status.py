@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from autoscaler.kubernetes.models.inference_services import ServiceObject
-    from registry.domain.cluster import Residency
     from registry.domain.model import LoadFailure, ModelSpec
+    from registry.domain.residency_index import Residency
 
 GATHER_S = 5.0
 FIRST_S = 1.0

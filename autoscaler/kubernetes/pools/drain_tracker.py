@@ -15,7 +15,7 @@ from registry.domain.pod import PodPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 STRAY_S: Final = 60.0
 """Whoever led before may have sent a pod away and not called it back; a process that ends by

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from autoscaler.kubernetes.pools.pods import PodObject
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
     from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.pools.pods import PodObject
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.kubernetes.pools.pods import PodObject
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.domain.cluster import PodState
+    from registry.domain.pod_state import PodState
 
 AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"

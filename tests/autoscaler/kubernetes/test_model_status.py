@@ -16,8 +16,8 @@ from autoscaler.kubernetes.models.model_status import (
     make_status,
     seconds_until_write,
 )
-from registry.domain.cluster import Residency
 from registry.domain.model import LoadFailure, ModelName, Tier
+from registry.domain.residency_index import Residency
 from tests.autoscaler.kubernetes.objects import service
 
 NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"

@@ -15,8 +15,8 @@ from autoscaler.kubernetes.pools.pool_size import (
     read_pool,
     within_bounds,
 )
-from registry.domain.cluster import PodState
 from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
 
 POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
 

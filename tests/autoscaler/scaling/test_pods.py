@@ -13,8 +13,8 @@ from autoscaler.planning.actions import ActionReason, DrainPod, SetPods
 from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView, QueueDemand
 from autoscaler.scaling.limits import contradictions, pool_problems
 from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
-from registry.domain.cluster import Residency
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
+from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action

@@ -1,0 +1,206 @@
+"""Applies the registry's snapshots and published changes to a `ClusterState`.
+
+Changes may arrive twice (with the reply to our own call, and published) and in either order, so
+every entity keeps the version that last changed it. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from registry.domain.action_log import decode_wanted
+from registry.domain.codec import decode_pod, decode_profile, decode_record
+from registry.domain.estimates import ModelEstimates
+from registry.domain.model import ModelName, Tier
+from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
+from registry.domain.residency_index import Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from registry.domain.cluster import ClusterState
+
+
+class ChangeApplier:
+    """Writes one `ClusterState` until its next snapshot."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self.unreadable_total = 0
+        """Changes skipped because they could not be read."""
+        self.unreadable_cause = ""
+        """Why the last of them could not be read."""
+        self.snapshot_version = -1
+        """Changes up to this version are in the state's snapshot."""
+        self._residency_versions: dict[tuple[str, str], int] = {}
+        """By model key and pod."""
+        self._model_versions: dict[ModelName, int] = {}
+        self._profile_versions: dict[ModelName, int] = {}
+        self._gone_versions: dict[str, int] = {}
+        """Version of each pod's last removal."""
+        self._wanted_version = 0
+        self._early_counts: dict[str, tuple[int, int, int]] = {}
+        """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
+
+    def apply(self, version: int, changes: Iterable[Sequence[Any]]) -> None:
+        """Apply the changes of one version; those applied before have no effect."""
+        if version <= self.snapshot_version:
+            return
+        for kind, *values in changes:
+            self._apply(version, kind, *values)
+        self.state.version = max(self.state.version, version)
+
+    def _apply(self, version: int, kind: str, *values: Any) -> None:
+        """Apply one change; one that only a newer version of this program can read is skipped."""
+        try:
+            match kind:
+                case "counts":
+                    self._apply_counts(version, *values)
+                case "at":
+                    self._apply_at(version, *values)
+                case "pod":
+                    self._apply_pod(version, *values)
+                case "gone":
+                    self._apply_gone(version, *values)
+                case "model":
+                    self._apply_model(version, *values)
+                case "samples":
+                    self._apply_samples(*values)
+                case "profile":
+                    self._apply_profile(version, *values)
+                case "wanted":
+                    self._apply_wanted(version, *values)
+        except (ValueError, TypeError, LookupError) as error:
+            self.unreadable_total += 1
+            self.unreadable_cause = f"{kind}: {error}"
+
+    def _apply_counts(self, version: int, name: str, slots_used: int, ongoing: int) -> None:
+        pod = self.state.pods.get(name)
+        if pod is None:
+            if version > self._gone_versions.get(name, 0):
+                self._early_counts[name] = (version, slots_used, ongoing)
+        elif version >= pod.counts_version:
+            pod.counts_version = version
+            pod.slots_used = slots_used
+            pod.ongoing = ongoing
+
+    def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
+        if version < self._residency_versions.get((key, name), 0):
+            return
+        if version < self._gone_versions.get(name, 0):
+            return
+        self._residency_versions[key, name] = version
+        if not isinstance(text, str):
+            self.state.residency.drop(key, name)
+            return
+        tier, loading, since_ms, size = text.split("|")
+        residency = Residency(
+            tier=Tier(tier),
+            loading_from=None if loading == "-" else Tier(loading),
+            since_s=float(since_ms) / 1000,
+            size_bytes=int(float(size)),
+        )
+        self.state.residency.put(key, name, residency)
+
+    def _apply_pod(
+        self, version: int, name: str, info: str, epoch: int, phase: str, used: str, loads: int,
+        slots_used: int, ongoing: int,
+    ) -> None:  # fmt: skip
+        pod = self.state.pods.get(name)
+        if pod is not None and version < pod.version:
+            return
+        if version < self._gone_versions.get(name, 0):
+            return
+        if pod is None or pod.epoch != epoch:
+            early = self._early_counts.pop(name, None)
+            if pod is not None and pod.counts_version > version:
+                early = (pod.counts_version, pod.slots_used, pod.ongoing)
+            pod = PodState(decode_pod(info))
+            pod.epoch = epoch
+            self.state.pods[name] = pod
+            if early is not None:
+                self._apply_counts(early[0], name, early[1], early[2])
+        pod.version = version
+        pod.phase = PodPhase(phase)
+        pod.used_bytes = orjson.loads(used)
+        pod.loads_total = loads
+        pod.is_suspect = False
+        self._apply_counts(version, name, slots_used, ongoing)
+
+    def _apply_gone(self, version: int, name: str) -> None:
+        pod = self.state.pods.get(name)
+        if pod is not None and version >= pod.version:
+            del self.state.pods[name]
+            if pod.counts_version > version:  # counts of its next registration arrived first
+                self._early_counts[name] = (pod.counts_version, pod.slots_used, pod.ongoing)
+        self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
+        residency = self.state.residency
+        for key in [key for key, holders in residency.items() if name in holders]:
+            if version >= self._residency_versions.get((key, name), 0):
+                self._residency_versions[key, name] = version
+                residency.drop(key, name)
+
+    def _apply_model(
+        self, version: int, text: str, spec: str | bool, previous: str | bool, failure: str | bool
+    ) -> None:
+        name = ModelName.parse(text)
+        if version < self._model_versions.get(name, 0):
+            return
+        self._model_versions[name] = version
+        self.state.models_version += 1
+        self.state.models.pop(name, None)
+        if isinstance(spec, str):
+            self.state.models[name] = decode_record(spec, previous, failure)
+
+    def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
+        """Samples only add up: they carry no version, and the watch applies each change once."""
+        self.state.measurements.setdefault(key, ModelEstimates()).add(measure, values_s)
+
+    def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
+        name = ModelName.parse(text)
+        if version < self._profile_versions.get(name, 0):
+            return
+        self._profile_versions[name] = version
+        self.state.profiles_version += 1
+        self.state.profiles.pop(name, None)
+        if isinstance(profile, str):
+            self.state.profiles[name] = decode_profile(profile)
+
+    def _apply_wanted(self, version: int, text: str) -> None:
+        if version >= self._wanted_version:
+            self._wanted_version = version
+            self.state.wanted = decode_wanted(text)
+
+
+def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) -> ChangeApplier:
+    """Replace a state by a full snapshot, as `registry.redis.snapshot` assembles it.
+
+    Returns:
+        What applies the changes after the snapshot.
+    """
+    state.clear()
+    state.version = version
+    applier = ChangeApplier(state)
+    pods, models, samples, profiles, *wanted = snapshot
+    changes: list[tuple[Any, ...]] = []
+    for *pod, residency in pods or []:
+        changes.append(("pod", *pod))
+        changes += [("at", key, pod[0], text) for key, text in _pairs(residency)]
+    changes += [("model", name, *parts) for name, parts in models or []]
+    for key, measures in samples or []:
+        for measure, values in _pairs(measures):
+            changes.append(("samples", key, measure, orjson.loads(values)))
+    changes += [("profile", name, text) for name, text in _pairs(profiles)]
+    changes += [("wanted", each) for each in wanted if each]
+    applier.apply(version, changes)
+    applier.snapshot_version = version
+    return applier
+
+
+def _pairs(flat: Sequence[Any] | None) -> zip[tuple[Any, Any]]:
+    """Keys with their values, from a Redis hash as a flat list."""
+    items = list(flat or [])
+    return zip(items[::2], items[1::2], strict=True)
