@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_keys import read_keys
-from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
+from registry.redis.server_address import parse_redis_url
+from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ class GatewaySettings:
 
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(8080, parse_int(0, 65535), "port to listen on; 0 takes a free one")
-    redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")
     max_body_bytes: int = option(
         64 * MIB, parse_int(1), "longest request body; raise it for large inputs"
@@ -45,16 +46,16 @@ class GatewaySettings:
         1 * MIB, parse_int(1), "bodies up to this size are held until answered, so can be retried"
     )
     request_timeout: float = option(
-        300.0, positive_seconds, "longest a request without a deadline may take"
+        300.0, parse_seconds, "longest a request without a deadline may take"
     )
     body_timeout: float = option(
-        30.0, positive_seconds, "longest pause inside a request body before 408"
+        30.0, parse_seconds, "longest pause inside a request body before 408"
     )
     drain_timeout: float = option(
-        30.0, positive_seconds, "how long requests in flight may take after SIGTERM"
+        30.0, parse_seconds, "how long requests in flight may take after SIGTERM"
     )
     reservation_ttl: float = option(
-        15.0, positive_seconds, "how long the slots of a gateway that died stay taken"
+        15.0, parse_seconds, "how long the slots of a gateway that died stay taken"
     )
     allow_policy_header: bool = option(
         True, parse_bool, "let requests choose a policy by x-pilotlight-policy"
@@ -70,7 +71,7 @@ class GatewaySettings:
         "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
     )
     token_leeway: float = option(
-        30.0, positive_seconds, "how far the clocks of token issuers may be off from this one"
+        30.0, parse_seconds, "how far the clocks of token issuers may be off from this one"
     )
     seed: int = option(0, parse_int(0), "seed of random choices; runs with one seed choose alike")
     log_level: str = option("INFO", str, "least level that is logged")

@@ -10,8 +10,6 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from registry.redis.redis_connection import check_url
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -55,7 +53,7 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def positive_seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Read a positive, finite number of seconds. Raises ValueError."""
     try:
         value = float(text)
@@ -64,12 +62,6 @@ def positive_seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"must be a positive number of seconds, was {text!r}")
     return value
-
-
-def redis_url(text: str) -> str:
-    """Read the address of a registry. Raises ValueError."""
-    check_url(text)
-    return text
 
 
 def environment_name(field_name: str, prefix: str = "PILOTLIGHT_") -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import settings_table
-from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
+from registry.redis.server_address import parse_redis_url
+from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
@@ -41,7 +42,7 @@ class RuntimeSettings:
     """Everything a pod is told when it starts. Times in seconds, sizes in bytes."""
 
     name: str = option("", str, "name of the pod, unique in its pool", is_required=True)
-    redis_url: str = option("redis://127.0.0.1:6379/0", redis_url, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379/0", parse_redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(0, parse_int(0), "port to listen on; 0 takes a free one")
     grpc_port: int = option(
@@ -107,26 +108,26 @@ class RuntimeSettings:
         False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
     )
     max_body_bytes: int = option(64 * MIB, parse_int(1), "longest request body")
-    lease_ttl: float = option(3.0, positive_seconds, "life of the lease; 3 heartbeats or more")
-    heartbeat: float = option(1.0, positive_seconds, "time between heartbeats")
+    lease_ttl: float = option(3.0, parse_seconds, "life of the lease; 3 heartbeats or more")
+    heartbeat: float = option(1.0, parse_seconds, "time between heartbeats")
     drain_timeout: float = option(
         20.0,
-        positive_seconds,
+        parse_seconds,
         "how long requests in flight may take after SIGTERM; closing takes up to 8 s more, and"
         " Kubernetes kills after 30 s in all",
     )
     retire_grace: float = option(
-        5.0, positive_seconds, "how long a model is absent before its files are deleted"
+        5.0, parse_seconds, "how long a model is absent before its files are deleted"
     )
     device_queue: int = option(1024, parse_int(1), "inferences that may wait for the device")
     inference_timeout: float = option(
-        60.0, positive_seconds, "time of one inference after which its model counts as hung"
+        60.0, parse_seconds, "time of one inference after which its model counts as hung"
     )
     most_stuck_threads: int = option(
         2, parse_int(0), "hung inferences at once above which the pod drains and ends"
     )
     profile_interval: float = option(
-        30.0, positive_seconds, "time between reports of what batches take"
+        30.0, parse_seconds, "time between reports of what batches take"
     )
     generation_cache_bytes: int = option(
         256 * MIB, parse_int(1), "key-value cache of each model that generates text"
@@ -136,7 +137,7 @@ class RuntimeSettings:
     )
     generation_max_tokens: int = option(4096, parse_int(1), "longest answer, in tokens")
     generation_timeout: float = option(
-        600.0, positive_seconds, "longest time of one generation request"
+        600.0, parse_seconds, "longest time of one generation request"
     )
     log_file: str = option("", str, "file for log lines; empty: standard error")
     log_level: str = option("INFO", str, "least level that is logged")

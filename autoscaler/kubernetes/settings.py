@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
+from registry.redis.server_address import parse_redis_url
+from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 
 
 def _url_of_models(text: str) -> str:
@@ -22,7 +23,7 @@ def _url_of_models(text: str) -> str:
 class ControllerSettings:
     """Everything the controller is told when it starts. Times in seconds."""
 
-    redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     namespace: str = option("pilotlight", str, "namespace of the controller, its lease and Secret")
     identity: str = option("", str, "name of this replica in elections; empty: the host name")
     host: str = option("0.0.0.0", str, "address to listen on")
@@ -46,7 +47,7 @@ class ControllerSettings:
         "a model's status.address.url, inside the cluster",
     )
     unload_timeout: float = option(
-        60.0, positive_seconds, "how long a deleted model may take to leave all pods"
+        60.0, parse_seconds, "how long a deleted model may take to leave all pods"
     )
     elect: bool = option(True, parse_bool, "elect a leader among replicas; only it acts")
     log_level: str = option("INFO", str, "least level that is logged")

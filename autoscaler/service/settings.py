@@ -7,7 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from registry.settings_table import option, parse_bool, parse_int, positive_seconds, redis_url
+from registry.redis.server_address import parse_redis_url
+from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def _or_none(parse: Callable[[str], N]) -> Callable[[str], N | None]:
 class AutoscalerSettings:
     """Everything an autoscaler is told when it starts. Times in seconds."""
 
-    redis_url: str = option("redis://127.0.0.1:6379", redis_url, "the registry")
+    redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to plan for")
     loading: str = option("predictive", _policy, "loading policy: which model goes where")
     loading_value: float | None = option(
@@ -63,25 +64,27 @@ class AutoscalerSettings:
     )
     namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
     drain: float = option(
-        300.0, positive_seconds, "how long a pod that is to go may finish what it has, in a cluster"
+        300.0,
+        parse_seconds,
+        "how long a pod that is to go may finish what it has, in a cluster",
     )
     pod_idle: float = option(
-        120.0, positive_seconds, "how long the last pod stays after the last request"
+        120.0, parse_seconds, "how long the last pod stays after the last request"
     )
     pod_stable: float = option(
-        60.0, positive_seconds, "how long fewer pods must be enough before one goes"
+        60.0, parse_seconds, "how long fewer pods must be enough before one goes"
     )
-    tick: float = option(0.5, positive_seconds, "time between two plans")
-    forecast_every: float = option(2.0, positive_seconds, "time between two forecasts")
+    tick: float = option(0.5, parse_seconds, "time between two plans")
+    forecast_every: float = option(2.0, parse_seconds, "time between two forecasts")
     pace: float = option(
         1.0, _positive, "seconds of policies and forecasts in one of the registry's: for replays "
         "of compressed traces",
     )  # fmt: skip
     lease: float = option(
-        5.0, positive_seconds, "how long another one waits for a silent leader, and a new one for "
+        5.0, parse_seconds, "how long another one waits for a silent leader, and a new one for "
         "pods to enter a registry that lost its data",
     )  # fmt: skip
-    load_timeout: float = option(300.0, positive_seconds, "longest load that is waited for")
+    load_timeout: float = option(300.0, parse_seconds, "longest load that is waited for")
     metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: none are served")
     log_level: str = option("INFO", str, "least level that is logged")

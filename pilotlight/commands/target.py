@@ -13,7 +13,7 @@ from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.redis_connection import resolve
+from registry.redis.server_address import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -26,7 +26,7 @@ from registry.domain.codec import (
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.reservation import Granted, Refusal, ReservationRequest
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
-from registry.redis.redis_connection import check_url
+from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from registry.errors import RegistryUnavailable
-from registry.redis.redis_connection import RedisConnection, resolve
+from registry.redis.redis_connection import RedisConnection
+from registry.redis.server_address import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,16 +1,14 @@
 """One shared connection to Redis on which concurrent calls are pipelined by themselves.
 
 redis-py costs about 170 us of CPU per asyncio call, this 57 us, which is why the warm path does not
-go through it. Finding the server behind a Sentinel or Cluster URL is still redis-py's work.
+go through it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import hiredis
 
@@ -19,138 +17,10 @@ from registry.errors import RegistryRefused, RegistryUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FIND_TIMEOUT_S = 0.5
-"""For each server asked where to go; redis-py by itself tries again for several seconds."""
-CONNECT_TIMEOUT_S = 0.8
+    from registry.redis.server_address import ServerAddress
+
+CONNECT_TIMEOUT_S: Final = 0.8
 """Callers shall hear within a second that Redis is away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server that holds the pool's keys listens now."""
-
-    host: str
-    port: int
-    use_tls: bool = False
-    username: str | None = None
-    password: str | None = None
-    database: int = 0
-
-
-async def resolve(url: str, routing_key: str) -> Address:
-    """Find the server for `redis://`, `rediss://`, `redis+sentinel://` or `redis+cluster://` URLs.
-
-    `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
-    `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
-
-    Raises:
-        RegistryUnavailable: when nobody can tell.
-        ValueError: when the URL has another form.
-    """
-    parts = check_url(url)
-    username = unquote(parts.username) if parts.username else None
-    password = unquote(parts.password) if parts.password else None
-    if parts.scheme in ("redis", "rediss"):
-        return Address(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or 6379,
-            use_tls=parts.scheme == "rediss",
-            username=username,
-            password=password,
-            database=int(parts.path.strip("/") or 0),
-        )
-    import redis  # 0.4 s, which the command line need not wait for
-    from redis.exceptions import RedisClusterException  # which is no RedisError
-
-    try:
-        async with asyncio.timeout(FIND_TIMEOUT_S * (1 + len(_hosts(parts)))):
-            if parts.scheme == "redis+sentinel":
-                return await _ask_sentinels(parts, username, password)
-            return await _ask_cluster(parts, routing_key, username, password)
-    except (redis.RedisError, RedisClusterException, OSError) as error:  # timeouts, too
-        raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
-
-
-def check_url(url: str) -> SplitResult:
-    """The parts of a Redis URL. Raises ValueError when it has none of the forms of `resolve`."""
-    parts = urlsplit(url)
-    path = parts.path.strip("/")
-    if parts.scheme == "redis+sentinel":
-        service, _, path = path.partition("/")
-        if not service:
-            raise ValueError(f"the Sentinel URL must name a service after the hosts, was {url!r}")
-    elif parts.scheme not in ("redis", "rediss", "redis+cluster"):
-        raise ValueError(
-            "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or "
-            f"redis+cluster://, was {url!r}"
-        )
-    if path and not (path.isascii() and path.isdigit()):
-        raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
-    for host in _hosts(parts):
-        _, colon, port = host.rpartition("]")[2].rpartition(":")
-        is_port = port.isascii() and port.isdigit() and int(port) < 65536
-        if "," in host or (colon and not is_port):
-            raise ValueError(f"the Redis URL must name its servers as host:port, was {url!r}")
-    return parts
-
-
-def _hosts(parts: SplitResult) -> list[str]:
-    hosts = parts.netloc.rpartition("@")[2]
-    return hosts.split(",") if parts.scheme == "redis+sentinel" else [hosts]
-
-
-async def _ask_sentinels(parts: SplitResult, username: str | None, password: str | None) -> Address:
-    import redis.asyncio
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-
-    hosts = [host.partition(":") for host in _hosts(parts)]
-    service, _, database = parts.path.strip("/").partition("/")
-    sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
-        [(host, int(port or 26379)) for host, _, port in hosts],
-        sentinel_kwargs={
-            "socket_timeout": FIND_TIMEOUT_S,
-            "socket_connect_timeout": FIND_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),  # ask the next one instead
-        },
-    )
-    try:
-        host, port = await sentinel.discover_master(service)
-    finally:
-        for client in sentinel.sentinels:
-            await client.aclose()
-    return Address(
-        host=str(host),
-        port=int(port),
-        username=username,
-        password=password,
-        database=int(database or 0),
-    )
-
-
-async def _ask_cluster(
-    parts: SplitResult, routing_key: str, username: str | None, password: str | None
-) -> Address:
-    import redis.asyncio
-
-    cluster = redis.asyncio.RedisCluster(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or 6379,
-        username=username,
-        password=password,
-        socket_timeout=FIND_TIMEOUT_S,
-        socket_connect_timeout=FIND_TIMEOUT_S,
-    )
-    try:
-        await cluster.initialize()
-        node = cluster.get_node_from_key(routing_key)
-        if node is None:
-            raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
-        return Address(
-            host=str(node.host), port=int(node.port), username=username, password=password
-        )
-    finally:
-        await cluster.aclose()
 
 
 class RedisConnection(asyncio.Protocol):
@@ -165,7 +35,7 @@ class RedisConnection(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, address: Address, on_message: Callable[[bytes], None] | None = None
+        cls, address: ServerAddress, on_message: Callable[[bytes], None] | None = None
     ) -> RedisConnection:
         """Connect and authenticate. Raises RegistryUnavailable within `CONNECT_TIMEOUT_S`."""
         loop = asyncio.get_running_loop()
@@ -188,7 +58,7 @@ class RedisConnection(asyncio.Protocol):
             ) from error
         return connection
 
-    async def _greet(self, address: Address) -> None:
+    async def _greet(self, address: ServerAddress) -> None:
         if address.password:
             user = [address.username] if address.username else []
             await self.call("AUTH", *user, address.password)

@@ -17,7 +17,8 @@ import orjson
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.errors import RegistryUnavailable
-from registry.redis.redis_connection import RedisConnection, resolve
+from registry.redis.redis_connection import RedisConnection
+from registry.redis.server_address import resolve
 from registry.redis.transactions import REPLY_TIMEOUT_S
 
 if TYPE_CHECKING:

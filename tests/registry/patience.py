@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from registry.redis import redis_connection, transactions, watch
+from registry.redis import redis_connection, server_address, transactions, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ _LIMITS = (
     (transactions, "SNAPSHOT_TIMEOUT_S"),
     (watch, "REPLY_TIMEOUT_S"),
     (redis_connection, "CONNECT_TIMEOUT_S"),
-    (redis_connection, "FIND_TIMEOUT_S"),
+    (server_address, "DISCOVERY_TIMEOUT_S"),
 )
 _USUAL_S = [getattr(module, name) for module, name in _LIMITS]
 _lock = threading.Lock()

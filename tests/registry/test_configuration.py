@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from registry.redis.server_address import parse_redis_url
 from registry.settings_table import (
     option,
     parse_bool,
     parse_int,
-    positive_seconds,
+    parse_seconds,
     read_settings,
-    redis_url,
     settings_from_fields,
 )
 
@@ -20,9 +20,9 @@ class Settings:
     """A component for tests."""
 
     slots: int = option(1, parse_int(1, 8), "requests at a time")
-    lease_ttl: float = option(3.0, positive_seconds, "100% sure after this long")
+    lease_ttl: float = option(3.0, parse_seconds, "100% sure after this long")
     is_verbose: bool = option(False, parse_bool, "say more")
-    registry: str = option("redis://", redis_url, "where the registry is")
+    registry: str = option("redis://", parse_redis_url, "where the registry is")
 
 
 def read(*arguments: str, **environment: str) -> Settings:

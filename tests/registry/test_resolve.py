@@ -11,7 +11,7 @@ import redis
 from registry.domain.reservation import Granted
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.redis_connection import Address, resolve
+from registry.redis.server_address import ServerAddress, resolve
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import KEY, Pod, eventually, reserve, until
@@ -28,16 +28,16 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://", Address("127.0.0.1", 6379)),
-        ("redis://localhost", Address("localhost", 6379)),
-        ("redis://h:1/2", Address("h", 1, database=2)),
-        ("redis://:p%40ss@h:1", Address("h", 1, password="p@ss")),
-        ("rediss://u:p@h:1/0", Address("h", 1, use_tls=True, username="u", password="p")),
-        ("redis://[::1]:7", Address("::1", 7)),
-        ("redis://[::1]", Address("::1", 6379)),
+        ("redis://", ServerAddress("127.0.0.1", 6379)),
+        ("redis://localhost", ServerAddress("localhost", 6379)),
+        ("redis://h:1/2", ServerAddress("h", 1, database=2)),
+        ("redis://:p%40ss@h:1", ServerAddress("h", 1, password="p@ss")),
+        ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", password="p")),
+        ("redis://[::1]:7", ServerAddress("::1", 7)),
+        ("redis://[::1]", ServerAddress("::1", 6379)),
     ],
 )
-async def test_reads_urls_of_single_servers(url: str, address: Address) -> None:
+async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) -> None:
     assert await resolve(url, "k") == address
 
 
@@ -99,7 +99,7 @@ def _text(reply: object) -> bytes:
 
 async def test_a_cluster_is_asked_who_holds_the_pool(cluster: servers.RedisServer) -> None:
     url = f"redis+cluster://127.0.0.1:{cluster.port}"
-    assert await resolve(url, "pilotlight:{p1}:") == Address("127.0.0.1", cluster.port)
+    assert await resolve(url, "pilotlight:{p1}:") == ServerAddress("127.0.0.1", cluster.port)
     await round_trip(url)
 
 
@@ -139,7 +139,7 @@ async def test_sentinels_are_asked_for_the_master(executable: str, tmp_path: Pat
     ):
         away = servers.free_port()
         url = f"redis+sentinel://127.0.0.1:{away},127.0.0.1:{port}/main/2"
-        assert await resolve(url, "k") == Address("127.0.0.1", master.port, database=2)
+        assert await resolve(url, "k") == ServerAddress("127.0.0.1", master.port, database=2)
         await round_trip(url)
         with pytest.raises(RegistryUnavailable):
             await resolve(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
