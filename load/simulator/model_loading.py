@@ -169,7 +169,7 @@ class ModelLoading:
 
     def _try_room(self, load: _SimulatedLoad) -> bool:
         plan = load.plan
-        victims = self.residents.make_room(plan.spec.key, plan.memory_bytes)
+        victims = self.residents.reserve(plan.spec.key, plan.memory_bytes)
         if victims is None:
             return False
         for key in victims:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from runtime.weights.weight_source import Part, WeightSource
+    from runtime.weights.weight_source import SlabPart, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
 """As ServerlessLLM has it; large enough that the start of a copy costs nothing."""
@@ -117,7 +117,7 @@ class StagedMemory:
         slab = self._engine.allocate(layout.size_bytes)
         try:
             self._fill(slab, source)
-            source.confirm()
+            source.wait_verified()
         except BaseException as error:
             self._engine.settle(slab)  # no copy may still write to memory that is given back
             traceback.clear_frames(error.__traceback__)  # which the error would keep alive
@@ -145,7 +145,7 @@ class StagedMemory:
         for each in copies:
             each.result()
 
-    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: Part) -> None:
+    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         buffer = self._ring.take()
         try:
             staged = buffer.memory.narrow(0, 0, part.size_bytes)
@@ -168,11 +168,11 @@ def _await_ends(copies: Sequence[Future[None]]) -> None:
 
 
 def _unless(
-    has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, Part], None]
-) -> Callable[[torch.Tensor, WeightSource, Part], None]:
+    has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, SlabPart], None]
+) -> Callable[[torch.Tensor, WeightSource, SlabPart], None]:
     """Parts that come after a failed one are not read."""
 
-    def run(slab: torch.Tensor, source: WeightSource, part: Part) -> None:
+    def run(slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         if has_failed.is_set():
             return
         try:

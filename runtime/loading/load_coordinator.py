@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.redis.watch import ClusterWatch
     from runtime.loading.model_loader import ModelLoader
-    from runtime.loading.model_store import ResidentModel
+    from runtime.loading.model_store import StoreEntry
     from runtime.loading.reload_costs import ReloadCosts
     from runtime.loading.served_model import ServedModel
     from runtime.registration.measurements import Measurements
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class AcquiredModel:
     """A model a request holds on the device; give it back with `Loads.release`."""
 
-    resident: ResidentModel
+    entry: StoreEntry
     start: str
     """`warm`, or the tier the request had to wait from."""
     load_s: float
@@ -45,7 +45,7 @@ class AcquiredModel:
     @property
     def model(self) -> ServedModel:
         """The model."""
-        return self.resident.model
+        return self.entry.model
 
 
 class LoadCoordinator:
@@ -103,21 +103,21 @@ class LoadCoordinator:
         remaining_s = None if deadline_s is None else deadline_s - started_s
         try:
             async with asyncio.timeout(remaining_s):
-                resident = self._pin(spec)
-                while resident is None and (load := self._ending(spec.key)) is not None:
+                entry = self._pin(spec)
+                while entry is None and (load := self._ending(spec.key)) is not None:
                     await load.over.wait()
-                    resident = self._pin(spec)
-                if resident is not None:
-                    return AcquiredModel(resident, "warm", 0.0)
+                    entry = self._pin(spec)
+                if entry is not None:
+                    return AcquiredModel(entry, "warm", 0.0)
                 return await self._join(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
 
-    def _pin(self, spec: ModelSpec) -> ResidentModel | None:
-        resident = self._store.pin(spec.key)
-        if resident is None and (reason := self._store.broken_reason(spec.key)) is not None:
+    def _pin(self, spec: ModelSpec) -> StoreEntry | None:
+        entry = self._store.acquire(spec.key)
+        if entry is None and (reason := self._store.broken_reason(spec.key)) is not None:
             raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
-        return resident
+        return entry
 
     def _ending(self, key: str) -> LoadTask | None:
         """The load under way that was given up, if it is: nobody joins it."""
@@ -135,15 +135,15 @@ class LoadCoordinator:
         load.ticket.prioritise()
         self._preloads.prioritise(spec.key)
         try:
-            resident = await asyncio.shield(load.done)
+            entry = await asyncio.shield(load.done)
         except BaseException:
             await self._stop_waiting(load)
             raise
-        return AcquiredModel(resident, load.source.value, time.monotonic() - started_s)
+        return AcquiredModel(entry, load.source.value, time.monotonic() - started_s)
 
     async def release(self, acquired: AcquiredModel) -> None:
         """Give a held model back."""
-        await self._store.unpin(acquired.resident)
+        await self._store.release(acquired.entry)
 
     async def _stop_waiting(self, load: LoadTask) -> None:
         """A waiter leaves: the load pins the model once for each that is left when it is done."""
@@ -152,7 +152,7 @@ class LoadCoordinator:
             if load.waiters == 0:
                 self._abandon(load)
         elif not load.done.cancelled() and load.done.exception() is None:
-            await self._store.unpin(load.done.result())
+            await self._store.release(load.done.result())
 
     def _abandon(self, load: LoadTask) -> None:
         """Nobody waits any more: the load makes way for others, or ends."""
@@ -202,7 +202,7 @@ class LoadCoordinator:
     def _begin(
         self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
     ) -> LoadTask:
-        done: asyncio.Future[ResidentModel] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[StoreEntry] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_mark_retrieved)
         ticket = LoadTicket(is_urgent=not is_preload)
         load = LoadTask(spec, scope, done, token, ticket, is_preload=is_preload)
@@ -213,16 +213,16 @@ class LoadCoordinator:
     async def _run(self, load: LoadTask) -> None:
         key = load.spec.key
         try:
-            resident = await self._runner.run(load)
+            entry = await self._runner.run(load)
         except asyncio.CancelledError:
             load.done.cancel()
             raise
         except RuntimePackageError as error:
             load.done.set_exception(error)
         else:
-            self._store.pin(key, load.waiters)
-            load.done.set_result(resident)
-            await self._store.unpin(resident)
+            self._store.acquire(key, load.waiters)
+            load.done.set_result(entry)
+            await self._store.release(entry)
         finally:
             del self._under_way[key]
             load.over.set()
@@ -230,7 +230,7 @@ class LoadCoordinator:
                 self._agent.report_tier(key)  # which takes the claim back
 
 
-def _mark_retrieved(future: asyncio.Future[ResidentModel]) -> None:
+def _mark_retrieved(future: asyncio.Future[StoreEntry]) -> None:
     """The last waiter may have left before an error came."""
     if not future.cancelled():
         future.exception()

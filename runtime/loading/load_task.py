@@ -19,7 +19,7 @@ from runtime.storage.load_ticket import LoadTicket
 if TYPE_CHECKING:
     from runtime.loading.failures import Failures
     from runtime.loading.model_loader import LoadedModel, ModelLoader
-    from runtime.loading.model_store import ResidentModel
+    from runtime.loading.model_store import StoreEntry
     from runtime.loading.reload_costs import ReloadCosts
     from runtime.registration.measurements import Measurements
 
@@ -36,7 +36,7 @@ class LoadTask:
 
     spec: ModelSpec
     scope: ClaimScope
-    done: asyncio.Future[ResidentModel]
+    done: asyncio.Future[StoreEntry]
     token: int | None = None
     ticket: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
@@ -70,7 +70,7 @@ class LoadRunner:
         self._costs = costs
         self.completed_total = 0
 
-    async def run(self, load: LoadTask) -> ResidentModel:
+    async def run(self, load: LoadTask) -> StoreEntry:
         """The model on the device, pinned once so that it is not evicted before it is used.
 
         Raises as `Loads.hold` does, and LoadCancelled where its wish was withdrawn.
@@ -129,21 +129,21 @@ class LoadRunner:
                 raise LoadRefused(f"the load of {key} was given to somebody else") from error
         return claim
 
-    async def _finish(self, load: LoadTask, claim: LoadClaim, loaded: LoadedModel) -> ResidentModel:
+    async def _finish(self, load: LoadTask, claim: LoadClaim, loaded: LoadedModel) -> StoreEntry:
         key = load.spec.key
-        resident = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
-        self._store.pin(key)
+        entry = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
+        self._store.acquire(key)
         try:
             await self._agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
         except ClaimLost as error:
             load.is_settled = True
             LOADS.labels(tier=load.source.value, outcome="fenced").inc()
             await self._store.retire(key, "claim-lost")
-            await self._store.unpin(resident)
+            await self._store.release(entry)
             raise LoadRefused(f"the load of {key} was given to somebody else") from error
         load.is_settled = True
         self._count_success(load, loaded.memory_bytes)
-        return resident
+        return entry
 
     def _newest(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         """A joiner may have brought a newer token than the load began with."""

@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass(eq=False, slots=True)
-class ResidentModel(CachedModel):
+class StoreEntry(CachedModel):
     """A model on the device, and how it leaves."""
 
     model: ServedModel = field(kw_only=True)
@@ -88,33 +88,33 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         self.budget_bytes = budget_bytes
         self._on_evicted = on_evicted
         self._reload_s = reload_s
-        self._on_device: DeviceCache[ResidentModel] = DeviceCache(
+        self._on_device: DeviceCache[StoreEntry] = DeviceCache(
             budget_bytes, policy=policy, reload_s=reload_s, now_s=time.monotonic
         )
         self._freed = asyncio.Condition()
 
     # Use
 
-    def pin(self, key: str, users: int = 1) -> ResidentModel | None:
+    def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model if it can infer on the device, kept there until as many `unpin`."""
-        resident = self._on_device.by_key.get(key)
-        if resident is None or resident.model.is_broken:
+        entry = self._on_device.by_key.get(key)
+        if entry is None or entry.model.is_broken:
             return None
-        resident.retired_for = None  # wanted again before its last user was done
-        self._on_device.use(resident, users)
-        return resident
+        entry.retired_for = None  # wanted again before its last user was done
+        self._on_device.use(entry, users)
+        return entry
 
     def broken_reason(self, key: str) -> str | None:
         """Why a model that is on the device cannot infer, where that is so."""
-        resident = self._on_device.by_key.get(key)
-        return resident.model.device_model.broken_reason if resident is not None else None
+        entry = self._on_device.by_key.get(key)
+        return entry.model.device_model.broken_reason if entry is not None else None
 
-    async def unpin(self, resident: ResidentModel) -> None:
+    async def release(self, entry: StoreEntry) -> None:
         """One user is done."""
-        self._on_device.end_use(resident)
-        if resident.users == 0:
-            if resident.retired_for is not None:
-                self._drop(resident, resident.retired_for)
+        self._on_device.end_use(entry)
+        if entry.users == 0:
+            if entry.retired_for is not None:
+                self._drop(entry, entry.retired_for)
             async with self._freed:
                 self._freed.notify_all()
 
@@ -122,14 +122,14 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         """Whether the model is on the device."""
         return key in self._on_device.by_key
 
-    def resident_keys(self) -> tuple[str, ...]:
+    def model_keys(self) -> tuple[str, ...]:
         """All models on the device."""
         return tuple(self._on_device.by_key)
 
     def bytes_of(self, key: str) -> int:
         """Memory of a model on the device; 0 where it is not."""
-        resident = self._on_device.by_key.get(key)
-        return resident.memory_bytes if resident else 0
+        entry = self._on_device.by_key.get(key)
+        return entry.memory_bytes if entry else 0
 
     @property
     def used_bytes(self) -> int:
@@ -168,11 +168,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             )
 
     def _make_room(self, key: str, memory_bytes: int) -> bool:
-        return self._let_go(self._on_device.make_room(key, memory_bytes), "memory", key)
+        return self._let_go(self._on_device.reserve(key, memory_bytes), "memory", key)
 
     async def evict_one(self, wanted_by: str) -> bool:
         """Let the next idle model go, for a device that has less room than the budget says."""
-        has_left = self._let_go(self._on_device.victims(1), "device-full", wanted_by)
+        has_left = self._let_go(self._on_device.choose_victims(1), "device-full", wanted_by)
         if has_left:
             async with self._freed:
                 self._freed.notify_all()
@@ -185,7 +185,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
 
     async def cancel_reservation(self, key: str) -> None:
         """Give room back that no model took."""
-        if self._on_device.cancel_room(key):
+        if self._on_device.cancel_reservation(key):
             async with self._freed:
                 self._freed.notify_all()
 
@@ -194,39 +194,39 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         model: ServedModel,
         memory_bytes: int,
         release: Callable[[], None] = lambda: None,
-    ) -> ResidentModel:
+    ) -> StoreEntry:
         """Put a loaded model into the room reserved for it; `release` gives its memory back."""
-        resident = ResidentModel(model.spec.key, memory_bytes, model=model, release=release)
-        self._on_device.add(resident)
+        entry = StoreEntry(model.spec.key, memory_bytes, model=model, release=release)
+        self._on_device.add(entry)
         self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
-        return resident
+        return entry
 
     # Leaving
 
     async def retire(self, key: str, reason: str) -> bool:
         """Take a model off the device, at once or when its last user is done; False: not there."""
-        resident = self._on_device.by_key.get(key)
-        if resident is None:
+        entry = self._on_device.by_key.get(key)
+        if entry is None:
             return False
-        if resident.users:
-            resident.retired_for = reason
+        if entry.users:
+            entry.retired_for = reason
             return True
-        self._drop(resident, reason)
+        self._drop(entry, reason)
         async with self._freed:
             self._freed.notify_all()
         return True
 
-    async def wait_gone(self, key: str) -> None:
+    async def wait_removed(self, key: str) -> None:
         """Return once the model is off the device."""
         async with self._freed:
             await self._freed.wait_for(lambda: key not in self._on_device.by_key)
 
-    def _drop(self, resident: ResidentModel, reason: str, wanted_by: str | None = None) -> None:
-        key, spec = resident.key, resident.model.spec
+    def _drop(self, entry: StoreEntry, reason: str, wanted_by: str | None = None) -> None:
+        key, spec = entry.key, entry.model.spec
         self._on_device.remove(key)
-        resident.model.stop()
-        resident.release()
+        entry.model.stop()
+        entry.release()
         self._publish(spec.name)
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
@@ -236,11 +236,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
                 "key": key,
                 "reason": reason,
                 "wanted_by": wanted_by,
-                "freed_bytes": resident.memory_bytes,
-                "reload_s": round(self._reload_s(key, resident.memory_bytes), 3),
+                "freed_bytes": entry.memory_bytes,
+                "reload_s": round(self._reload_s(key, entry.memory_bytes), 3),
             },
         )
-        self._on_evicted(Eviction(spec, resident.memory_bytes, reason, wanted_by))
+        self._on_evicted(Eviction(spec, entry.memory_bytes, reason, wanted_by))
 
     # What KServe's endpoints see
 

@@ -14,9 +14,10 @@ from weakref import WeakValueDictionary
 from runtime.engines.programs.program import is_hidden
 from runtime.errors import ModelInvalid
 from runtime.loading.single_flight import SingleFlight
+from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.threads import in_thread
-from runtime.weights.archive import SUFFIX, Archive
+from runtime.weights.archive import Archive
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,7 +116,7 @@ def _digest(folder: Path, declared: Task | None) -> str:
     digest = hashlib.sha256(repr(declared).encode())
     for path in sorted(folder.rglob("*")):
         is_weights = ".safetensors" in path.name  # they may be on their way just now
-        if path.suffix == SUFFIX:
+        if path.suffix == PROGRAM_SUFFIX:
             if not is_hidden(path, folder):
                 digest.update(Archive(path).program_bytes())
         elif not is_weights and not path.name.startswith(".") and path.is_file():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.metrics import TIER_BYTES
-from runtime.registration.registry_agent import HeldTier, RegistryAgent
+from runtime.registration.registry_agent import RegistryAgent, TierState
 
 if TYPE_CHECKING:
     from runtime.loading.model_store import ModelStore
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 def held(
     key: str, store: ModelStore, host: HostTier, cache: DiskCache, processors: Processors
-) -> HeldTier:
+) -> TierState:
     """The nearest tier of a model, and its bytes there."""
     if store.holds(key):
-        return HeldTier(Tier.DEVICE, store.bytes_of(key))
+        return TierState(Tier.DEVICE, store.bytes_of(key))
     if host.bytes_of(key):
-        return HeldTier(Tier.HOST, host.bytes_of(key))
+        return TierState(Tier.HOST, host.bytes_of(key))
     size_bytes = cache.bytes_on_disk(key)
     if size_bytes:
-        return HeldTier(Tier.DISK, size_bytes)
-    return HeldTier(Tier.REMOTE, cache.asset_bytes(key) if processors.has(key) else 0)
+        return TierState(Tier.DISK, size_bytes)
+    return TierState(Tier.REMOTE, cache.asset_bytes(key) if processors.has(key) else 0)
 
 
 def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:

@@ -204,9 +204,7 @@ def _loading(ground: PodContext) -> _Loading:
         ground.registry,
         ground.info,
         Inventory(
-            keys=lambda: (
-                cache.keys() | host.keys() | set(store.resident_keys()) | processors.keys()
-            ),
+            keys=lambda: cache.keys() | host.keys() | set(store.model_keys()) | processors.keys(),
             held=lambda key: held(key, store, host, cache, processors),
             is_loading=lambda key: coordinator.is_loading(key),
             used_bytes=lambda: used_bytes(store, host, cache, agent),

@@ -140,7 +140,7 @@ class _PodLife:
             parts.service.abandon()
             await _is_idle(parts.service, ABANDON_S)
         await parts.agent.leave()
-        for key in parts.store.resident_keys():
+        for key in parts.store.model_keys():
             await parts.store.retire(key, "shutdown")
         parts.server.close()
         await parts.grpc_server.stop(LONGEST_CLOSE_S)

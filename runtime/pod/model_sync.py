@@ -72,7 +72,7 @@ class ModelSync:
 
     def keys(self) -> set[str]:
         """Models of which this pod has files or a network."""
-        return self._cache.keys() | self._host.keys() | set(self._store.resident_keys())
+        return self._cache.keys() | self._host.keys() | set(self._store.model_keys())
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -46,7 +46,7 @@ class Measurements:
             del self._samples[key]
         return tuple(taken)
 
-    def give_back(self, taken: tuple[Samples, ...]) -> None:
+    def restore(self, taken: tuple[Samples, ...]) -> None:
         """Keep samples that could not be sent, unless newer ones have come."""
         for samples in taken:
             measures = self._samples.setdefault(samples.key, {})

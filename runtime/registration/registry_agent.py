@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTier:
+class TierState:
     """Where a model's weights are at this pod."""
 
     tier: Tier
@@ -41,7 +41,7 @@ class Inventory:
 
     keys: Callable[[], set[str]]
     """Models of which the pod has anything."""
-    held: Callable[[str], HeldTier]
+    held: Callable[[str], TierState]
     is_loading: Callable[[str], bool]
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
@@ -135,7 +135,7 @@ class RegistryAgent:
         try:
             await self._send_report(samples)
         except RegistryUnavailable:
-            self._measurements.give_back(samples)
+            self._measurements.restore(samples)
             raise
         HEARTBEATS.labels(outcome="ok").inc()
         if self._is_cut_off:

@@ -294,13 +294,11 @@ class PredictService:
         except (*BAD_TENSOR_ERRORS, MemoryError) as error:
             if is_out_of_memory(error):
                 raise NoRoomToInfer(
-                    f"the device has no room for this inference of {acquired.resident.key}: {error}"
+                    f"the device has no room for this inference of {acquired.entry.key}: {error}"
                 ) from error
             if head.is_infer_stage:  # these tensors came from outside
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
-            raise InferenceFailed(
-                f"inference of {acquired.resident.key} failed: {error}"
-            ) from error
+            raise InferenceFailed(f"inference of {acquired.entry.key} failed: {error}") from error
         self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
         rows = acquired.model.processor.batching.rows_of(inputs)
         share_s = ran.compute_s * rows / ran.rows

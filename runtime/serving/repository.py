@@ -163,14 +163,14 @@ class Repository:
                 for key in keys:
                     await self.coordinator.cancel(key, f"{name} was unloaded")
                     await self.store.retire(key, "unload")
-                    await self.store.wait_gone(key)
+                    await self.store.wait_removed(key)
         except TimeoutError as error:
             raise ModelInUse(f"{name} is still in use after {UNLOAD_PATIENCE_S} s") from error
 
     def _keys(self, name: ModelName) -> list[str]:
         """Every generation of a model that is declared or on the device."""
         prefix = f"{name}@"
-        keys = [key for key in self.store.resident_keys() if key.startswith(prefix)]
+        keys = [key for key in self.store.model_keys() if key.startswith(prefix)]
         record = self.catalog.record(name)
         if record is not None:
             keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]

@@ -62,7 +62,7 @@ class DeviceCache(Generic[R]):
     @property
     def used_bytes(self) -> int:
         """Memory of all models on the device."""
-        return sum(resident.memory_bytes for resident in self.by_key.values())
+        return sum(entry.memory_bytes for entry in self.by_key.values())
 
     @property
     def reserved_bytes(self) -> int:
@@ -74,50 +74,50 @@ class DeviceCache(Generic[R]):
         """Bytes of models that nobody uses times the seconds they are there, up to now."""
         return self._idle.byte_s
 
-    def use(self, resident: R, users: int = 1) -> None:
+    def use(self, entry: R, users: int = 1) -> None:
         """Keep a model there until as many `end_use`."""
-        if resident.users == 0:
-            self._idle.end(resident.memory_bytes)
-        resident.users += users
-        resident.uses += users
-        self._mark(resident)
-        resident.clock = self._clock
+        if entry.users == 0:
+            self._idle.end(entry.memory_bytes)
+        entry.users += users
+        entry.uses += users
+        self._mark(entry)
+        entry.clock = self._clock
 
-    def end_use(self, resident: R) -> None:
+    def end_use(self, entry: R) -> None:
         """One user is done."""
-        resident.users -= 1
-        if resident.users == 0:
-            self._idle.begin(resident.memory_bytes)
-        self._mark(resident)
+        entry.users -= 1
+        if entry.users == 0:
+            self._idle.begin(entry.memory_bytes)
+        self._mark(entry)
 
-    def _mark(self, resident: R) -> None:
+    def _mark(self, entry: R) -> None:
         """It is the one that was used last."""
         self._uses += 1
-        resident.last_used = self._uses
+        entry.last_used = self._uses
 
-    def make_room(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
+    def reserve(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
         """Set room aside for a model; who must leave for it, None: it is not to be had."""
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes
-        victims = self.victims(memory_bytes - free)
+        victims = self.choose_victims(memory_bytes - free)
         if victims is not None:
             self._reserved[key] = memory_bytes
         return victims
 
-    def victims(self, needed_bytes: int) -> tuple[str, ...] | None:
+    def choose_victims(self, needed_bytes: int) -> tuple[str, ...] | None:
         """The idle models to let go for so many bytes; None where all of them are too few."""
         if needed_bytes <= 0:
             return ()
         idle = [
             Candidate(
-                resident.key,
-                resident.memory_bytes,
-                resident.last_used,
-                uses=max(1, resident.uses),
-                reload_s=self._reload_s(resident.key, resident.memory_bytes),
-                clock=resident.clock,
+                entry.key,
+                entry.memory_bytes,
+                entry.last_used,
+                uses=max(1, entry.uses),
+                reload_s=self._reload_s(entry.key, entry.memory_bytes),
+                clock=entry.clock,
             )
-            for resident in self.by_key.values()
-            if resident.users == 0 and not resident.is_pinned
+            for entry in self.by_key.values()
+            if entry.users == 0 and not entry.is_pinned
         ]
         chosen = self._policy(idle, needed_bytes, self._clock)
         if chosen is None:
@@ -125,20 +125,20 @@ class DeviceCache(Generic[R]):
         self._clock = chosen.clock
         return chosen.keys
 
-    def cancel_room(self, key: str) -> bool:
+    def cancel_reservation(self, key: str) -> bool:
         """Give room back that no model took; False: none was set aside."""
         return self._reserved.pop(key, None) is not None
 
-    def add(self, resident: R) -> None:
+    def add(self, entry: R) -> None:
         """Put a loaded model, which nobody uses yet, into the room set aside for it."""
-        self._reserved.pop(resident.key, None)
-        self._mark(resident)
-        resident.clock = self._clock
-        self.by_key[resident.key] = resident
-        self._idle.begin(resident.memory_bytes)
+        self._reserved.pop(entry.key, None)
+        self._mark(entry)
+        entry.clock = self._clock
+        self.by_key[entry.key] = entry
+        self._idle.begin(entry.memory_bytes)
 
     def remove(self, key: str) -> R:
         """Take a model that nobody uses off the device."""
-        resident = self.by_key.pop(key)
-        self._idle.end(resident.memory_bytes)
-        return resident
+        entry = self.by_key.pop(key)
+        self._idle.end(entry.memory_bytes)
+        return entry

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from runtime.weights.safetensors_files import StoredTensor
 from runtime.weights.slab import SlabLayout, aligned, view_of
-from runtime.weights.weight_source import map_file, parts_of, read_exactly, touch_pages
+from runtime.weights.weight_source import map_file, read_exactly, slab_parts, touch_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
-    from runtime.weights.weight_source import Part, WeightSource
+    from runtime.weights.weight_source import SlabPart, WeightSource
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")
@@ -43,11 +43,11 @@ class HostImage:
         self._name = name
         self.layout, self._begin = _read_header(descriptor, name)
 
-    def parts(self, most_bytes: int) -> Iterator[Part]:
+    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
         """All of them at once: the image is whole."""
-        return parts_of(self.layout.size_bytes, most_bytes)
+        return slab_parts(self.layout.size_bytes, most_bytes)
 
-    def confirm(self) -> None:
+    def wait_verified(self) -> None:
         """An image gets its name when it is whole."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.tiers.download_progress import ArrivedSpan
-from runtime.weights.weight_source import OpenFiles, Part, parts_of
+from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +26,11 @@ class StreamingWeights:
         self._files = OpenFiles(arrivals.names, arrivals.descriptors())
         self.layout = self._files.layout
 
-    def parts(self, most_bytes: int) -> Iterator[Part]:
+    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
         """Parts in the order in which they become readable."""
-        missing: dict[Part, int] = {}
-        waiting: defaultdict[ArrivedSpan, list[Part]] = defaultdict(list)
-        for part in parts_of(self.layout.size_bytes, min(most_bytes, SPAN_BYTES)):
+        missing: dict[SlabPart, int] = {}
+        waiting: defaultdict[ArrivedSpan, list[SlabPart]] = defaultdict(list)
+        for part in slab_parts(self.layout.size_bytes, min(most_bytes, SPAN_BYTES)):
             spans = self._spans_of(part)
             missing[part] = len(spans)
             for span in spans:
@@ -43,7 +43,7 @@ class StreamingWeights:
                 if not missing[part]:
                     yield part
 
-    def _spans_of(self, part: Part) -> set[ArrivedSpan]:
+    def _spans_of(self, part: SlabPart) -> set[ArrivedSpan]:
         return {
             ArrivedSpan(piece.file, number)
             for piece in self._files.pieces(part.offset, part.size_bytes)
@@ -53,13 +53,13 @@ class StreamingWeights:
             )
         }
 
-    def confirm(self) -> None:
+    def wait_verified(self) -> None:
         """Wait until the files are checked and in their place."""
         self._arrivals.wait_over()
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, when all are here and checked."""
-        self.confirm()
+        self.wait_verified()
         return self._files.map_tensors()
 
     def read_into(self, offset: int, target: memoryview) -> None:

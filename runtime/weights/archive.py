@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SUFFIX = ".pt2"
 MODELS = "models/"
 WEIGHTS = "data/weights/"
 CONSTANTS = "data/constants/"
@@ -80,7 +79,7 @@ class Archive:
         """The program's JSON document."""
         return self.read(self._program)
 
-    def payloads(self, directory: str, kind: str) -> Mapping[str, Any]:
+    def tensor_entries(self, directory: str, kind: str) -> Mapping[str, Any]:
         """What the archive says of its weights or constants, by name; raises ModelInvalid."""
         name = f"{directory}{self.name}_{kind}_config.json"
         if name not in self._records:
@@ -88,7 +87,9 @@ class Archive:
                 f"{self._file} has no {name}: it may keep its {kind} pickled, as torch before"
                 " 2.9 did, and nothing is unpickled; export and save it anew"
             )
-        return object_of(object_of(parsed(self.read(name), name), name).get("config"), name)
+        return require_object(
+            require_object(parse_json(self.read(name), name), name).get("config"), name
+        )
 
     def record(self, name: str) -> Record:
         """Where a record lies; raises ModelInvalid."""
@@ -117,7 +118,7 @@ TORCHSCRIPT_ADVICE = (
 )
 
 
-def parsed(content: bytes, what: str) -> Any:
+def parse_json(content: bytes, what: str) -> Any:
     """JSON, or ModelInvalid."""
     try:
         return orjson.loads(content)
@@ -125,7 +126,7 @@ def parsed(content: bytes, what: str) -> Any:
         raise ModelInvalid(f"{what} of the program is not valid JSON: {error}") from error
 
 
-def object_of(value: Any, what: str) -> dict[str, Any]:
+def require_object(value: Any, what: str) -> dict[str, Any]:
     """`value` as a JSON object, or ModelInvalid."""
     if not isinstance(value, dict):
         raise ModelInvalid(f"{what} of the program must be an object, was {type(value).__name__}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, object_of
+from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, require_object
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_ELEMENTS = 2**48
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """How a weight is seen in the bytes that hold it; sizes and strides in elements."""
 
     stored: StoredTensor
@@ -43,10 +43,10 @@ class View:
         return flat.as_strided(self.sizes, self.strides)
 
 
-def read_views(archive: Archive) -> tuple[dict[str, View], dict[str, View]]:
+def read_views(archive: Archive) -> tuple[dict[str, TensorView], dict[str, TensorView]]:
     """Weights and constants by name; raises ModelInvalid, also for those that are pickled."""
-    weights = archive.payloads(WEIGHTS, "weights")
-    constants = archive.payloads(CONSTANTS, "constants")
+    weights = archive.tensor_entries(WEIGHTS, "weights")
+    constants = archive.tensor_entries(CONSTANTS, "constants")
     return (
         {name: _view(archive, WEIGHTS, name, entry) for name, entry in weights.items()},
         {name: _view(archive, CONSTANTS, name, entry) for name, entry in constants.items()},
@@ -63,8 +63,8 @@ def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
     return tuple(sorted(stored.values(), key=lambda each: (each.offset, each.name)))
 
 
-def _view(archive: Archive, directory: str, name: str, entry: Any) -> View:
-    about = object_of(entry, f"{directory}{name}")
+def _view(archive: Archive, directory: str, name: str, entry: Any) -> TensorView:
+    about = require_object(entry, f"{directory}{name}")
     path = about.get("path_name")
     is_tensor = directory == WEIGHTS or str(path).startswith(TENSOR_PREFIX)
     if about.get("use_pickle") or not is_tensor:
@@ -72,7 +72,7 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> View:
             f"the program keeps {name!r} pickled ({directory}{path}), and nothing is unpickled;"
             " make it a plain tensor and export again"
         )
-    meta = object_of(about.get("tensor_meta"), f"{directory}{name}")
+    meta = require_object(about.get("tensor_meta"), f"{directory}{name}")
     dtype = STORED_DTYPES.get(meta.get("dtype", 0))
     if dtype is None:
         raise ModelInvalid(f"{name!r} of the program has a type that is not served")
@@ -95,7 +95,7 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> View:
         record.offset + start * item,
         span * item,
     )
-    return View(stored, sizes, strides)
+    return TensorView(stored, sizes, strides)
 
 
 def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -116,7 +116,7 @@ def _numbers(entries: Any, name: str) -> tuple[int, ...]:
     return numbers
 
 
-def views_in_order(archive: Archive, names: Mapping[str, tuple[str, str]]) -> dict[str, View]:
+def input_views(archive: Archive, names: Mapping[str, tuple[str, str]]) -> dict[str, TensorView]:
     """The view of each of the graph's inputs that is a weight; raises ModelInvalid.
 
     Args:

@@ -27,7 +27,7 @@ MADV_POPULATE_READ = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SlabPart:
     """Bytes of a slab: `size_bytes` from `offset` on."""
 
     offset: int
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Bytes of a slab that lie in one file."""
 
     file: int
@@ -44,10 +44,10 @@ class Piece:
     size_bytes: int
 
 
-def parts_of(size_bytes: int, most_bytes: int) -> Iterator[Part]:
+def slab_parts(size_bytes: int, most_bytes: int) -> Iterator[SlabPart]:
     """A slab in parts, in order."""
     for first in range(0, size_bytes, most_bytes):
-        yield Part(first, min(most_bytes, size_bytes - first))
+        yield SlabPart(first, min(most_bytes, size_bytes - first))
 
 
 class WeightSource(Protocol):
@@ -55,10 +55,10 @@ class WeightSource(Protocol):
 
     layout: SlabLayout
 
-    def parts(self, most_bytes: int) -> Iterator[Part]:
+    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
         """The whole slab in parts, each once it can be read; raises LoadFailed, LoadCancelled."""
 
-    def confirm(self) -> None:
+    def wait_verified(self) -> None:
         """Return once what was read is known to be right; raises as `parts` does."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
@@ -85,11 +85,11 @@ class DiskWeights:
             self._open = stack.pop_all()
         self.layout = self._files.layout
 
-    def parts(self, most_bytes: int) -> Iterator[Part]:
+    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
         """All of them at once: the files are here."""
-        return parts_of(self.layout.size_bytes, most_bytes)
+        return slab_parts(self.layout.size_bytes, most_bytes)
 
-    def confirm(self) -> None:
+    def wait_verified(self) -> None:
         """They were checked when they came."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ class OpenFiles:
                 name=self._names[piece.file],
             )
 
-    def pieces(self, offset: int, size_bytes: int) -> Iterator[Piece]:
+    def pieces(self, offset: int, size_bytes: int) -> Iterator[FilePiece]:
         """Where the slab's bytes from `offset` on lie, without those between tensors."""
         end = offset + size_bytes
         for placed in self.layout.tensors[max(0, bisect_right(self._starts, offset) - 1) :]:
@@ -157,7 +157,7 @@ class OpenFiles:
             if first >= last:
                 continue
             index, stored = self._found[placed.name]
-            yield Piece(index, stored.offset + first - placed.offset, first, last - first)
+            yield FilePiece(index, stored.offset + first - placed.offset, first, last - first)
 
 
 def _named(path: Path) -> str:

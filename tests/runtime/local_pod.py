@@ -23,7 +23,7 @@ from runtime.loading.processors import Processors
 from runtime.loading.reload_costs import ReloadCosts
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import HeldTier, Inventory, RegistryAgent
+from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
@@ -59,14 +59,14 @@ class LocalPod:
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
         """The raw outputs of a model on the device."""
-        resident = self.loader.store.pin(spec.key)
-        assert resident is not None
+        entry = self.loader.store.acquire(spec.key)
+        assert entry is not None
         try:
-            inputs = resident.model.processor.preprocess([text])
-            ran = await resident.model.infer(inputs)
+            inputs = entry.model.processor.preprocess([text])
+            ran = await entry.model.infer(inputs)
             return [tensor.data.tobytes() for tensor in ran.value]
         finally:
-            await self.loader.store.unpin(resident)
+            await self.loader.store.release(entry)
 
     async def unload(self, spec: ModelSpec) -> None:
         """Take a model off the device."""
@@ -129,7 +129,7 @@ def _make_coordinator(
     measurements = Measurements()
     inventory = Inventory(
         keys=set,
-        held=lambda _: HeldTier(Tier.REMOTE, 0),
+        held=lambda _: TierState(Tier.REMOTE, 0),
         is_loading=lambda _: False,
         used_bytes=dict,
         loads_total=lambda: 0,

@@ -70,12 +70,12 @@ async def _answer(pod: LocalPod, spec: ModelSpec, tier: Tier) -> list[Any]:
         await pod.demote(spec)
     found = await pod.load(spec)
     assert found is tier, found
-    resident = pod.loader.store.pin(spec.key)
-    assert resident is not None
+    entry = pod.loader.store.acquire(spec.key)
+    assert entry is not None
     try:
-        return await _infer(resident.model)
+        return await _infer(entry.model)
     finally:
-        await pod.loader.store.unpin(resident)
+        await pod.loader.store.release(entry)
         await pod.unload(spec)
 
 

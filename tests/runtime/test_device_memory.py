@@ -186,14 +186,14 @@ def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path:
 
     async def work(pod: LocalPod) -> None:
         await pod.load(first)
-        resident = pod.loader.store.pin(first.key)
-        assert resident is not None
+        entry = pod.loader.store.acquire(first.key)
+        assert entry is not None
         with pytest.raises(DeviceFull) as raised:
             await pod.load(second)
         assert isinstance(raised.value, MemoryBusy)
         assert status_of(raised.value) == 503
         await pod.answer(first)  # whom it did no harm
-        await pod.loader.store.unpin(resident)
+        await pod.loader.store.release(entry)
         await pod.load(second)
         await pod.answer(second)
 

@@ -63,14 +63,14 @@ def test_it_is_the_sum_over_time_of_what_is_idle(steps: list[tuple[int, int, str
         idle = (each for each in residents.by_key.values() if each.users == 0)
         expected += passed_s * sum(each.memory_bytes for each in idle)
         clock.now_s += passed_s
-        resident = residents.by_key.get(str(which))
-        if resident is None:
+        entry = residents.by_key.get(str(which))
+        if entry is None:
             residents.add(CachedModel(str(which), 10**which))
         elif what == "use":
-            residents.use(resident)
-        elif what == "end" and resident.users:
-            residents.end_use(resident)
-        elif what == "drop" and not resident.users:
+            residents.use(entry)
+        elif what == "end" and entry.users:
+            residents.end_use(entry)
+        elif what == "drop" and not entry.users:
             residents.remove(str(which))
         assert residents.idle_byte_s == expected
 

@@ -50,12 +50,12 @@ def run(folder: Path, work: Callable[[LocalPod], Awaitable[None]], **settings: A
 
 
 async def pixels(pod: LocalPod, spec: ModelSpec, *wishes: dict[str, Any]) -> np.ndarray[Any, Any]:
-    resident = pod.loader.store.pin(spec.key)
-    assert resident is not None
-    processor = resident.model.processor
+    entry = pod.loader.store.acquire(spec.key)
+    assert entry is not None
+    processor = entry.model.processor
     inputs = processor.batching.checked(processor.preprocess(processor.read_instances(wishes)))
-    ran = await resident.model.infer(inputs)
-    await pod.loader.store.unpin(resident)
+    ran = await entry.model.infer(inputs)
+    await pod.loader.store.release(entry)
     values: np.ndarray[Any, Any] = ran.value[0].data
     return values
 

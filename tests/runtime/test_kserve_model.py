@@ -99,8 +99,8 @@ def test_store_waits_for_a_model_in_use(
     async def run() -> None:
         store = ModelStore(1000, lambda _: None)
         store.add(served, 600)
-        resident = store.pin(served.spec.key)
-        assert resident is not None
+        entry = store.acquire(served.spec.key)
+        assert entry is not None
         with pytest.raises(MemoryBusy):
             await store.reserve("other", 500)
         assert store.holds(served.spec.key)
@@ -108,7 +108,7 @@ def test_store_waits_for_a_model_in_use(
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(store.reserve("other", 500))
             await asyncio.sleep(0)
-            await store.unpin(resident)
+            await store.release(entry)
         assert waiting.done()
         assert not store.holds(served.spec.key)
 
@@ -119,12 +119,12 @@ def test_retired_model_leaves_with_its_last_user(served: ServedModel) -> None:
     async def run() -> None:
         store = ModelStore(1000, lambda _: None)
         store.add(served, 600)
-        resident = store.pin(served.spec.key, users=2)
-        assert resident is not None
+        entry = store.acquire(served.spec.key, users=2)
+        assert entry is not None
         assert await store.retire(served.spec.key, "withdrawn")
-        await store.unpin(resident)
+        await store.release(entry)
         assert served.ready
-        await store.unpin(resident)
+        await store.release(entry)
         assert not served.ready
         assert not await store.retire(served.spec.key, "withdrawn")
 
@@ -137,14 +137,14 @@ def test_a_broken_model_is_given_to_nobody_and_leaves_with_its_last_user(
     async def run() -> None:
         store = ModelStore(1000, lambda key: None)
         store.add(served, 600)
-        resident = store.pin(served.spec.key)
-        assert resident is not None
+        entry = store.acquire(served.spec.key)
+        assert entry is not None
         assert store.broken_reason(served.spec.key) is None
         served.device_model.broken_reason = "it hangs"
         await store.retire(served.spec.key, "broken")
-        assert store.pin(served.spec.key) is None
+        assert store.acquire(served.spec.key) is None
         assert store.broken_reason(served.spec.key) == "it hangs"
-        await store.unpin(resident)
+        await store.release(entry)
         assert not store.holds(served.spec.key)
 
     asyncio.run(run())

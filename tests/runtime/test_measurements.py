@@ -33,7 +33,7 @@ def test_samples_that_could_not_be_sent_are_kept_unless_newer_ones_have_come() -
         measurements.add(key, "infer", 1.0)
     unsent = measurements.take()
     measurements.add("m@1", "infer", 2.0)
-    measurements.give_back(unsent)
+    measurements.restore(unsent)
     assert set(measurements.take()) == {
         Samples("m@1", "infer", (2.0,)), Samples("n@1", "infer", (1.0,)),
     }  # fmt: skip

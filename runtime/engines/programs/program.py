@@ -11,8 +11,9 @@ from runtime.engines.networks.skeletons import Skeleton
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import SUFFIX, Archive, object_of, parsed
-from runtime.weights.archive_tensors import views_in_order
+from runtime.storage.listing import PROGRAM_SUFFIX
+from runtime.weights.archive import Archive, parse_json, require_object
+from runtime.weights.archive_tensors import input_views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from runtime.weights.archive_tensors import View
+    from runtime.weights.archive_tensors import TensorView
 
 MAJOR_VERSION = 8
 """Of `torch._export.serde.schema`: other ones are laid out otherwise."""
@@ -33,7 +34,7 @@ class Program:
         self,
         module: GraphModule,
         order: Sequence[str],
-        views: Mapping[str, View],
+        views: Mapping[str, TensorView],
         device: torch.device,
     ) -> None:
         self.device = device
@@ -84,7 +85,9 @@ class ProgramSkeleton(Skeleton):
 
 def program_path(folder: Path) -> Path | None:
     """The archive of a model that is a program; None where it is none; raises ModelInvalid."""
-    found = [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if not is_hidden(path, folder)]
+    found = [
+        path for path in sorted(folder.rglob(f"*{PROGRAM_SUFFIX}")) if not is_hidden(path, folder)
+    ]
     if len(found) > 1:
         raise ModelInvalid(f"the model has several programs: {[path.name for path in found]}")
     return found[0] if found else None
@@ -97,7 +100,9 @@ def is_hidden(path: Path, folder: Path) -> bool:
 
 def read_document(path: Path) -> Mapping[str, Any]:
     """A program's JSON document; raises ModelInvalid."""
-    document = object_of(parsed(Archive(path).program_bytes(), "the document"), "the document")
+    document = require_object(
+        parse_json(Archive(path).program_bytes(), "the document"), "the document"
+    )
     version = document.get("schema_version")
     major = version.get("major") if isinstance(version, dict) else None
     if major != MAJOR_VERSION:
@@ -118,7 +123,7 @@ def digest_of_program(path: Path) -> str:
     archive = Archive(path)
     digest = hashlib.sha256(archive.program_bytes())
     for directory, kind in (("data/weights/", "weights"), ("data/constants/", "constants")):
-        digest.update(repr(sorted(archive.payloads(directory, kind).items())).encode())
+        digest.update(repr(sorted(archive.tensor_entries(directory, kind).items())).encode())
     return digest.hexdigest()
 
 
@@ -126,9 +131,11 @@ def build_program(path: Path, signature: str, device: torch.device) -> ProgramSk
     """The program without weights; raises ModelInvalid. Blocks."""
     document = read_document(path)
     about = read_signature(document)
-    views = views_in_order(Archive(path), about.weights)
+    views = input_views(Archive(path), about.weights)
     module, order = build_graph(
-        object_of(object_of(document.get("graph_module"), "the module").get("graph"), "the graph"),
+        require_object(
+            require_object(document.get("graph_module"), "the module").get("graph"), "the graph"
+        ),
         views.keys(),
         device,
     )

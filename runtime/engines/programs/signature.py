@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import CONSTANTS, WEIGHTS, object_of
+from runtime.weights.archive import CONSTANTS, WEIGHTS, require_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def _signature(document: Mapping[str, Any]) -> Signature:
     weights: dict[str, tuple[str, str]] = {}
     inputs: list[Port] = []
     for spec in module["signature"]["input_specs"]:
-        ((kind, about),) = object_of(spec, "an input").items()
+        ((kind, about),) = require_object(spec, "an input").items()
         match kind:
             case "parameter":
                 weights[about["arg"]["name"]] = (WEIGHTS, about["parameter_name"])
@@ -114,7 +114,7 @@ def _signature(document: Mapping[str, Any]) -> Signature:
 def _outputs(module: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Port, ...]:
     given = []
     for spec in module["signature"]["output_specs"]:
-        ((kind, about),) = object_of(spec, "an output").items()
+        ((kind, about),) = require_object(spec, "an output").items()
         if kind != "user_output":
             raise ModelInvalid(
                 f"the program changes its own state ({kind}), which requests would share;"
