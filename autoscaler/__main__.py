@@ -23,7 +23,7 @@ from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pods import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
@@ -36,7 +36,7 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     """Plan and act until cancelled; then let somebody else lead at once."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
-    autoscaling = Autoscaling(registry)
+    autoscaling = AutoscalerLog(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
     pods = PodClient(load_timeout_s=settings.load_timeout)
@@ -57,11 +57,11 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
             group.create_task(autoscaler.run(actor))
 
 
-async def _resign(autoscaling: Autoscaling, holder: str, lease_s: float) -> None:
+async def _resign(autoscaling: AutoscalerLog, holder: str, lease_s: float) -> None:
     with suppress(RegistryUnavailable):
-        token = await autoscaling.lead(holder, ttl_s=lease_s)
+        token = await autoscaling.acquire_lead(holder, ttl_s=lease_s)
         if token is not None:
-            await autoscaling.resign(token)
+            await autoscaling.release_lead(token)
 
 
 async def _actuator(

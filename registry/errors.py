@@ -36,5 +36,5 @@ class InvalidModel(RegistryError):
         self.problems = problems
 
 
-class NotYaml(RegistryError):
+class InvalidYaml(RegistryError):
     """A text is no YAML, or means something else than it seems to; the message is one line."""

@@ -1,8 +1,8 @@
-"""Answers that Knative's queue-proxy gives by itself, in place of the pod behind it.
+"""Error responses that Knative's queue-proxy sends in place of the pod's container.
 
-Every answer of a pod carries `x-pilotlight-pod`; these do not. Source: knative.dev/serving 0.48,
-`pkg/queue`: 502 with Go's error when the container gives no answer, 503 when `containerConcurrency`
-and the queue that belongs to it are full.
+Every response of the container carries `x-pilotlight-pod`; these do not. Source: `pkg/queue` of
+knative.dev/serving 0.48: 502 with Go's error text when the container does not respond, 503 when
+`containerConcurrency` and its queue are full.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-STATUSES: Final = frozenset((502, 503))
-"""Others than these, such as 504 after the pool's `timeout`, are for the caller as they are."""
-LONGEST_BYTES: Final = 4096
-"""Such an answer is a line of text."""
+FAILURE_STATUSES: Final = frozenset((502, 503))
+"""Other statuses, such as 504 after the pool's `timeout`, are passed to the client unchanged."""
+MAX_BODY_BYTES: Final = 4096
+"""Bytes to read of such a response, which is one line of text."""
 
 
-class Unanswered(StrEnum):
-    """Why there is no answer of the pod."""
+class QueueProxyFailure(StrEnum):
+    """Why the container sent no response."""
 
     NOT_REACHED = "not-reached"
-    """Nothing listens behind the queue-proxy: the request was not handed over."""
-    BROKEN_OFF = "broken-off"
-    """The connection to the container broke: it may have executed the request."""
+    """Nothing listens behind the queue-proxy: the container did not get the request."""
+    BROKEN = "broken-off"
+    """The connection to the container broke: the request may have been executed."""
     FULL = "full"
-    """More requests than `containerConcurrency`: the request was not handed over."""
+    """More requests than `containerConcurrency`: the container did not get the request."""
 
 
-def read_queue_proxy(status: int, body: bytes) -> Unanswered:
-    """What an answer without `x-pilotlight-pod` and with one of `STATUSES` means."""
+def classify_failure(status: int, body: bytes) -> QueueProxyFailure:
+    """Classify a response without `x-pilotlight-pod` and with one of `FAILURE_STATUSES`."""
     if status == 503:
-        return Unanswered.FULL
-    return Unanswered.NOT_REACHED if body.startswith(b"dial ") else Unanswered.BROKEN_OFF
+        return QueueProxyFailure.FULL
+    if body.startswith(b"dial "):
+        return QueueProxyFailure.NOT_REACHED
+    return QueueProxyFailure.BROKEN

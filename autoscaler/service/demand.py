@@ -14,14 +14,15 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.service.forecaster import Past
-from registry.redis.arrivals import ArrivalLog, CountWindow
+from registry.domain.demand import CountWindow
+from registry.redis.arrivals import ArrivalLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.forecasting.history import Integers
+    from registry.domain.demand import ArrivalCount
     from registry.domain.model import ModelName
-    from registry.redis.arrivals import ArrivalCounts
     from registry.redis.client import Registry
 
 logger = logging.getLogger(__name__)
@@ -98,13 +99,13 @@ class DemandReader:
             if str(name) in names
         }
 
-    def _take(self, counts: Counts, seconds: Sequence[ArrivalCounts]) -> None:
+    def _take(self, counts: Counts, seconds: Sequence[ArrivalCount]) -> None:
         fresh = []
         for item in seconds:
             taken = self._taken.setdefault(item.start_s, {})
-            number = item.number - taken.get(item.model, 0)
+            number = item.count - taken.get(item.model, 0)
             if number > 0:
-                taken[item.model] = item.number
+                taken[item.model] = item.count
                 fresh.append((str(item.model), self._pace * item.start_s, number))
                 self.arrived[item.model] += number
                 self.changed.add(str(item.model))
@@ -137,11 +138,11 @@ class DemandReader:
             seconds = np.zeros_like(seconds)
         return Past(models, rows, history, seconds)
 
-    def _add(self, counts: Counts, items: Sequence[ArrivalCounts]) -> None:
+    def _add(self, counts: Counts, items: Sequence[ArrivalCount]) -> None:
         known = set(counts.names)
         items = [each for each in items if str(each.model) in known]
         counts.add(
             [str(each.model) for each in items],
             [self._pace * each.start_s for each in items],
-            [each.number for each in items],
+            [each.count for each in items],
         )

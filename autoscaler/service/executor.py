@@ -16,7 +16,7 @@ from autoscaler.service.pods import PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaling import IntendedAction
+from registry.redis.autoscaler_log import BeginResult
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.pods import PodClient
     from registry.domain.cluster import ClusterState
-    from registry.redis.autoscaling import Autoscaling
+    from registry.redis.autoscaler_log import AutoscalerLog
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ActionExecutor:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        autoscaling: Autoscaling,
+        autoscaling: AutoscalerLog,
         pods: PodClient,
         metrics: AutoscalerMetrics,
         *,
@@ -89,13 +89,13 @@ class ActionExecutor:
 
     async def _run(self, action: ModelAction, record: ActionRecord, token: int) -> None:
         try:
-            intended = await self._autoscaling.intend(token, record, ttl_s=INTENT_S)
-            if intended is not IntendedAction.OK:
+            intended = await self._autoscaling.begin_action(token, record, ttl_s=INTENT_S)
+            if intended is not BeginResult.OK:
                 self._metrics.skipped.labels(record.verb, intended).inc()
                 return
             ended = await self._carry_out(action, record)
             self._metrics.actions.labels(ended.verb, ended.reason, ended.outcome).inc()
-            await self._autoscaling.end(ended)
+            await self._autoscaling.end_action(ended)
         except RegistryUnavailable:
             logger.warning("the registry is away; an action was not written down",
                            extra={"model": record.subject, "pod": record.pod})  # fmt: skip
@@ -105,7 +105,7 @@ class ActionExecutor:
     async def _carry_out(self, action: ModelAction, record: ActionRecord) -> ActionRecord:
         details = {
             "model": record.subject, "pod": record.pod, "tier": record.tier,
-            "reason": record.reason, "words": record.words,
+            "reason": record.reason, "words": record.detail,
         }  # fmt: skip
         logger.info("%s", record.verb, extra=details)
         name = name_of_key(action.key)
@@ -134,7 +134,7 @@ def record_of(action: ModelAction, now_s: float) -> ActionRecord:
         verb="load" if isinstance(action, Load) else "demote",
         subject=str(name_of_key(action.key)),
         reason=str(action.why),
-        words=action.words,
+        detail=action.words,
         at_s=now_s,
         pod=action.pod,
         tier=str(action.tier),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings
-    from registry.redis.autoscaling import Autoscaling
+    from registry.redis.autoscaler_log import AutoscalerLog
     from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Autoscaler:
         self,
         settings: AutoscalerSettings,
         watch: ClusterWatch,
-        autoscaling: Autoscaling,
+        autoscaling: AutoscalerLog,
         policy: LoadingPolicy[Any],
         metrics: AutoscalerMetrics,
         holder: str,
@@ -118,7 +118,7 @@ class Autoscaler:
             await asyncio.sleep(self._settings.tick)
 
     async def _tick(self, actor: ActionExecutor) -> None:
-        token = await self._autoscaling.lead(self._holder, ttl_s=self._settings.lease)
+        token = await self._autoscaling.acquire_lead(self._holder, ttl_s=self._settings.lease)
         self._lead(is_leading=token is not None)
         if self._watch.age_s() > _STALE_S:
             self._metrics.failures.labels("stale-copy").inc()
@@ -144,8 +144,8 @@ class Autoscaler:
         now_s = self._watch.registry_now_s()
         names = sorted(self._watch.state.models)
         under_way, waiting, _ = await asyncio.gather(
-            self._autoscaling.under_way(),
-            self._arrivals.waiting(),
+            self._autoscaling.ongoing(),
+            self._arrivals.queue_stats(),
             self._demand_reader.read(now_s, names),
         )
         size = self._owner.size()
@@ -272,7 +272,7 @@ class Autoscaler:
         )  # fmt: skip
         wanted = WantedPods(wish.pods, leaving)
         try:
-            is_told = await self._autoscaling.scale(token, wanted, record)
+            is_told = await self._autoscaling.set_wanted_pods(token, wanted, record)
         except RegistryUnavailable:
             self._pods = None  # perhaps it was told: ask again
             raise
@@ -294,7 +294,7 @@ class Autoscaler:
                     outcome=ActionOutcome.FAILED, error=text,
                 )  # fmt: skip
                 logger.warning("limits contradict", extra={"model": record.subject, "why": text})
-                await self._autoscaling.intend(token, record, ttl_s=0.001)
+                await self._autoscaling.begin_action(token, record, ttl_s=0.001)
                 self._metrics.actions.labels("refuse", "limits", ActionOutcome.FAILED).inc()
         self._told_refused = plan.refused
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from gateway.authentication.tenant_files import files_of
-from registry.errors import NotYaml
-from registry.inference_service.yaml_text import read_yaml
+from registry.errors import InvalidYaml
+from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +67,7 @@ def read_issuers(folder: Path) -> list[TrustedIssuer]:
     for file in files_of(folder):
         try:
             documents = read_yaml(file.read_text("utf-8"))
-        except (NotYaml, UnicodeDecodeError) as error:
+        except (InvalidYaml, UnicodeDecodeError) as error:
             problems.append(f"{file}: {error}")
             continue
         entries = documents[0] if len(documents) == 1 else None

@@ -21,7 +21,7 @@ from gateway.routing.route_request import (
     route_request,
 )
 from gateway.routing.ski_rental import ColdStartCredit
-from registry.domain.queue_stats import QueueStats
+from registry.domain.demand import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.explanations import Explanations
     from registry.domain.cluster import ClusterState
+    from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
-    from registry.domain.queue_stats import QueueStats
     from registry.domain.reservation import Refusal
 
 LOOK_AGAIN_S: Final = 0.25

@@ -17,7 +17,7 @@ from gateway.http.headers import PodResponse, read_response
 from gateway.telemetry.request_telemetry import stage_timings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import UNANSWERED, classify_response, is_from_pod
-from registry.knative_errors import Unanswered
+from registry.knative_errors import QueueProxyFailure
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Dispatcher, Placement
@@ -243,11 +243,11 @@ class Exchange:
             self._refusals_total += 1
         return _RetryElsewhere(reason)
 
-    def _not_answered(self, why: Unanswered, reservation: Reservation) -> Exception:
+    def _not_answered(self, why: QueueProxyFailure, reservation: Reservation) -> Exception:
         """What it means that only the queue-proxy before the pod answered."""
-        if why is Unanswered.FULL and self._body.can_be_sent:
+        if why is QueueProxyFailure.FULL and self._body.can_be_sent:
             return self._refused("slots", reservation)
-        if why is Unanswered.NOT_REACHED:
+        if why is QueueProxyFailure.NOT_REACHED:
             self._tools.doubts.suspect(reservation.entry)
             if self._body.can_be_sent:
                 return _RetryElsewhere("pod-died")

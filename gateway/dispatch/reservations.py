@@ -266,7 +266,7 @@ class Reservations:
         """The pod has fewer slots than the registry says: perhaps it forgot what is held here."""
         for reservation in self._held:
             if reservation.entry.name == pod.name and not reservation.is_local:
-                self._registry.hold(
+                self._registry.restore(
                     reservation.id,
                     entry=reservation.entry.name,
                     predict=reservation.predict.name,

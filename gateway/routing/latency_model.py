@@ -102,7 +102,7 @@ def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[flo
     """
     inferring = min(pod.inferring, pod.slots)
     device_s = load_s + (pod.inferring * times.share_s if times.is_measured else 0.0)
-    ending = [max(times.after_s, device_s)] * (pod.slots - inferring)
+    ending = [max(times.postprocess_s, device_s)] * (pod.slots - inferring)
     return ending + [max(load_s + times.hold_s, device_s)] * inferring
 
 

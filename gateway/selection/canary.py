@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from registry.domain.canaries import WHOLE_PERCENT
+from registry.domain.canaries import TOTAL_PERCENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def choose_version(stable: ModelName, canaries: Sequence[Canary], request_id: str) -> ModelName:
     """The model that is to answer; each canary gets its percentage of all ids."""
-    point = WHOLE_PERCENT * _place_of(f"{stable}\0{request_id}")
+    point = TOTAL_PERCENT * _place_of(f"{stable}\0{request_id}")
     for canary in canaries:
         if point < canary.percent:
             return canary.model

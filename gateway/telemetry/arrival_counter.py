@@ -16,8 +16,8 @@ from registry.redis.arrivals import ArrivalLog
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
-    from registry.domain.queue_stats import QueueStats
     from registry.redis.client import Registry
 
 TELL_S: Final = 1.0
@@ -83,7 +83,7 @@ class ArrivalCounter:
         waiting = self._waiting()
         self._told_at_s = time.monotonic()
         try:
-            await self._arrivals.tell(
+            await self._arrivals.report(
                 self._gateway,
                 self._sequence,
                 [

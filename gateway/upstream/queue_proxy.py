@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import UpstreamLost
 from gateway.http.headers import read_response
 from gateway.upstream.pod_connection import PodUnreachable
-from registry.knative_errors import LONGEST_BYTES, STATUSES, Unanswered, read_queue_proxy
+from registry.knative_errors import (
+    FAILURE_STATUSES,
+    MAX_BODY_BYTES,
+    QueueProxyFailure,
+    classify_failure,
+)
 
 if TYPE_CHECKING:
     from gateway.http.headers import PodResponse
     from gateway.upstream.pod_connection import PodConnection, PodPool
 
 UNANSWERED: Final = {
-    Unanswered.NOT_REACHED: "the pod was lost inside the request",
-    Unanswered.BROKEN_OFF: "the pod broke off before it answered; it may have executed the request",
-    Unanswered.FULL: "the pool's containerConcurrency is reached at the pod",
+    QueueProxyFailure.NOT_REACHED: "the pod was lost inside the request",
+    QueueProxyFailure.BROKEN: (
+        "the pod broke off before it answered; it may have executed the request"
+    ),
+    QueueProxyFailure.FULL: "the pool's containerConcurrency is reached at the pod",
 }
 """What the client is told where the request cannot be tried elsewhere."""
 _LOOK_TIMEOUT_S: Final = 5.0
@@ -25,23 +32,25 @@ _LOOK_TIMEOUT_S: Final = 5.0
 
 def is_from_pod(connection: PodConnection, answer: PodResponse) -> bool:
     """Whether the pod itself has answered."""
-    return bool(connection.status not in STATUSES or answer.pod or answer.not_executed)
+    return bool(connection.status not in FAILURE_STATUSES or answer.pod or answer.not_executed)
 
 
-async def classify_response(connection: PodConnection, pool: PodPool, address: str) -> Unanswered:
+async def classify_response(
+    connection: PodConnection, pool: PodPool, address: str
+) -> QueueProxyFailure:
     """Why somebody else has answered for the pod. Raises PodConnectionLost."""
     why = await _read(connection)
-    if why is Unanswered.BROKEN_OFF and await _has_died(pool, address):
-        return Unanswered.NOT_REACHED  # what it was at is gone with it
+    if why is QueueProxyFailure.BROKEN and await _has_died(pool, address):
+        return QueueProxyFailure.NOT_REACHED  # what it was at is gone with it
     return why
 
 
-async def _read(connection: PodConnection) -> Unanswered:
+async def _read(connection: PodConnection) -> QueueProxyFailure:
     body = b"".join(connection.body_so_far())
-    while not connection.is_complete and len(body) < LONGEST_BYTES:
+    while not connection.is_complete and len(body) < MAX_BODY_BYTES:
         await connection.more_body()
         body += b"".join(connection.body_so_far())
-    return read_queue_proxy(connection.status, body)
+    return classify_failure(connection.status, body)
 
 
 async def _has_died(pool: PodPool, address: str) -> bool:
@@ -64,4 +73,4 @@ async def _has_died(pool: PodPool, address: str) -> bool:
         return False
     finally:
         connection.close()
-    return why in (Unanswered.NOT_REACHED, Unanswered.BROKEN_OFF)
+    return why in (QueueProxyFailure.NOT_REACHED, QueueProxyFailure.BROKEN)

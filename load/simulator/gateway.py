@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from load.simulator.pod import SimulatedPod
     from load.simulator.results.rows import Rows
     from load.simulator.results.summary import Summary
+    from registry.domain.demand import QueueStats
     from registry.domain.model import RoutingPolicy, Tier
-    from registry.domain.queue_stats import QueueStats
 
 LOOK_AGAIN_S: Final = 0.25
 """As in `gateway.dispatch.dispatcher`: a quiet waiting room is looked at this often."""

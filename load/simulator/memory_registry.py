@@ -237,7 +237,9 @@ class MemoryRegistry:
         self._settle(key, pod, now_s)
         self._note_failure(key, failure)
 
-    def report_broken(self, pod: str, epoch: int, failure: LoadFailure, now_s: float) -> None:
+    def report_model_failure(
+        self, pod: str, epoch: int, failure: LoadFailure, now_s: float
+    ) -> None:
         """A model that was warm at the pod stopped working there. Raises LeaseLost."""
         self._current(pod, epoch, now_s)
         self._note_failure(failure.key, failure)
@@ -385,7 +387,7 @@ class MemoryRegistry:
             member.ongoing[id_] = until_s
             member.earliest_s = min(member.earliest_s, until_s)
 
-    def hold(self, id_: str, entry: str, predict: str, until_s: float, now_s: float) -> None:
+    def restore(self, id_: str, entry: str, predict: str, until_s: float, now_s: float) -> None:
         """Enter what a pod that registered anew has forgotten; the request goes on all the same."""
         entering, predicting = self._members.get(entry), self._members.get(predict)
         if entering is None or predicting is None or id_ in entering.slots:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan, ModelPlan, PodPlan
     from load.simulator.queue_options import QueueOptions
     from registry.domain.cluster import ClusterState
+    from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName, RoutingPolicy
-    from registry.domain.queue_stats import QueueStats
 
 ROWS_AT_ONCE: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
@@ -15,8 +14,9 @@ from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.platform.settings import AutoscalerChoice
+from registry.domain.action_log import record_document
 from registry.domain.model import name_of_key
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def explain_plans(
             plan = await plan_once(registry, loading)
             _tell_plan(output, plan, explain=explain)
         else:
-            _tell_done(output, (await Autoscaling(registry).plans()).history)
+            _tell_done(output, (await AutoscalerLog(registry).records()).history)
 
 
 async def plan_once(registry: Registry, loading: str) -> TickPlan:
@@ -68,7 +68,7 @@ async def plan_once(registry: Registry, loading: str) -> TickPlan:
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
     planner = Autoscaler(
-        settings, watch, Autoscaling(registry), LOADING_POLICIES[loading](),
+        settings, watch, AutoscalerLog(registry), LOADING_POLICIES[loading](),
         AutoscalerMetrics(), "dry-run",
     )  # fmt: skip
     follower = asyncio.create_task(watch.run())
@@ -158,7 +158,7 @@ def model_documents(plan: TickPlan) -> list[dict[str, Any]]:
 
 def _tell_done(output: Output, history: tuple[ActionRecord, ...]) -> None:
     if output.as_json:
-        output.result([asdict(each) for each in history])
+        output.result([record_document(each) for each in history])
         return
     if not history:
         output.note("the autoscaler has done nothing yet; see what it would: --dry-run --explain")
@@ -166,7 +166,7 @@ def _tell_done(output: Output, history: tuple[ActionRecord, ...]) -> None:
     output.table(
         ("ACTION", "OF", "POD", "TIER", "REASON", "WHY", "OUTCOME"),
         [
-            (each.verb, each.subject, each.pod or "-", each.tier or "-", each.reason, each.words,
+            (each.verb, each.subject, each.pod or "-", each.tier or "-", each.reason, each.detail,
              f"{each.outcome} {each.error}".strip())
             for each in history
         ],

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.pod_use import IN_USE_S, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.errors import NotFound
 from pilotlight.quantities import format_bytes
-from registry.domain.action_log import ActionOutcome
+from registry.domain.action_log import ActionOutcome, record_document
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
+from registry.domain.demand import CountWindow
 from registry.domain.model import name_of_key
-from registry.redis.arrivals import ArrivalLog, CountWindow
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.arrivals import ArrivalLog
+from registry.redis.autoscaler_log import AutoscalerLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ async def show_models(
 ) -> None:
     """Print the models: ready, policy, where each is warm, what is wrong with it."""
     async with target.registry() as registry:
-        state, plans = await asyncio.gather(registry.cluster(), Autoscaling(registry).plans())
+        state, plans = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
     _require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
         model_document(state, record, plans)
@@ -67,8 +67,8 @@ def model_document(
     state: ClusterState, record: ModelRecord, plans: AutoscalerRecords
 ) -> dict[str, Any]:
     """One model as JSON. Ready means that it can be served, not that it is warm."""
-    action = plans.last.get(str(record.spec.name))
-    may_wake = plans.now.wanted is not None and plans.leader is not None
+    action = plans.last_by_model.get(str(record.spec.name))
+    may_wake = plans.ongoing.wanted is not None and plans.leader is not None
     failure = record.failure
     holders = state.holders(record.spec.key)
     accepting = [pod for pod in state.pods.values() if pod.is_accepting]
@@ -88,7 +88,7 @@ def model_document(
             for pod, place in sorted(holders.items())
             if place.loading_from is not None
         },
-        "autoscaler": None if action is None else asdict(action),
+        "autoscaler": None if action is None else record_document(action),
         "failure": None
         if failure is None
         else {

@@ -9,7 +9,7 @@ from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
 from autoscaler.kubernetes.pools.pool_size import ScaledElsewhere
 from pilotlight.errors import RequestFailed
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ async def scale(
 async def _known_pods(target: PlatformTarget, pool: str) -> Mapping[str, PodState]:
     """The registry's pods; raises RequestFailed where an autoscaler would set the number back."""
     async with target.registry() as registry:
-        plans = await Autoscaling(registry).plans()
+        plans = await AutoscalerLog(registry).records()
         if plans.leader is not None:
             raise RequestFailed(
                 f"nothing was changed: autoscaler {plans.leader.holder} decides about the pods of "

@@ -15,7 +15,7 @@ from pilotlight.demo.workloads import declare
 from pilotlight.platform.settings import AutoscalerChoice
 from pilotlight.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ async def play_slice(
 
 async def _until_planned(platform: Platform) -> None:
     """An autoscaler leads."""
-    autoscaling = Autoscaling(platform.registry)
+    autoscaling = AutoscalerLog(platform.registry)
     async with asyncio.timeout(_READY_S):
-        while (await autoscaling.plans()).leader is None:  # noqa: ASYNC110 - it is not published
+        while (await autoscaling.records()).leader is None:  # noqa: ASYNC110 - it is not published
             await asyncio.sleep(0.05)

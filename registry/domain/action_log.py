@@ -1,4 +1,4 @@
-"""What the autoscaler wrote down: its actions with their reasons, the pods it wants, who leads."""
+"""What autoscalers record: actions with their reasons, the pods wanted, the leader's lease."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import orjson
 
 POOL = "pool"
-"""Subject of actions about pods; a model's are filed under its name."""
+"""Subject of actions on pods; actions on a model have its name as subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedPods:
-    """How many pods a pool is to have, and which ones go first when there are more."""
+    """How many pods a pool is to have, and which ones to remove first when there are more."""
 
     pods: int
     leaving: tuple[str, ...] = ()
 
 
 class ActionOutcome(StrEnum):
-    """What became of an action."""
+    """The state of an action: in progress, or how it ended."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -30,7 +30,7 @@ class ActionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """What the autoscaler did, and why."""
+    """One action of an autoscaler, and why it was taken."""
 
     verb: str
     """`load`, `demote` or `scale`."""
@@ -38,10 +38,10 @@ class ActionRecord:
     """The model's name, or `POOL`."""
     reason: str
     """Of a closed set: also a metric label."""
-    words: str
-    """The same for people."""
+    detail: str
+    """The reason as a sentence. Its name in JSON is `words`."""
     at_s: float
-    """Registry time at which it was begun."""
+    """Registry time of the begin."""
     pod: str = ""
     tier: str = ""
     outcome: str = ActionOutcome.BEGUN
@@ -49,13 +49,13 @@ class ActionRecord:
 
     @property
     def id(self) -> str:
-        """What at most one action at a time is about."""
+        """At most one action with this id is in progress at a time."""
         return f"{self.subject}|{self.pod}"
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
-    """Who plans; `until_s` is registry time."""
+class LeaderLease:
+    """Which autoscaler plans for the pool; `until_s` is registry time."""
 
     holder: str
     token: int
@@ -64,7 +64,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class OngoingActions:
-    """Actions that have not ended, and the pods that are wanted; None: nobody has said."""
+    """Actions that have not ended, and the pods wanted; None before the first decision."""
 
     actions: tuple[ActionRecord, ...]
     wanted: WantedPods | None
@@ -72,30 +72,37 @@ class OngoingActions:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerRecords:
-    """What autoscalers have written down."""
+    """Everything that autoscalers have recorded for a pool."""
 
-    leader: Leader | None
-    """None: nobody leads now."""
-    now: OngoingActions
-    last: dict[str, ActionRecord]
-    """The last action by model name."""
+    leader: LeaderLease | None
+    """None while no autoscaler holds the lease."""
+    ongoing: OngoingActions
+    last_by_model: dict[str, ActionRecord]
     history: tuple[ActionRecord, ...]
-    """The last ones of all subjects, newest first."""
+    """The latest actions on all subjects, newest first."""
+
+
+def encode_wanted(wanted: WantedPods) -> str:
+    return orjson.dumps(asdict(wanted)).decode()
 
 
 def decode_wanted(text: str) -> WantedPods:
-    """Read what `scale` wrote."""
     stored = orjson.loads(text)
     return WantedPods(int(stored["pods"]), tuple(stored["leaving"]))
 
 
-def decode_record(text: str) -> ActionRecord:
-    """Read what `intend` wrote; fields of a newer version are left out."""
-    known = {field.name for field in fields(ActionRecord)}
+def record_document(record: ActionRecord) -> dict[str, Any]:
+    """An action as it appears in JSON, in Redis and in the output of the command line."""
+    return {"words" if key == "detail" else key: value for key, value in asdict(record).items()}
+
+
+def encode_action(record: ActionRecord) -> str:
+    return orjson.dumps(record_document(record)).decode()
+
+
+def decode_action(text: str) -> ActionRecord:
+    """Read what `encode_action` wrote; fields of a newer version are ignored."""
     stored: dict[str, Any] = orjson.loads(text)
+    stored["detail"] = stored.pop("words")
+    known = {field.name for field in fields(ActionRecord)}
     return ActionRecord(**{name: value for name, value in stored.items() if name in known})
-
-
-def encode(value: ActionRecord | WantedPods) -> str:
-    """An action or a wish as JSON."""
-    return orjson.dumps(asdict(value)).decode()

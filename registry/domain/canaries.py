@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelRecord
 
-WHOLE_PERCENT = 100
+TOTAL_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def find_canaries(records: Iterable[ModelRecord]) -> dict[ModelName, tuple[Canar
     for spec in declared:
         stable = ModelName(spec.name.namespace, spec.policy.canary_of or "")
         before = found.get(stable, ())
-        left = WHOLE_PERCENT - sum(each.percent for each in before)
+        left = TOTAL_PERCENT - sum(each.percent for each in before)
         percent = min(spec.policy.canary_percent, left)
         if percent > 0:
             found[stable] = (*before, Canary(spec.name, percent))

@@ -54,16 +54,16 @@ class StageTimes:
     infer_s: float
     share_s: float
     """What one request takes of the device; less than `infer_s` where requests share batches."""
-    before_s: float
-    """Preprocessing; with `after_s` it is Liu's T_P."""
-    after_s: float
+    preprocess_s: float
+    """Preprocessing; with `postprocess_s` it is Liu's T_P."""
+    postprocess_s: float
     """Postprocessing: for so long a slot is held once inference is over."""
     is_measured: bool
 
     @property
     def hold_s(self) -> float:
         """How long a request holds its slot when it waits for nothing: T_I + T_P."""
-        return self.infer_s + self.before_s + self.after_s
+        return self.infer_s + self.preprocess_s + self.postprocess_s
 
 
 _BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
@@ -106,8 +106,8 @@ class ModelEstimates:
         return StageTimes(
             infer_s=infer.seconds,
             share_s=self.share.seconds,
-            before_s=before.seconds,
-            after_s=after.seconds,
+            preprocess_s=before.seconds,
+            postprocess_s=after.seconds,
             is_measured=infer.is_measured and before.is_measured and after.is_measured,
         )
 

@@ -28,7 +28,7 @@ class Stage(StrEnum):
     NETWORK = "network"
 
 
-def address_of(host: str, port: int) -> str:
+def host_port(host: str, port: int) -> str:
     """`host:port` as URLs have it: addresses of IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ENOUGH: Final = 0.95
+NEAR_PEAK_RATIO: Final = 0.95
 """Share of the highest throughput that is as good as all of it."""
 
 
@@ -53,4 +53,4 @@ def best_rows(points: Sequence[ProfilePoint]) -> int:
     if not points:
         return 1
     highest = max(point.rows_per_s for point in points)
-    return min(point.rows for point in points if point.rows_per_s >= ENOUGH * highest)
+    return min(point.rows for point in points if point.rows_per_s >= NEAR_PEAK_RATIO * highest)

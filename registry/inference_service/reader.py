@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.errors import InvalidModel, NotYaml
+from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import parse_annotations
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
-from registry.inference_service.yaml_text import read_yaml
+from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def read_documents(
     for source, text in sources:
         try:
             documents = read_yaml(text)
-        except NotYaml as error:
+        except InvalidYaml as error:
             problems.append(f"{source}: {error}")
             continue
         if not documents:

@@ -1,93 +1,70 @@
-"""Arrivals per model as gateways count them, and who waits: told once a second, read by planners.
+"""Arrivals per model and queue lengths: gateways report once a second, planners read.
 
-Seconds are kept for ten minutes, minutes for two days, spans of ten minutes for two weeks; models
-that are not declared are not counted, so memory is bounded. Times are the registry's.
+Counts per second are kept for ten minutes, per minute for two days, per ten minutes for two weeks.
+Models that are not declared are not counted, which bounds the memory. Times are the registry's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from registry.domain.demand import WINDOW_S, ArrivalCount, QueueStats
 from registry.domain.model import ModelName
-from registry.domain.queue_stats import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from registry.domain.demand import CountWindow
     from registry.redis.client import Registry
 
 
-class CountWindow(StrEnum):
-    """Lengths of the spans that are counted."""
-
-    SECOND = "second"
-    MINUTE = "minute"
-    TEN_MINUTES = "ten"
-
-
-SPAN_S: Mapping[CountWindow, int] = {
-    CountWindow.SECOND: 1,
-    CountWindow.MINUTE: 60,
-    CountWindow.TEN_MINUTES: 600,
-}
-"""Seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivalCounts:
-    """Requests of one model in one span that begins at `start_s`, registry time."""
-
-    model: ModelName
-    start_s: int
-    number: int
-
-
 class ArrivalLog:
-    """Writes and reads the counts. All methods raise RegistryUnavailable."""
+    """Writes and reads the counts of one pool. All methods raise RegistryUnavailable."""
 
     def __init__(self, registry: Registry) -> None:
         self._submit = registry.transactions.submit
 
-    async def tell(
+    async def report(
         self,
         gateway: str,
         sequence: int,
         counts: Sequence[tuple[ModelName, int, int]],
-        waiting: Mapping[ModelName, QueueStats],
+        queued: Mapping[ModelName, QueueStats],
     ) -> None:
-        """Hand in (model, number, seconds ago), and who waits now.
+        """Add (model, count, seconds ago), and replace the gateway's queue lengths.
 
-        A report that may have been lost is sent again under its old `sequence`.
+        A report whose reply was lost is sent again with the same `sequence` and counts once.
         """
         await self._submit(
             "arrivals",
             gateway,
             sequence,
-            [[str(model), number, ago_s] for model, number, ago_s in counts],
+            [[str(model), count, ago_s] for model, count, ago_s in counts],
             {
                 str(model): [each.requests, each.starved, int(each.oldest_s * 1000)]
-                for model, each in waiting.items()
+                for model, each in queued.items()
             },
         )
 
-    async def read(self, span: CountWindow, first_s: float, last_s: float) -> list[ArrivalCounts]:
-        """Counts of all spans of a kind between two times, both ends included."""
-        length_s = SPAN_S[span]
+    async def read(self, window: CountWindow, first_s: float, last_s: float) -> list[ArrivalCount]:
+        """Counts of all windows of one length between two times, both ends included."""
+        length_s = WINDOW_S[window]
         first, last = int(first_s // length_s), int(last_s // length_s)
-        counted: list[ArrivalCounts] = []
+        counts: list[ArrivalCount] = []
         while first <= last:
-            found, first = await self._submit("arrivals_in", span, first, last)
-            for start, pairs in found or ():
-                counted += _counted(int(start) * length_s, pairs)
-        return counted
+            found, first = await self._submit("arrivals_in", window, first, last)
+            counts += [
+                ArrivalCount(ModelName.parse(name), int(start) * length_s, int(count))
+                for start, pairs in found or ()
+                for name, count in zip(pairs[::2], pairs[1::2], strict=True)
+            ]
+        return counts
 
-    async def waiting(self) -> dict[ModelName, QueueStats]:
-        """Who waits at all gateways together."""
+    async def queue_stats(self) -> dict[ModelName, QueueStats]:
+        """Queued requests per model, over all gateways."""
         merged: dict[ModelName, QueueStats] = {}
-        for told in await self._submit("waiting") or ():
-            for text, (requests, starved, oldest_ms) in told.items():
+        for reported in await self._submit("waiting") or ():
+            for text, (requests, starved, oldest_ms) in reported.items():
                 model = ModelName.parse(text)
                 known = merged.get(model, QueueStats(0, 0, float("inf")))
                 merged[model] = QueueStats(
@@ -96,10 +73,3 @@ class ArrivalLog:
                     min(known.oldest_s, float(oldest_ms) / 1000),
                 )
         return merged
-
-
-def _counted(start_s: int, pairs: Sequence[Any]) -> list[ArrivalCounts]:
-    return [
-        ArrivalCounts(ModelName.parse(name), start_s, int(number))
-        for name, number in zip(pairs[::2], pairs[1::2], strict=True)
-    ]

@@ -39,10 +39,10 @@ LEASE_TTL_S = 3.0
 HEARTBEAT_S = 1.0
 CLAIM_TTL_S = 5.0
 """How long a claim may wait for its pod to begin the load."""
-STEP_MODELS = 256
+MAX_STEP_MODELS = 256
 """Models declared in one step at most. Nobody else is served meanwhile, and 10,000 took 0.3 s of an
 idle core: on a busy one more than anybody waits for Redis."""
-STEP_BYTES = 1 << 18
+MAX_STEP_BYTES = 1 << 18
 """The same in bytes of specifications; a step also makes one message for every watched copy."""
 
 
@@ -80,9 +80,10 @@ class Registry:
     async def put_models(self, specs: Sequence[ModelSpec]) -> list[str]:
         """Declare models; per model `created`, `configured` or `unchanged`.
 
-        As many as fit one step (`STEP_MODELS`, `STEP_BYTES`) are declared all or nothing. More go
-        in several steps, in their order, and others are served in between. Where Redis goes away,
-        earlier steps stand; the error says how many, and declaring all again does the rest.
+        Up to `MAX_STEP_MODELS` and `MAX_STEP_BYTES` are declared in one step, all or nothing. More
+        take several steps, in order, between which Redis serves other clients. Where Redis becomes
+        unavailable, earlier steps stand; the error says how many, and declaring all models again
+        completes the rest.
         """
         outcomes: list[str] = []
         for step in _steps(specs):
@@ -214,7 +215,7 @@ class Registry:
             )
         )
 
-    async def report_broken(self, pod: str, epoch: int, failure: LoadFailure) -> None:
+    async def report_model_failure(self, pod: str, epoch: int, failure: LoadFailure) -> None:
         """A model that was warm at the pod stopped working there; its record says why.
 
         Raises LeaseLost.
@@ -286,7 +287,7 @@ class Registry:
             lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
         )
 
-    def hold(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+    def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         """Enter a reservation whose request goes on at a pod that has registered anew.
 
         Only its owner may say so, and before it releases it.
@@ -302,7 +303,7 @@ def _steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
     size = 0
     for spec in specs:
         text = encode_spec(spec)
-        if step and (len(step) == STEP_MODELS or size + len(text) > STEP_BYTES):
+        if step and (len(step) == MAX_STEP_MODELS or size + len(text) > MAX_STEP_BYTES):
             yield step
             step, size = [], 0
         step.append((str(spec.name), spec.key, text))

@@ -38,7 +38,7 @@ _NO_CHANGES = len(b"[]")
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class ChannelVersions:
     """How far the two channels have come: all changes, and those without counts."""
 
     changes: int
@@ -49,14 +49,14 @@ class Versions:
 class AppliedChanges:
     """What a batch changed, for the copy of whoever sent it."""
 
-    versions: Versions
+    versions: ChannelVersions
     now_ms: int
     changes: bytes
     """JSON list, as published."""
 
 
 @dataclass(slots=True)
-class _Pending:
+class _QueuedOperation:
     operation: bytes
     """As JSON: what cannot be written fails where it was asked for, not a batch of others."""
     settle: Callable[[Any], None]
@@ -89,8 +89,8 @@ class Transactions:
         self._sha = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
         self._link = ReconnectingConnection(url, self.prefix, self._give_script)
         self._connector: asyncio.Task[None] | None = None
-        self._pending: list[_Pending] = []
-        self._under_way: Sequence[_Pending] = ()
+        self._pending: list[_QueuedOperation] = []
+        self._under_way: Sequence[_QueuedOperation] = ()
         self._is_scheduled = False
         self._lazy_timer: asyncio.TimerHandle | None = None
         self.on_applied: Callable[[AppliedChanges], None] | None = None
@@ -106,32 +106,32 @@ class Transactions:
 
     def submit_then(self, settle: Callable[[Any], None], *operation: Any) -> None:
         """Queue one operation; `settle` gets its result or a RegistryUnavailable."""
-        self._pending.append(_Pending(orjson.dumps(operation), settle))
+        self._pending.append(_QueuedOperation(orjson.dumps(operation), settle))
         if not self._under_way and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def submit_lazily(self, settle: Callable[[Any], None], *operation: Any) -> None:
         """Queue an operation that may go out with the next one, at most `LAZY_S` later."""
-        self._pending.append(_Pending(orjson.dumps(operation), settle))
+        self._pending.append(_QueuedOperation(orjson.dumps(operation), settle))
         if not self._under_way and not self._is_scheduled and self._lazy_timer is None:
             loop = asyncio.get_running_loop()
             self._lazy_timer = loop.call_later(LAZY_S, self._flush)
 
-    async def snapshot(self) -> tuple[Versions, int, Sequence[Any]]:
+    async def snapshot(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
         """The versions, the registry's time in ms, and the whole state of the pool."""
         reads = hash_reads(self.prefix)
         versions, now_ms, told, hashes = await self._alone("snapshot", SNAPSHOT_TIMEOUT_S, *reads)
         return versions, now_ms, read_snapshot(told, hashes)
 
-    async def sync(self) -> tuple[Versions, int]:
+    async def sync(self) -> tuple[ChannelVersions, int]:
         """Sweep what has expired; the versions after it, and the registry's time in ms."""
         versions, now_ms, _, _ = await self._alone("sync", REPLY_TIMEOUT_S)
         return versions, now_ms
 
     async def _alone(
         self, name: str, timeout_s: float, *reads: Sequence[str]
-    ) -> tuple[Versions, int, Any, Sequence[Any]]:
+    ) -> tuple[ChannelVersions, int, Any, Sequence[Any]]:
         """One operation in a batch of its own, with the versions and time of its reply.
 
         The replies to `reads` are of the same instant.
@@ -151,7 +151,7 @@ class Transactions:
             self._lost()
             raise
         (version, news, now_ms, results, changes), *hashes = reply if reads else [reply]
-        versions = Versions(version, news)
+        versions = ChannelVersions(version, news)
         self._applied(versions, now_ms, changes)
         (result,) = orjson.loads(results)
         if _is_error(result):
@@ -221,7 +221,7 @@ class Transactions:
 
         send(hear)
 
-    def _give_up(self, batch: Sequence[_Pending], connection: RedisConnection) -> None:
+    def _give_up(self, batch: Sequence[_QueuedOperation], connection: RedisConnection) -> None:
         """Close the connection, unless only this process was late and the reply lies there."""
 
         def close() -> None:
@@ -232,7 +232,7 @@ class Transactions:
         asyncio.get_running_loop().call_later(_GRACE_S, close)
 
     def _settle_batch(
-        self, batch: Sequence[_Pending], connection: RedisConnection, reply: Any
+        self, batch: Sequence[_QueuedOperation], connection: RedisConnection, reply: Any
     ) -> None:
         self._under_way = ()
         if isinstance(reply, RegistryUnavailable):
@@ -241,7 +241,7 @@ class Transactions:
             _fail(batch, reply)
         else:
             version, news, now_ms, results, changes = reply
-            self._applied(Versions(version, news), now_ms, changes)
+            self._applied(ChannelVersions(version, news), now_ms, changes)
             for item, result in zip(batch, orjson.loads(results), strict=True):
                 if _is_error(result):
                     connection.close()  # perhaps not the master any more: look again
@@ -256,7 +256,7 @@ class Transactions:
         if self.on_lost is not None:
             self.on_lost()
 
-    def _applied(self, versions: Versions, now_ms: int, changes: bytes) -> None:
+    def _applied(self, versions: ChannelVersions, now_ms: int, changes: bytes) -> None:
         if self.on_applied is not None and len(changes) > _NO_CHANGES:
             self.on_applied(AppliedChanges(versions, now_ms, changes))
 
@@ -304,7 +304,7 @@ def _settler(future: asyncio.Future[Any]) -> Callable[[Any], None]:
     return settle
 
 
-def _settle(item: _Pending, result: Any) -> None:
+def _settle(item: _QueuedOperation, result: Any) -> None:
     """Tell one caller; a fault of that caller's must not keep the result from the others."""
     try:
         item.settle(result)
@@ -321,6 +321,6 @@ def _is_error(result: Any) -> bool:
     return type(result) is dict and "error" in result
 
 
-def _fail(batch: Sequence[_Pending], error: RegistryUnavailable) -> None:
+def _fail(batch: Sequence[_QueuedOperation], error: RegistryUnavailable) -> None:
     for item in batch:
         _settle(item, error)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName, ModelRecord
     from registry.redis.client import Registry
-    from registry.redis.transactions import AppliedChanges, Versions
+    from registry.redis.transactions import AppliedChanges, ChannelVersions
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class ClusterWatch:
     def _apply_reply(self, applied: AppliedChanges) -> None:
         self._applier.apply(self._version(applied.versions), orjson.loads(applied.changes))
 
-    def _version(self, versions: Versions) -> int:
+    def _version(self, versions: ChannelVersions) -> int:
         return versions.changes if self._channel == "changes" else versions.news
 
     def _set_clock(self, now_ms: int) -> None:

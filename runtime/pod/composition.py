@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.domain.pod import PodInfo, address_of
+from registry.domain.pod import PodInfo, host_port
 from registry.redis.watch import ClusterWatch
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.generation.processor_sharing import ProcessorSharing
@@ -83,7 +83,7 @@ class PodContext:
         settings = self.settings
         return PodInfo(
             name=settings.name,
-            address=address_of(
+            address=host_port(
                 settings.advertise or settings.host, settings.advertise_port or self.port
             ),
             node=settings.node_name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from registry.domain.profile import ENOUGH, Profile, ProfilePoint
+from registry.domain.profile import NEAR_PEAK_RATIO, Profile, ProfilePoint
 from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.peak_memory import PeakMemory, available_bytes
@@ -132,7 +132,7 @@ def has_stopped_growing(points: Sequence[ProfilePoint]) -> bool:
     if len(points) < 3:
         return False
     best = max(point.rows_per_s for point in points[:-2])
-    return all(point.rows_per_s * ENOUGH < best for point in points[-2:])
+    return all(point.rows_per_s * NEAR_PEAK_RATIO < best for point in points[-2:])
 
 
 def _fits(last: ProfilePoint, available: int) -> bool:

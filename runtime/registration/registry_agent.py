@@ -248,7 +248,7 @@ class RegistryAgent:
     async def report_broken(self, failure: LoadFailure) -> None:
         """Say that a model stopped working here; without the registry only this pod knows it."""
         try:
-            await self._registry.report_broken(self._info.name, self._epoch, failure)
+            await self._registry.report_model_failure(self._info.name, self._epoch, failure)
         except (RegistryUnavailable, LeaseLost) as error:
             logger.info("broken model not recorded", extra={"key": failure.key, "error": error})
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from registry import knative_errors
-from registry.knative_errors import Unanswered
+from registry.knative_errors import QueueProxyFailure
 from runtime.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -131,7 +131,9 @@ def _told(head: RequestHead) -> Iterator[None]:
 
 
 def _is_queue_proxys(answer: httpx.Response) -> bool:
-    return answer.status_code in knative_errors.STATUSES and POD_HEADER not in answer.headers
+    return (
+        answer.status_code in knative_errors.FAILURE_STATUSES and POD_HEADER not in answer.headers
+    )
 
 
 def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
@@ -139,13 +141,13 @@ def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
     if not _is_queue_proxys(answer):
         return
     said = f"queue-proxy of predict pod {head.predict_address}: {answer.text.strip()}"
-    match knative_errors.read_queue_proxy(answer.status_code, answer.content):
-        case Unanswered.NOT_REACHED:
+    match knative_errors.classify_failure(answer.status_code, answer.content):
+        case QueueProxyFailure.NOT_REACHED:
             raise RemotePodUnreachable(said)
-        case Unanswered.FULL:
+        case QueueProxyFailure.FULL:
             refusal = {"x-pilotlight-not-executed": "slots"}
             raise RemoteRefused(answer.status_code, orjson.dumps({"error": said}), refusal)
-        case Unanswered.BROKEN_OFF:
+        case QueueProxyFailure.BROKEN:
             raise RemoteInferenceFailed(said)
         case other:
             assert_never(other)

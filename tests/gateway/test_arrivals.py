@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from registry.domain.demand import CountWindow
 from registry.domain.model import RoutingPolicy
-from registry.redis.arrivals import ArrivalLog, CountWindow
+from registry.redis.arrivals import ArrivalLog
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ def counted(floor: Floor, name: ModelName) -> int:
     async def read(registry: Registry) -> int:
         now_s = time.time()
         found = await ArrivalLog(registry).read(CountWindow.MINUTE, now_s - 3600, now_s + 60)
-        return sum(each.number for each in found if each.model == name)
+        return sum(each.count for each in found if each.model == name)
 
     return floor.do(read)
 
 
 def _waiting(floor: Floor) -> dict[str, int]:
     async def read(registry: Registry) -> dict[str, int]:
-        waiting = await ArrivalLog(registry).waiting()
+        waiting = await ArrivalLog(registry).queue_stats()
         return {str(name): each.requests for name, each in waiting.items()}
 
     return floor.do(read)

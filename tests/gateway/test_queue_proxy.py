@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from registry.knative_errors import Unanswered, read_queue_proxy
+from registry.knative_errors import QueueProxyFailure, classify_failure
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Floor
@@ -19,20 +19,22 @@ MIB = 1 << 20
     ("status", "body", "expected"),
     [
         pytest.param(
-            502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n", Unanswered.NOT_REACHED,
-            id="nobody-listens",
+            502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n",
+            QueueProxyFailure.NOT_REACHED, id="nobody-listens",
         ),
-        pytest.param(502, b"EOF\n", Unanswered.BROKEN_OFF, id="closed"),
+        pytest.param(502, b"EOF\n", QueueProxyFailure.BROKEN, id="closed"),
         pytest.param(
             502, b"read tcp 127.0.0.1:4->127.0.0.1:8080: read: connection reset by peer\n",
-            Unanswered.BROKEN_OFF, id="reset",
+            QueueProxyFailure.BROKEN, id="reset",
         ),
-        pytest.param(503, b"pending request queue full\n", Unanswered.FULL, id="full"),
-        pytest.param(503, b"context deadline exceeded\n", Unanswered.FULL, id="waited-in-vain"),
+        pytest.param(503, b"pending request queue full\n", QueueProxyFailure.FULL, id="full"),
+        pytest.param(503, b"context deadline exceeded\n", QueueProxyFailure.FULL, id="timed-out"),
     ],
 )  # fmt: skip
-def test_its_own_answers_are_told_apart(status: int, body: bytes, expected: Unanswered) -> None:
-    assert read_queue_proxy(status, body) is expected
+def test_its_own_answers_are_told_apart(
+    status: int, body: bytes, expected: QueueProxyFailure
+) -> None:
+    assert classify_failure(status, body) is expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.conftest import metric
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from registry.domain.action_log import AutoscalerRecords, Leader
+    from registry.domain.action_log import AutoscalerRecords, LeaderLease
     from registry.domain.cluster import ClusterState
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def _cluster(platform: Running) -> ClusterState:
 
 
 def _plans(platform: Running) -> AutoscalerRecords:
-    return _read(platform, lambda registry: Autoscaling(registry).plans())
+    return _read(platform, lambda registry: AutoscalerLog(registry).records())
 
 
 def _warm_on(platform: Running) -> list[str]:
@@ -93,7 +93,7 @@ def test_to_zero_and_back_with_one_pod_and_one_load(platform: Running) -> None:
     assert len({answer.headers["x-pilotlight-pod"] for answer in answered}) == 1
     woken = [each for each in _plans(platform).history if each.reason == "waiting"]
     assert len(woken) == 1
-    assert woken[0].words.startswith("1 pods")
+    assert woken[0].detail.startswith("1 pods")
 
 
 def test_a_killed_autoscaler_is_started_again_and_goes_on(platform: Running) -> None:
@@ -134,7 +134,7 @@ def _autoscaler_pids(platform: Running) -> list[int]:
     return [pid for pid in pids_of(platform) if " -m autoscaler " in command_of(pid)]
 
 
-def _leads_after(platform: Running, former: Leader | None) -> bool:
+def _leads_after(platform: Running, former: LeaderLease | None) -> bool:
     leader = _plans(platform).leader
     return leader is not None and (former is None or leader.token > former.token)
 
@@ -178,7 +178,7 @@ def test_after_two_periods_no_request_of_the_third_is_cold(
     loads = [each for each in _plans(platform).history if each.verb == "load"]
     assert document["autoscaler"]["words"]
     assert loads[0].reason == "forecast"
-    assert "P(arrival" in loads[0].words
+    assert "P(arrival" in loads[0].detail
     starts = pq.read_table(record, columns=["scheduled_s", "start", "status"]).to_pylist()
     third = [each for each in starts if each["scheduled_s"] >= 2 * PERIOD_S - 0.01]
     assert [(each["status"], each["start"]) for each in third] == [(200, "warm")] * BURST

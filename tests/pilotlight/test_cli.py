@@ -11,7 +11,7 @@ import pytest
 from pilotlight.state_dir import HomeLock, PlatformState, StateDir
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
@@ -146,10 +146,12 @@ def test_without_pods_a_model_is_ready_only_while_an_autoscaler_leads(
 ) -> None:
     async def lead(ttl_s: float) -> None:
         registry = await Registry.connect(redis.url)
-        scaling = Autoscaling(registry)
-        token = await scaling.lead("autoscaler", ttl_s=ttl_s)
+        scaling = AutoscalerLog(registry)
+        token = await scaling.acquire_lead("autoscaler", ttl_s=ttl_s)
         assert token is not None
-        await scaling.scale(token, WantedPods(0), ActionRecord("scale", POOL, "idle", "none", 0.0))
+        await scaling.set_wanted_pods(
+            token, WantedPods(0), ActionRecord("scale", POOL, "idle", "none", 0.0)
+        )
         await registry.close()
 
     def is_ready() -> bool:

@@ -48,7 +48,7 @@ async def _set_the_stage(redis_url: str) -> None:
 
 async def _ask(redis_url: str) -> None:
     registry = await Registry.connect(redis_url)
-    await ArrivalLog(registry).tell(
+    await ArrivalLog(registry).report(
         "gateway", next(_sequence), [(_spec("asked-for").name, 1, 0)], {}
     )
     await registry.close()

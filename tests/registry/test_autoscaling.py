@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio
 
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
-from registry.redis.autoscaling import Autoscaling, IntendedAction
+from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
 from tests.registry.actors import SPEC, eventually, until
 from tests.registry.test_watch import running
@@ -28,14 +28,17 @@ SCALE = ActionRecord("scale", POOL, "waiting", "2 requests wait", 10.0)
 
 
 async def _lead(registry: Registry, holder: str, *, ttl_s: float = 30.0) -> int:
-    token = await Autoscaling(registry).lead(holder, ttl_s=ttl_s)
+    token = await AutoscalerLog(registry).acquire_lead(holder, ttl_s=ttl_s)
     assert token is not None
     return token
 
 
 async def test_one_of_many_leads(registry: Registry) -> None:
     tokens = await asyncio.gather(
-        *(Autoscaling(registry).lead(f"autoscaler-{index}", ttl_s=30) for index in range(20))
+        *(
+            AutoscalerLog(registry).acquire_lead(f"autoscaler-{index}", ttl_s=30)
+            for index in range(20)
+        )
     )
     assert sum(token is not None for token in tokens) == 1
 
@@ -45,29 +48,29 @@ async def test_who_leads_keeps_its_token(registry: Registry) -> None:
 
 
 async def test_the_lead_passes_on_when_the_lease_is_over(registry: Registry) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     first = await _lead(registry, "one", ttl_s=0.2)
 
     async def leads() -> bool:
-        return await scaling.lead("two", ttl_s=30) is not None
+        return await scaling.acquire_lead("two", ttl_s=30) is not None
 
     await eventually(leads)
     assert await _lead(registry, "two") > first
-    assert await scaling.intend(first, LOAD, ttl_s=30) is IntendedAction.FENCED
-    assert not await scaling.scale(first, WantedPods(3), SCALE)
-    assert (await scaling.under_way()).wanted is None
+    assert await scaling.begin_action(first, LOAD, ttl_s=30) is BeginResult.FENCED
+    assert not await scaling.set_wanted_pods(first, WantedPods(3), SCALE)
+    assert (await scaling.ongoing()).wanted is None
 
 
 async def test_who_led_before_leads_no_more(registry: Registry) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     await _lead(registry, "one", ttl_s=120)
-    leader = (await scaling.plans()).leader
+    leader = (await scaling.records()).leader
     assert leader is not None
     assert leader.holder == "one"
     await _lead(registry, "one", ttl_s=0.1)
 
     async def is_over() -> bool:
-        return (await scaling.plans()).leader is None
+        return (await scaling.records()).leader is None
 
     await eventually(is_over)
 
@@ -79,67 +82,67 @@ async def test_a_lease_with_more_left_than_it_was_for_is_over(
     await _lead(registry, "one")
     async with redis.asyncio.Redis.from_url(server.url) as client:
         await client.hincrby(f"{registry.transactions.prefix}leader", "until", 3_600_000)
-    assert (await Autoscaling(registry).plans()).leader is None
+    assert (await AutoscalerLog(registry).records()).leader is None
     assert await _lead(registry, "two") > 0
 
 
 async def test_who_resigns_can_begin_nothing(registry: Registry) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     token = await _lead(registry, "one")
-    await scaling.resign(token)
-    assert await scaling.intend(token, LOAD, ttl_s=30) is IntendedAction.FENCED
+    await scaling.release_lead(token)
+    assert await scaling.begin_action(token, LOAD, ttl_s=30) is BeginResult.FENCED
     assert await _lead(registry, "two") > token
 
 
 async def test_an_action_under_way_does_not_begin_again(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     first = await _lead(registry, "one")
-    assert await scaling.intend(first, LOAD, ttl_s=30) is IntendedAction.OK
-    await scaling.resign(first)
+    assert await scaling.begin_action(first, LOAD, ttl_s=30) is BeginResult.OK
+    await scaling.release_lead(first)
     second = await _lead(registry, "two")
-    assert (await scaling.under_way()).actions == (LOAD,)
-    assert await scaling.intend(second, LOAD, ttl_s=30) is IntendedAction.BUSY
+    assert (await scaling.ongoing()).actions == (LOAD,)
+    assert await scaling.begin_action(second, LOAD, ttl_s=30) is BeginResult.BUSY
     done = replace(LOAD, outcome=ActionOutcome.DONE)
-    await scaling.end(done)
-    plans = await scaling.plans()
-    assert plans.now.actions == ()
-    assert plans.last == {NAME: done}
-    assert await scaling.intend(second, LOAD, ttl_s=30) is IntendedAction.OK
+    await scaling.end_action(done)
+    plans = await scaling.records()
+    assert plans.ongoing.actions == ()
+    assert plans.last_by_model == {NAME: done}
+    assert await scaling.begin_action(second, LOAD, ttl_s=30) is BeginResult.OK
 
 
 async def test_what_nobody_ended_expires(registry: Registry) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     token = await _lead(registry, "one")
-    assert await scaling.intend(token, LOAD, ttl_s=0.2) is IntendedAction.OK
+    assert await scaling.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
 
     async def may_begin() -> bool:
-        return await scaling.intend(token, LOAD, ttl_s=0.2) is IntendedAction.OK
+        return await scaling.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
 
     await eventually(may_begin)
 
 
 async def test_memory_of_actions_is_bounded(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     token = await _lead(registry, "one")
     for index in range(150):
-        await scaling.intend(token, replace(LOAD, pod=f"pod-{index}"), ttl_s=30)
-    await scaling.intend(token, replace(LOAD, subject="default/nobody"), ttl_s=30)
-    plans = await scaling.plans()
+        await scaling.begin_action(token, replace(LOAD, pod=f"pod-{index}"), ttl_s=30)
+    await scaling.begin_action(token, replace(LOAD, subject="default/nobody"), ttl_s=30)
+    plans = await scaling.records()
     assert len(plans.history) == 100
-    assert list(plans.last) == [NAME]
+    assert list(plans.last_by_model) == [NAME]
     await registry.delete_models([SPEC.name])
-    assert (await scaling.plans()).last == {}
+    assert (await scaling.records()).last_by_model == {}
 
 
 async def test_copies_hear_of_wanted_pods(registry: Registry, connect: Connect) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     token = await _lead(registry, "one")
     watch = ClusterWatch(await connect())
     async with running(watch):
         assert watch.state.wanted is None
-        assert await scaling.scale(token, WantedPods(2, ("pod-1",)), SCALE)
+        assert await scaling.set_wanted_pods(token, WantedPods(2, ("pod-1",)), SCALE)
         await until(lambda: watch.state.wanted == WantedPods(2, ("pod-1",)))
     later = ClusterWatch(await connect())
     async with running(later):
@@ -147,8 +150,8 @@ async def test_copies_hear_of_wanted_pods(registry: Registry, connect: Connect) 
 
 
 async def test_the_same_wish_again_changes_nothing(registry: Registry) -> None:
-    scaling = Autoscaling(registry)
+    scaling = AutoscalerLog(registry)
     token = await _lead(registry, "one")
     for _ in range(3):
-        assert await scaling.scale(token, WantedPods(2), SCALE)
-    assert len((await scaling.plans()).history) == 1
+        assert await scaling.set_wanted_pods(token, WantedPods(2), SCALE)
+    assert len((await scaling.records()).history) == 1

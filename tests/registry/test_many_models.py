@@ -10,7 +10,7 @@ import redis
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
-from registry.redis.client import STEP_MODELS, Registry
+from registry.redis.client import MAX_STEP_MODELS, Registry
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import SPEC, until
@@ -42,7 +42,7 @@ def many(count: int, *, annotation_bytes: int = 0) -> list[ModelSpec]:
 
 async def test_others_are_served_while_many_models_are_declared(connect: Connect) -> None:
     registry = await connect()
-    specs = many(10 * STEP_MODELS)
+    specs = many(10 * MAX_STEP_MODELS)
     declaring = asyncio.create_task(registry.put_models(specs))
     while await registry.get_model(specs[0].name) is None:
         assert not declaring.done()
@@ -82,7 +82,7 @@ async def test_a_copy_that_missed_a_message_for_its_length_is_repaired(
     with servers.redis_server(tmp_path, executable=executable, options=options) as strict:
         registry, other = await Registry.connect(strict.url), await Registry.connect(strict.url)
         async with running(ClusterWatch(other)) as watch:
-            specs = many(STEP_MODELS)
+            specs = many(MAX_STEP_MODELS)
             await registry.put_models(specs)
             await until(lambda: len(watch.state.models) == len(specs))
             await until(lambda: watch.is_connected)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.domain.pod import address_of
+from registry.domain.pod import host_port
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ from registry.domain.pod import address_of
     ],
 )
 def test_addresses_of_ipv6_stand_in_brackets(host: str, address: str) -> None:
-    assert address_of(host, 8080) == address
+    assert host_port(host, 8080) == address

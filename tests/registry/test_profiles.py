@@ -73,7 +73,7 @@ async def test_a_broken_models_record_says_why(registry: Registry) -> None:
     await registry.put_models([SPEC])
     pod = await Pod.join(registry, "a")
     await pod.load()
-    await registry.report_broken("a", pod.epoch, BROKEN)
+    await registry.report_model_failure("a", pod.epoch, BROKEN)
     record = await registry.get_model(SPEC.name)
     assert record is not None
     assert record.failure == BROKEN
@@ -83,7 +83,7 @@ async def test_a_replaced_generation_says_nothing_of_the_new_one(registry: Regis
     await registry.put_models([SPEC])
     pod = await Pod.join(registry, "a")
     await registry.put_models([NEXT])
-    await registry.report_broken("a", pod.epoch, BROKEN)
+    await registry.report_model_failure("a", pod.epoch, BROKEN)
     record = await registry.get_model(SPEC.name)
     assert record is not None
     assert record.failure is None
@@ -94,4 +94,4 @@ async def test_a_pod_without_a_lease_reports_nothing(registry: Registry) -> None
     pod = await Pod.join(registry, "a")
     await pod.leave()
     with pytest.raises(LeaseLost):
-        await registry.report_broken("a", pod.epoch, BROKEN)
+        await registry.report_model_failure("a", pod.epoch, BROKEN)

@@ -170,7 +170,7 @@ async def test_what_a_pod_forgot_by_registering_anew_is_held_on_to(registry: Reg
     await pod.load()
     assert await counts(registry, "a") == (0, 0)
     for _ in range(2):
-        registry.hold("long", entry="a", predict="a", ttl_s=60)
+        registry.restore("long", entry="a", predict="a", ttl_s=60)
     assert await reserve(registry, "a") is Refusal.FULL
     assert await counts(registry, "a") == (1, 1)
     await release(registry, "long", "a")
@@ -182,12 +182,12 @@ async def test_what_is_not_forgotten_stays_as_it_is(registry: Registry) -> None:
     await pod.load()
     await reserve(registry, "a", id_="x")
     await registry.end_inference("a", "x")
-    registry.hold("x", entry="a", predict="a", ttl_s=60)
+    registry.restore("x", entry="a", predict="a", ttl_s=60)
     assert await counts(registry, "a") == (1, 0)
 
 
 async def test_nothing_is_held_at_a_pod_that_is_gone(registry: Registry) -> None:
-    registry.hold("long", entry="a", predict="a", ttl_s=60)
+    registry.restore("long", entry="a", predict="a", ttl_s=60)
     pod = await Pod.join(registry, "a")
     await pod.load()
     assert await counts(registry, "a") == (0, 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.models.inference_services import MODEL_MODE
-from registry.domain.canaries import WHOLE_PERCENT
+from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _traffic(stable: ModelSpec, canaries: Sequence[CanaryVersion]) -> dict[str, 
     `kubectl get isvc` shows `latestRevision` under LATEST and the tag `prev` under PREV.
     """
     revision = _revision(stable)
-    left = WHOLE_PERCENT - sum(each.percent for each in canaries)
+    left = TOTAL_PERCENT - sum(each.percent for each in canaries)
     if not canaries:
         only = {"latestRevision": True, "percent": left, "revisionName": revision}
         return {"latestReadyRevision": revision, "traffic": [only]}

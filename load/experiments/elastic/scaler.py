@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from load.simulator.simulate import Actions
     from registry.domain.cluster import ClusterState
+    from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
-    from registry.domain.queue_stats import QueueStats
 
 
 class Rule(Protocol):

@@ -17,9 +17,9 @@ from load.simulator.cluster.values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
-from registry.errors import NotYaml
+from registry.errors import InvalidYaml
 from registry.inference_service.annotations import PREFIX, parse_annotations
-from registry.inference_service.yaml_text import read_yaml
+from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +126,7 @@ def read_document(path: Path) -> Any:
         documents = read_yaml(path.read_text())
     except OSError as error:
         raise InvalidCluster([f"{path}: cannot be read: {error.strerror}"]) from error
-    except (NotYaml, UnicodeDecodeError) as error:
+    except (InvalidYaml, UnicodeDecodeError) as error:
         raise InvalidCluster([f"{path}: {error}"]) from error
     if len(documents) != 1:
         raise InvalidCluster([f"{path}: must hold one YAML document, has {len(documents)}"])

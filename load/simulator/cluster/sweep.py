@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from load.simulator.cluster.cluster_file import read_document
 from load.simulator.errors import InvalidCluster
-from registry.errors import NotYaml
-from registry.inference_service.yaml_text import read_yaml
+from registry.errors import InvalidYaml
+from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def parse_sweep(text: str) -> Sweep:
         )
     try:
         return Sweep(key, tuple(_value(each) for each in values.split(",")))
-    except NotYaml as error:
+    except InvalidYaml as error:
         raise InvalidCluster([f"--sweep {key}: {error}"]) from error
 
 

@@ -21,7 +21,7 @@ from autoscaler.service.settings import AutoscalerSettings
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
 from registry.errors import RegistryError
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import ClaimScope, Registry
 from registry.redis.watch import ClusterWatch
 
@@ -157,7 +157,7 @@ class Stage:
     ) -> AsyncIterator[AutoscalerMetrics]:
         """An autoscaler that ticks; it ends without a word, as if it was killed."""
         registry = Registry(self.url, self.pool)
-        watch, scaling = ClusterWatch(registry), Autoscaling(registry)
+        watch, scaling = ClusterWatch(registry), AutoscalerLog(registry)
         defaults: dict[str, Any] = {"tick": 0.05, "lease": 1.0, "forecast_every": 0.05}
         chosen = replace(
             AutoscalerSettings(redis_url=self.url, pool=self.pool), **(defaults | settings)

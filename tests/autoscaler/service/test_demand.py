@@ -40,7 +40,7 @@ def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) ->
 async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     arrivals = await _declared(stage)
     counts = [(NAMES[0], 3, 0), (NAMES[0], 5, 100), (NAMES[0], 7, 1000), (NAMES[1], 2, 90_000)]
-    await arrivals.tell("gateway", 1, counts, {})
+    await arrivals.report("gateway", 1, counts, {})
     reader, now_s = DemandReader(stage.registry), time.time()
     await reader.read(now_s, NAMES)
     demand = _expected(reader, now_s, NAMES)
@@ -52,7 +52,7 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
 
 async def test_at_a_faster_pace_seconds_are_counted_as_minutes(stage: Stage) -> None:
     arrivals = await _declared(stage)
-    await arrivals.tell("gateway", 1, [(NAMES[0], 3, 100)], {})
+    await arrivals.report("gateway", 1, [(NAMES[0], 3, 100)], {})
     reader, now_s = DemandReader(stage.registry, pace=60.0), time.time()
     await reader.read(now_s, NAMES)
     history = _expected(reader, now_s, NAMES).history
@@ -69,7 +69,7 @@ async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
     reader = DemandReader(stage.registry)
     await reader.read(time.time(), NAMES)
     for sequence in range(1, 4):
-        await arrivals.tell("gateway", sequence, [(NAMES[0], 1, 2)], {})
+        await arrivals.report("gateway", sequence, [(NAMES[0], 1, 2)], {})
         await reader.read(time.time(), NAMES)
         await reader.read(time.time(), NAMES)
     assert reader.arrived == {NAMES[0]: 3}
@@ -79,7 +79,7 @@ async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
 async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) -> None:
     arrivals = await _declared(stage)
     reader, now_s = DemandReader(stage.registry), time.time()
-    await arrivals.tell("gateway", 1, [(NAMES[0], 4, 0)], {})
+    await arrivals.report("gateway", 1, [(NAMES[0], 4, 0)], {})
     for at_s in (now_s, now_s + jump_s, now_s):
         await reader.read(at_s, NAMES)
         _expected(reader, at_s, NAMES)
@@ -89,7 +89,7 @@ async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) ->
 async def test_models_that_are_withdrawn_are_forgotten(stage: Stage) -> None:
     arrivals = await _declared(stage)
     reader, now_s = DemandReader(stage.registry), time.time()
-    await arrivals.tell("gateway", 1, [(NAMES[0], 1, 0), (NAMES[1], 1, 0)], {})
+    await arrivals.report("gateway", 1, [(NAMES[0], 1, 0), (NAMES[1], 1, 0)], {})
     await reader.read(now_s, NAMES)
     await reader.read(now_s, NAMES[1:])
     assert set(reader.last_arrival_s) == {NAMES[1]}

@@ -14,10 +14,10 @@ from autoscaler.planning.actions import Action, ActionReason, Load
 from autoscaler.planning.demand_forecast import forecast_demand
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.action_log import ActionOutcome
+from registry.domain.demand import QueueStats
 from registry.domain.model import Preload, Tier
-from registry.domain.queue_stats import QueueStats
 from registry.redis.arrivals import ArrivalLog
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import a_stage, metric, model
 from tests.registry.actors import eventually, until
 
@@ -67,8 +67,8 @@ async def test_an_action_is_done_once_and_its_reason_kept(
         )  # fmt: skip
     assert await _warm(stage, "a") == {"pod-a"}
     assert pod.loads == ["a"]
-    last = (await Autoscaling(stage.registry).plans()).last["default/a"]
-    assert (last.verb, last.pod, last.reason, last.words, last.outcome) == (
+    last = (await AutoscalerLog(stage.registry).records()).last_by_model["default/a"]
+    assert (last.verb, last.pod, last.reason, last.detail, last.outcome) == (
         "load", "pod-a", "forecast", "wanted everywhere", ActionOutcome.DONE,
     )  # fmt: skip
     [line] = [each for each in caplog.records if each.message == "load"]
@@ -123,9 +123,9 @@ async def test_a_model_whose_load_always_fails_holds_up_no_other(stage: Stage) -
                            verb="load", cause="refused") >= 5,
             timeout_s=LIMIT_S, what="left alone for five plans",
         )  # fmt: skip
-    plans = await Autoscaling(stage.registry).plans()
-    assert plans.last["default/a"].outcome == ActionOutcome.FAILED
-    assert "503" in plans.last["default/a"].error
+    plans = await AutoscalerLog(stage.registry).records()
+    assert plans.last_by_model["default/a"].outcome == ActionOutcome.FAILED
+    assert "503" in plans.last_by_model["default/a"].error
 
 
 async def test_a_pod_that_refuses_is_passed_over(stage: Stage) -> None:
@@ -213,34 +213,34 @@ async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
     async with stage.autoscaler(
         LOADING_POLICIES["predictive"](), min_pods=0, max_pods=5, pod_idle=0.1, pod_stable=0.1
     ):
-        scaling = Autoscaling(stage.registry)
+        scaling = AutoscalerLog(stage.registry)
 
         async def wants(pods: int) -> bool:
-            wanted = (await scaling.under_way()).wanted
+            wanted = (await scaling.ongoing()).wanted
             return wanted is not None and wanted.pods == pods
 
         await eventually(lambda: wants(0), timeout_s=LIMIT_S, what="none is wanted")
         waiting = {model("a").name: QueueStats(40, 0, 0.0)}
-        await ArrivalLog(stage.registry).tell("gateway", 1, [], waiting)
+        await ArrivalLog(stage.registry).report("gateway", 1, [], waiting)
         await eventually(lambda: wants(1), timeout_s=LIMIT_S, what="one is wanted")
-        history = (await scaling.plans()).history
+        history = (await scaling.records()).history
         assert history[0].reason == "waiting"
-        assert "40 requests wait" in history[0].words
+        assert "40 requests wait" in history[0].detail
 
 
 async def test_limits_that_contradict_each_other_are_told(stage: Stage) -> None:
     await stage.registry.put_models([model("a", min_copies=7)])
     await stage.pod("pod-a")
     async with stage.autoscaler(load_everywhere(), min_pods=1, max_pods=2) as metrics:
-        scaling = Autoscaling(stage.registry)
+        scaling = AutoscalerLog(stage.registry)
 
         async def is_told() -> bool:
-            return "default/a" in (await scaling.plans()).last
+            return "default/a" in (await scaling.records()).last_by_model
 
         await eventually(is_told, timeout_s=LIMIT_S, what="told")
-        last = (await scaling.plans()).last["default/a"]
+        last = (await scaling.records()).last_by_model["default/a"]
         assert last.verb == "refuse"
-        assert "max-pods 2, was 7" in last.words
+        assert "max-pods 2, was 7" in last.detail
         await asyncio.sleep(0)
         refused = metric(
             metrics, "pilotlight_autoscaler_actions_total",

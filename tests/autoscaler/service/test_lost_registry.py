@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from tests import servers
 from tests.autoscaler.service.conftest import a_stage, metric
 from tests.registry.actors import eventually, until
@@ -70,8 +70,8 @@ async def test_whoever_remembers_nothing_lets_pods_register_first(tmp_path: Path
                         partial(_registers, pod), timeout_s=LIMIT_S, what="registered anew"
                     )
                 await eventually(is_told, timeout_s=LIMIT_S, what="told")
-                history = (await Autoscaling(stage.registry).plans()).history
-    assert [each.words.partition(":")[0] for each in history] == [f"{PODS} pods"]
+                history = (await AutoscalerLog(stage.registry).records()).history
+    assert [each.detail.partition(":")[0] for each in history] == [f"{PODS} pods"]
 
 
 async def _planned(metrics: AutoscalerMetrics, plans: int) -> None:
@@ -89,6 +89,6 @@ async def _registers(pod: Pod) -> bool:
 
 async def _wanted(stage: Stage) -> WantedPods | None:
     try:
-        return (await Autoscaling(stage.registry).under_way()).wanted
+        return (await AutoscalerLog(stage.registry).ongoing()).wanted
     except RegistryUnavailable:
         return None

@@ -12,10 +12,10 @@ from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from registry.domain.action_log import WantedPods
-from registry.domain.queue_stats import QueueStats
+from registry.domain.demand import QueueStats
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import metric, model
 from tests.registry.actors import eventually, until
 
@@ -57,17 +57,17 @@ async def test_starts_from_the_pods_there_are_and_keeps_the_pools_bounds(stage: 
         await until(lambda: cluster.wanted[-1:] == [2], timeout_s=LIMIT_S, what="the new least")
         assert cluster.is_led
     assert cluster.wanted == [3, 1, 2]
-    wanted = (await Autoscaling(stage.registry).under_way()).wanted
+    wanted = (await AutoscalerLog(stage.registry).ongoing()).wanted
     assert wanted == WantedPods(2)
 
 
 async def test_what_the_registry_says_does_not_count_where_a_cluster_knows(stage: Stage) -> None:
     policy = LOADING_POLICIES["predictive"]()
     async with stage.autoscaler(policy, min_pods=4):
-        scaling = Autoscaling(stage.registry)
+        scaling = AutoscalerLog(stage.registry)
 
         async def is_told() -> bool:
-            return (await scaling.under_way()).wanted == WantedPods(4)
+            return (await scaling.ongoing()).wanted == WantedPods(4)
 
         await eventually(is_told, timeout_s=LIMIT_S, what="four are wanted")
     cluster = Cluster(PoolSize(Limits(0, None), pods=2))
@@ -97,7 +97,7 @@ async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
         sequence = itertools.count(1)
 
         async def tell() -> None:
-            await ArrivalLog(stage.registry).tell("gateway", next(sequence), [], waiting)
+            await ArrivalLog(stage.registry).report("gateway", next(sequence), [], waiting)
 
         async def is_woken() -> bool:
             await tell()

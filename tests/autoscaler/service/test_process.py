@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.redis.arrivals import ArrivalLog
-from registry.redis.autoscaling import Autoscaling
+from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.processes import autoscaler_process
 from tests.autoscaler.service.conftest import model
 from tests.registry.actors import eventually, until
@@ -24,7 +24,7 @@ LIMIT_S = 120.0
 async def _count_one_a_minute(stage: Stage, spec: ModelSpec) -> None:
     """As a gateway tells of the last three hours."""
     counts = [(spec.name, 1, 60 * minutes + 30) for minutes in range(180)]
-    await ArrivalLog(stage.registry).tell(f"gateway-of-{spec.name}", 1, counts, {})
+    await ArrivalLog(stage.registry).report(f"gateway-of-{spec.name}", 1, counts, {})
 
 
 async def test_after_a_kill_amid_a_load_another_process_takes_over_and_begins_none_twice(
@@ -53,5 +53,5 @@ async def test_after_a_kill_amid_a_load_another_process_takes_over_and_begins_no
 
         await eventually(is_warm, timeout_s=LIMIT_S, what="both warm")
     assert pod.loads == ["a", "b"]
-    last = (await Autoscaling(stage.registry).plans()).last
+    last = (await AutoscalerLog(stage.registry).records()).last_by_model
     assert {last[str(spec.name)].reason for spec in (first, second)} == {"forecast"}

@@ -82,8 +82,8 @@ class MemoryClient(Registry):
     ) -> None:
         self._memory.fail_load(pod, epoch, key, token, failure, self._now_s())
 
-    async def report_broken(self, pod: str, epoch: int, failure: LoadFailure) -> None:
-        self._memory.report_broken(pod, epoch, failure, self._now_s())
+    async def report_model_failure(self, pod: str, epoch: int, failure: LoadFailure) -> None:
+        self._memory.report_model_failure(pod, epoch, failure, self._now_s())
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
         self._memory.set_tier(pod, epoch, key, tier, bytes_, self._now_s())
@@ -124,6 +124,6 @@ class MemoryClient(Registry):
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         self._memory.renew(reservation_id, entry, predict, self._now_s() + ttl_s)
 
-    def hold(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+    def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         now_s = self._now_s()
-        self._memory.hold(reservation_id, entry, predict, now_s + ttl_s, now_s)
+        self._memory.restore(reservation_id, entry, predict, now_s + ttl_s, now_s)

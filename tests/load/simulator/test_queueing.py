@@ -10,8 +10,8 @@ from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.queue_options import QueueOptions
 from load.simulator.simulate import simulate
+from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, RoutingPolicy
-from registry.domain.queue_stats import QueueStats
 from tests.load.simulator.test_simulate import cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 

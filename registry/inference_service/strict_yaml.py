@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from registry.errors import NotYaml
+from registry.errors import InvalidYaml
 
 _RAISED = (
     yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
@@ -48,4 +48,4 @@ def read_yaml(text: str) -> list[Any]:
         loaded = yaml.load_all(text, Loader=_Loader)
         return [document for document in loaded if document is not None]
     except _RAISED as error:
-        raise NotYaml(f"not valid YAML: {' '.join(str(error).split())}") from error
+        raise InvalidYaml(f"not valid YAML: {' '.join(str(error).split())}") from error
