@@ -106,10 +106,6 @@ class ModelPolicy:
     canary_of: str | None = None
     """The model of its namespace of whose requests it takes a share."""
     canary_percent: int = 0
-    application: str | None = None
-    profile: str | None = None
-    placement: str | None = None
-    loading: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,10 +142,6 @@ KEYS: Mapping[str, _Key] = {
     "canary-percent": _Key(
         "canary_percent", _whole(0, 100), "of a hundred requests to `canary-of`, so many"
     ),
-    "application": _Key("application", _label, "the application the model belongs to"),
-    "profile": _Key("profile", _label, "the stored profile to plan with"),
-    "placement": _Key("placement", _label, "the placement policy of the model's pool"),
-    "loading": _Key("loading", _label, "the loading policy of the model's pool"),
 }
 
 

@@ -110,11 +110,6 @@ class Registry:
         spec, previous, failure = await self.transactions.submit("model", str(name))
         return decode_record(spec, previous, failure) if spec else None
 
-    async def list_models(self) -> list[ModelRecord]:
-        """All models' records as they stand in Redis, by name."""
-        state = await self.cluster()
-        return [state.models[name] for name in sorted(state.models)]
-
     async def cluster(self) -> ClusterState:
         """All pods, models and tiers as they stand in Redis now; it is not kept up to date."""
         versions, _, snapshot = await self.transactions.snapshot()

@@ -28,10 +28,6 @@ GOOD: list[tuple[str, str, object]] = [
     ("max-infer-time", "2m", 120.0),
     ("canary-of", "translate", "translate"),
     ("canary-percent", "0", 0),
-    ("application", "shop-1", "shop-1"),
-    ("profile", "p", "p"),
-    ("placement", "usher", "usher"),
-    ("loading", "clockwork", "clockwork"),
 ]
 
 WHOLE = ["", "x", "1.5", "+1", "01", "1_0", "1e2", "true", "9" * 5000]
@@ -57,10 +53,6 @@ BAD: dict[str, list[str]] = {
     "max-infer-time": [*DURATION, "0s"],
     "canary-of": LABEL,
     "canary-percent": [*WHOLE, "-1", "101", "20%"],
-    "application": LABEL,
-    "profile": LABEL,
-    "placement": LABEL,
-    "loading": LABEL,
 }
 
 
@@ -128,6 +120,12 @@ def test_an_unknown_key_far_from_all_names_the_known_ones() -> None:
     (problem,) = parse_annotations({PREFIX + "zzzzzzzzzzzzzzzzzzzzzzzzzzzz": "1"}).problems
     assert "did you mean" not in problem
     assert all(key in problem for key in KEYS)
+
+
+@pytest.mark.parametrize("key", ["application", "loading", "placement", "profile"])
+def test_keys_that_nothing_reads_are_refused(key: str) -> None:
+    (problem,) = parse_annotations({PREFIX + key: "a"}).problems
+    assert f"metadata.annotations[{PREFIX}{key}] is not a known key" in problem
 
 
 def test_more_copies_at_least_than_at_most_is_a_mistake() -> None:

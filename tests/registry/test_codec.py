@@ -49,7 +49,7 @@ POLICIES = st.builds(
     pin=st.booleans(),
     preload=st.sampled_from(Preload),
     preload_tier=st.sampled_from([Tier.DEVICE, Tier.HOST]),
-    application=st.none() | TEXT,
+    canary_of=st.none() | TEXT,
 )
 SPECS = st.builds(
     ModelSpec,

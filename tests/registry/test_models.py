@@ -31,16 +31,19 @@ async def record(registry: Registry) -> ModelRecord:
     return found
 
 
-async def test_models_are_listed_as_declared_by_name(registry: Registry) -> None:
+async def test_models_are_stored_as_declared(registry: Registry) -> None:
     other = ModelSpec(ModelName("a", "z"), "file:///x")
     assert await registry.put_models([SPEC, other]) == ["created", "created"]
-    assert [each.spec for each in await registry.list_models()] == [other, SPEC]
+    models = (await registry.cluster()).models
+    assert {name: each.spec for name, each in models.items()} == {
+        SPEC.name: SPEC, other.name: other,
+    }  # fmt: skip
     assert await registry.get_model(ModelName("a", "nobody")) is None
 
 
 async def test_declaring_nothing_is_fine(registry: Registry) -> None:
     assert await registry.put_models([]) == []
-    assert await registry.list_models() == []
+    assert (await registry.cluster()).models == {}
     assert await registry.delete_models([]) == []
 
 
@@ -56,7 +59,7 @@ async def test_delete_tells_which_were_not_there(registry: Registry) -> None:
     nobody = ModelName("default", "nobody")
     await registry.put_models([SPEC])
     assert await registry.delete_models([SPEC.name, nobody]) == [nobody]
-    assert await registry.list_models() == []
+    assert (await registry.cluster()).models == {}
     assert await registry.delete_models([SPEC.name]) == [SPEC.name]
 
 

@@ -53,7 +53,7 @@ async def seconds_until_unavailable(registry: Registry) -> float:
 
 async def answers(registry: Registry) -> bool:
     try:
-        await registry.list_models()
+        await registry.cluster()
     except RegistryUnavailable:
         return False
     return True
@@ -161,7 +161,7 @@ async def test_what_is_no_json_fails_where_it_is_given(
     registry = await Registry.connect(frail_server.url)
     with pytest.raises(TypeError):
         registry.transactions.submit("infer_end", object(), "a")
-    assert await registry.list_models() == []
+    assert (await registry.cluster()).models == {}
     await registry.close()
 
 
@@ -177,7 +177,7 @@ async def test_a_callers_fault_leaves_the_others_their_results(
     after = registry.transactions.submit("infer_end", "x", "a")
     assert await after is True
     assert "a caller failed" in caplog.text
-    assert await registry.list_models() == []
+    assert (await registry.cluster()).models == {}
     await registry.close()
 
 
@@ -190,5 +190,5 @@ async def test_a_password_that_is_wrong_is_refused(executable: str, tmp_path: Pa
                 await Registry.connect(f"redis://{user}{address}")
         for user in (":secret@", "default:secret@"):
             registry = await Registry.connect(f"redis://{user}{address}")
-            assert await registry.list_models() == []
+            assert (await registry.cluster()).models == {}
             await registry.close()
