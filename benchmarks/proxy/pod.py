@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.pod import PodInfo, PodReport, Samples
+from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
+from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryUnavailable
-from registry.redis.client import HEARTBEAT_S, ClaimScope, Registry
+from registry.redis.client import Registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping

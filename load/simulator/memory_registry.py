@@ -16,10 +16,9 @@ from registry.domain.estimates import ModelEstimates
 from registry.domain.model import ModelRecord, Tier, name_of_key
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
-from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.domain.reservation import CLAIM_TTL_S, ClaimScope, Granted, LoadMode, Refusal
 from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.client import CLAIM_TTL_S, ClaimScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

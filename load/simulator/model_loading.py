@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from load.simulator.links import SharedLink
 from registry.domain.model import Tier
+from registry.domain.reservation import ClaimScope
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.client import ClaimScope
 from runtime.loading.backoff import LoadFault, next_failure
 from runtime.loading.reload_costs import ReloadCosts
 from runtime.tiers.device_cache import CachedModel, DeviceCache

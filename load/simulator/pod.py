@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from load.simulator.device import SimulatedDevice
 from load.simulator.model_loading import ModelLoading
 from registry.domain.model import Tier
-from registry.domain.pod import PodInfo, PodPhase
-from registry.redis.client import LEASE_TTL_S
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase
 from runtime.registration.measurements import Measurements
 
 if TYPE_CHECKING:

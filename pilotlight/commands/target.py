@@ -13,7 +13,7 @@ from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.server_address import resolve
+from registry.redis.server_address import find_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -84,7 +84,7 @@ class PlatformTarget:
 async def connect_registry(url: str, pool: str) -> Registry:
     """A registry client, or an error that says whether the address or the server is wrong."""
     try:
-        await resolve(url, "")
+        await find_server(url, "")
         return await Registry.connect(url, pool)
     except RegistryUnavailable as error:
         raise RequestFailed(f"no registry answers at {url}: {error}") from error

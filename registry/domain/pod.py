@@ -1,17 +1,20 @@
-"""What a pod tells the registry about itself: identity when it starts, a report per heartbeat."""
+"""What a pod reports to the registry: its identity at the start, measurements per heartbeat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LEASE_TTL_S: Final = 3.0
+HEARTBEAT_S: Final = 1.0
+
 
 class PodPhase(StrEnum):
-    """Whether a pod takes requests."""
+    """Whether a pod accepts requests."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -29,13 +32,13 @@ class Stage(StrEnum):
 
 
 def host_port(host: str, port: int) -> str:
-    """`host:port` as URLs have it: addresses of IPv6 in brackets."""
+    """`host:port` as in a URL: IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What does not change while a pod lives."""
+    """What does not change during a pod's life."""
 
     name: str
     address: str
@@ -44,9 +47,9 @@ class PodInfo:
     device: str = "cpu"
     slots: int = 1
     memory_bytes: int = 0
-    """Budget for models on the device."""
+    """Memory budget for models on the device."""
     link_bytes_per_s: float | None = None
-    """Rate of its link to object storage where one is set; the prior for load times."""
+    """Configured rate of its link to object storage; the prior for load times."""
     process_id: int = 0
 
 
@@ -55,9 +58,9 @@ class Samples:
     """New measurements of one model since the last heartbeat, in seconds.
 
     `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
-    `load:<tier>` for a load that started from that tier, `share` for the part of its batch's time
-    that a request's items account for, or `assets` for what an entry pod needs of a model to
-    forward it.
+    `load:<tier>`: a load that started from that tier; `share`: the part of its batch's time
+    proportional to a request's items; `assets`: fetching what an entry pod needs to forward
+    requests to a model.
     """
 
     key: str
@@ -67,12 +70,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class PodReport:
-    """What a heartbeat carries."""
+    """Content of a heartbeat."""
 
     used_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes in use per tier."""
     samples: tuple[Samples, ...] = ()
     loads_total: int = 0
-    """Loads this pod has completed since it started."""
+    """Loads completed since the pod started."""
     idle_byte_s: float = 0.0
-    """Since it started: bytes of models on the device times the seconds no request used them."""
+    """Since the pod started: bytes of models on the device times the seconds without a request."""

@@ -1,22 +1,35 @@
-"""What a reservation is: what is asked for, and how it is granted or refused. Value types only."""
+"""Values of reservations and load claims: what is requested, how it is granted or refused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+CLAIM_TTL_S: Final = 5.0
+"""Time within which a pod must begin a claimed load."""
+
+
+class ClaimScope(StrEnum):
+    """Where another load of the model makes a claim fail."""
+
+    POD = "pod"
+    POOL = "pool"
 
 
 class LoadMode(StrEnum):
-    """What a reservation accepts at its predict pod."""
+    """What a reservation accepts at its predict pod: a warm model, or also a load."""
 
     WARM = "warm"
     JOIN = "join"
+    """A load in progress there."""
     LOAD = "load"
+    """A load that the reservation claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationRequest:
-    """A slot at `entry` and a place in the inference stage of `predict`, wanted together."""
+    """A slot at `entry` and a place in the inference stage of `predict`, granted together."""
 
     id: str
     entry: str
@@ -24,27 +37,32 @@ class ReservationRequest:
     key: str
     mode: LoadMode
     max_other_copies: int = -1
-    """With `LoadMode.LOAD`: claim only while no more other pods hold or load it; -1: any."""
+    """With `LoadMode.LOAD`: claim only if at most this many other pods hold or load it; -1: any."""
     target_ongoing: int = 0
-    """Most requests in the predict pod's inference stage; 0: any."""
+    """Limit of requests in the predict pod's inference stage; 0: none."""
     ttl_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The reservation stands."""
+    """The reservation is made."""
 
     start: str
-    """`warm`, or the tier the request will have waited from."""
+    """`warm`, or the tier from which the load starts that the request waits for."""
     load_token: int
-    """Fencing token of the load this reservation claimed at the predict pod; 0: none."""
+    """Fencing token of the load that this reservation claimed at the predict pod; 0: none."""
 
 
 class Refusal(StrEnum):
-    """Why a reservation was not made: the copy the policy saw was out of date."""
+    """Why no reservation was made: the copy that the policy read was out of date."""
 
     GONE = "gone"
+    """A pod's lease is over, or it does not accept requests."""
     FULL = "full"
+    """The entry pod has no free slot."""
     BUSY = "busy"
+    """The predict pod has `target_ongoing` requests."""
     COLD = "cold"
+    """The predict pod has the model in no state that the mode accepts."""
     ELSEWHERE = "elsewhere"
+    """More than `max_other_copies` other pods hold or load the model."""

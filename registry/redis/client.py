@@ -1,7 +1,7 @@
-"""The registry's operations, typed: what components say to it and ask of it.
+"""The registry's operations, typed: what components write to Redis and read from it.
 
-Every change goes through a server-side script (see `scripts/`), so that it is checked and written
-in one step. All methods raise RegistryUnavailable, soon, when Redis is away.
+Each change is made by a server-side script (see `scripts/`), which checks and writes in one step.
+All methods raise RegistryUnavailable, within a second, when Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -24,7 +23,14 @@ from registry.domain.codec import (
     encode_spec,
 )
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.domain.reservation import Granted, Refusal, ReservationRequest
+from registry.domain.pod import LEASE_TTL_S
+from registry.domain.reservation import (
+    CLAIM_TTL_S,
+    ClaimScope,
+    Granted,
+    Refusal,
+    ReservationRequest,
+)
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
@@ -35,44 +41,33 @@ if TYPE_CHECKING:
     from registry.domain.pod import PodInfo, PodPhase, PodReport
     from registry.domain.profile import Profile
 
-LEASE_TTL_S = 3.0
-HEARTBEAT_S = 1.0
-CLAIM_TTL_S = 5.0
-"""How long a claim may wait for its pod to begin the load."""
-MAX_STEP_MODELS = 256
-"""Models declared in one step at most. Nobody else is served meanwhile, and 10,000 took 0.3 s of an
-idle core: on a busy one more than anybody waits for Redis."""
-MAX_STEP_BYTES = 1 << 18
+MAX_STEP_MODELS: Final = 256
+"""Models declared in one step. Redis serves no other client meanwhile: 10,000 at once took 0.3 s of
+an idle core, and on a busy one longer than the timeout of other calls."""
+MAX_STEP_BYTES: Final = 1 << 18
 """The same in bytes of specifications; a step also makes one message for every watched copy."""
-
-
-class ClaimScope(StrEnum):
-    """Where no other load of the model may be for a claim to be granted."""
-
-    POD = "pod"
-    POOL = "pool"
 
 
 class Registry:
     """One pool's state, shared by all components through Redis."""
 
     def __init__(self, url: str, pool: str) -> None:
-        """Raises ValueError when the URL has none of the forms that `resolve` reads."""
+        """Raises ValueError when the URL has none of the forms that `find_server` reads."""
         check_url(url)
         self.url = url
         self.pool = pool
-        self.origin = uuid.uuid4().hex[:12]
-        self.transactions = Transactions(url, pool, self.origin)
+        self.transactions = Transactions(url, pool, uuid.uuid4().hex[:12])
+        self._submit = self.transactions.submit
 
     @classmethod
     async def connect(cls, url: str, pool: str = "default") -> Registry:
-        """A registry client that has spoken to Redis once. Raises RegistryUnavailable."""
+        """A client that has reached Redis once. Raises RegistryUnavailable."""
         registry = cls(url, pool)
-        await registry.transactions.submit("sync")
+        await registry._submit("sync")
         return registry
 
     async def close(self) -> None:
-        """Let what is queued go out, then leave."""
+        """Send what is queued, then disconnect."""
         await self.transactions.close()
 
     # Models
@@ -88,7 +83,7 @@ class Registry:
         outcomes: list[str] = []
         for step in _steps(specs):
             try:
-                outcomes += await self.transactions.submit("put", step)
+                outcomes += await self._submit("put", step)
             except RegistryUnavailable as error:
                 if not outcomes:
                     raise
@@ -99,36 +94,33 @@ class Registry:
         return outcomes
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
-        """Withdraw models; returns those that were not there."""
+        """Delete models; returns the names of those that did not exist."""
         names = list(names)
-        futures = [self.transactions.submit("delete", str(name)) for name in names]
+        futures = [self._submit("delete", str(name)) for name in names]
         existed = await asyncio.gather(*futures)
         return [name for name, found in zip(names, existed, strict=True) if not found]
 
     async def get_model(self, name: ModelName) -> ModelRecord | None:
-        """One model's record as it stands in Redis."""
-        spec, previous, failure = await self.transactions.submit("model", str(name))
+        spec, previous, failure = await self._submit("model", str(name))
         return decode_record(spec, previous, failure) if spec else None
 
     async def cluster(self) -> ClusterState:
-        """All pods, models and tiers as they stand in Redis now; it is not kept up to date."""
+        """The pool's state in Redis now; not kept up to date."""
         versions, _, snapshot = await self.transactions.snapshot()
         state = ClusterState()
         load_snapshot(state, versions.changes, snapshot)
         return state
 
     async def put_profile(self, profile: Profile) -> bool:
-        """Keep what a generation costs by batch size; False: it is not declared any more."""
+        """Store a profile; False: its generation of the model is not declared any more."""
         name = str(name_of_key(profile.key))
-        return bool(
-            await self.transactions.submit("profile", name, profile.key, encode_profile(profile))
-        )
+        return bool(await self._submit("profile", name, profile.key, encode_profile(profile)))
 
     # Pods
 
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
-        """Enter a pod and clear what an older process of its name left; returns its epoch."""
-        epoch: int = await self.transactions.submit(
+        """Add a pod and remove the state of an older process of its name; returns its epoch."""
+        epoch: int = await self._submit(
             "register", info.name, encode_pod(info), info.slots, int(lease_ttl_s * 1000)
         )
         return epoch
@@ -136,41 +128,32 @@ class Registry:
     async def heartbeat(
         self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
     ) -> None:
-        """Extend the lease and hand in what was measured. Raises LeaseLost."""
-        _check(
-            await self.transactions.submit(
-                "beat",
-                pod,
-                epoch,
-                int(lease_ttl_s * 1000),
-                orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode(),
-                report.loads_total,
-                [
-                    [sample.key, sample.measure, _finite(sample.values_s)]
-                    for sample in report.samples
-                ],
-                report.idle_byte_s,
-            )
-        )
+        """Extend the lease and report measurements. Raises LeaseLost."""
+        used = orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode()
+        samples = [[each.key, each.measure, _finite(each.values_s)] for each in report.samples]
+        await self._submit_checked(
+            "beat", pod, epoch, int(lease_ttl_s * 1000), used, report.loads_total, samples,
+            report.idle_byte_s,
+        )  # fmt: skip
 
     async def idle_byte_s(self) -> float:
-        """What idle models have held of all devices of the pool so far, in bytes x seconds.
+        """Device memory held by idle models of the pool so far, in bytes x seconds.
 
-        It only grows, and holds what pods that are gone told last. Only differences mean something.
+        It includes the last report of every pod that has ended, and only grows; use differences.
         """
-        return float(await self.transactions.submit("idle_memory"))
+        return float(await self._submit("idle_memory"))
 
     async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
-        """Say whether the pod takes requests. Raises LeaseLost."""
-        _check(await self.transactions.submit("phase", pod, epoch, phase))
+        """Set whether the pod accepts requests. Raises LeaseLost."""
+        await self._submit_checked("phase", pod, epoch, phase)
 
     async def has_pod_at(self, address: str) -> bool:
         """Whether a pod with a lease has this address, `host:port`."""
-        return bool(await self.transactions.submit("has_address", address))
+        return bool(await self._submit("has_address", address))
 
     async def deregister_pod(self, pod: str, epoch: int) -> None:
-        """Leave at once instead of by the end of the lease."""
-        await self.transactions.submit("leave", pod, epoch)
+        """Remove a pod at once instead of at the end of its lease."""
+        await self._submit("leave", pod, epoch)
 
     # Loads
 
@@ -185,79 +168,71 @@ class Registry:
         Raises:
             LeaseLost: when the pod's lease is over.
         """
-        result = await self.transactions.submit("claim", pod, epoch, key, scope, int(ttl_s * 1000))
-        _check(result)
+        result = await self._submit_checked("claim", pod, epoch, key, scope, int(ttl_s * 1000))
         return int(result[1]) if result[0] == "ok" else None
 
     async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:
-        """Begin a claimed load; it then lives as long as the lease. Raises ClaimLost, LeaseLost."""
-        _check(await self.transactions.submit("start", pod, epoch, key, token, source))
+        """Begin a claimed load; the claim then lasts as long as the pod's lease.
+
+        Raises ClaimLost, LeaseLost.
+        """
+        await self._submit_checked("start", pod, epoch, key, token, source)
 
     async def finish_load(
         self, pod: str, epoch: int, key: str, token: int, memory_bytes: int
     ) -> None:
-        """The pod is warm for the model. Raises ClaimLost (drop the model), LeaseLost."""
+        """Record that the pod is warm. Raises ClaimLost (then unload the model), LeaseLost."""
         name = str(name_of_key(key))
-        _check(await self.transactions.submit("finish", pod, epoch, key, token, memory_bytes, name))
+        await self._submit_checked("finish", pod, epoch, key, token, memory_bytes, name)
 
     async def fail_load(
         self, pod: str, epoch: int, key: str, token: int, failure: LoadFailure
     ) -> None:
-        """The load failed; the model's record says why. Raises ClaimLost, LeaseLost."""
-        _check(
-            await self.transactions.submit(
-                "fail", pod, epoch, key, token, str(name_of_key(key)), encode_failure(failure)
-            )
-        )
+        """End a claimed load; the model's record gets the failure. Raises ClaimLost, LeaseLost."""
+        name = str(name_of_key(key))
+        await self._submit_checked("fail", pod, epoch, key, token, name, encode_failure(failure))
 
     async def report_model_failure(self, pod: str, epoch: int, failure: LoadFailure) -> None:
-        """A model that was warm at the pod stopped working there; its record says why.
-
-        Raises LeaseLost.
-        """
+        """Record that a model that was warm at the pod stopped working there. Raises LeaseLost."""
         name = str(name_of_key(failure.key))
-        _check(
-            await self.transactions.submit(
-                "broken", pod, epoch, failure.key, name, encode_failure(failure)
-            )
-        )
+        await self._submit_checked("broken", pod, epoch, failure.key, name, encode_failure(failure))
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
-        """Where the weights are at the pod outside of a load.
+        """Record where the weights are at the pod, outside of a load. Raises LeaseLost.
 
         REMOTE with bytes: only the small files that an entry pod needs; REMOTE with 0: nothing.
         """
-        _check(await self.transactions.submit("tier", pod, epoch, key, tier, bytes_))
+        await self._submit_checked("tier", pod, epoch, key, tier, bytes_)
 
     async def end_inference(self, pod: str, reservation_id: str) -> None:
         """Free the reservation's place in the inference stage; its slot stays taken."""
-        await self.transactions.submit("infer_end", reservation_id, pod)
+        await self._submit("infer_end", reservation_id, pod)
 
     # Reservations
 
     def reserve(
         self,
-        wanted: ReservationRequest,
-        settle: Callable[[Granted | Refusal | RegistryUnavailable], None],
+        request: ReservationRequest,
+        on_result: Callable[[Granted | Refusal | RegistryUnavailable], None],
     ) -> None:
-        """Ask for a slot and a place in the inference stage together.
+        """Reserve a slot and a place in the inference stage, both or neither.
 
-        `settle` hears the outcome right after the copy has taken in what the call changed, with no
-        other code in between, so that a caller's own count of pending slots never doubles it.
+        `on_result` is called right after the watched copy has applied what the call changed, with
+        no other code in between, so a caller's own count of pending slots is never added to it.
         """
 
-        def on_result(result: Any) -> None:
+        def decode(result: Any) -> None:
             if isinstance(result, RegistryUnavailable):
-                settle(result)
+                on_result(result)
             elif result[0] == "ok":
-                settle(Granted(start=result[2], load_token=result[1]))
+                on_result(Granted(start=result[2], load_token=result[1]))
             else:
-                settle(Refusal(result[0]))
+                on_result(Refusal(result[0]))
 
-        self.transactions.submit_then(
-            on_result,
-            "reserve", wanted.id, int(wanted.ttl_s * 1000), wanted.entry, wanted.predict,
-            wanted.key, wanted.mode, wanted.max_other_copies, wanted.target_ongoing,
+        self.transactions.submit_with_callback(
+            decode,
+            "reserve", request.id, int(request.ttl_s * 1000), request.entry, request.predict,
+            request.key, request.mode, request.max_other_copies, request.target_ongoing,
             int(CLAIM_TTL_S * 1000),
         )  # fmt: skip
 
@@ -269,31 +244,41 @@ class Registry:
         predict: str,
         on_result: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """Give back what `reserve` took. Nobody waits for it; it expires if Redis is away.
+        """Release a reservation without waiting; it expires if Redis is unreachable.
 
-        It goes out with the next operation or a millisecond later, which halves the round trips
-        of a lone client.
+        The operation is sent with the next one or a millisecond later, which halves the round trips
+        of a client that runs one request at a time.
         """
-        self.transactions.submit_lazily(on_result, "release", reservation_id, entry, predict)
+        self.transactions.submit_deferred(on_result, "release", reservation_id, entry, predict)
 
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        """Keep a reservation of a long request from expiring."""
-        self.transactions.submit_then(
+        """Extend the reservation of a long request."""
+        self.transactions.submit_with_callback(
             lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
         )
 
     def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        """Enter a reservation whose request goes on at a pod that has registered anew.
+        """Enter a reservation again after its pod has registered anew during the request.
 
-        Only its owner may say so, and before it releases it.
+        Only the reservation's owner may call this, and only before it releases the reservation.
         """
-        self.transactions.submit_then(
+        self.transactions.submit_with_callback(
             lambda _: None, "hold", reservation_id, int(ttl_s * 1000), entry, predict
         )
 
+    async def _submit_checked(self, *operation: Any) -> Any:
+        """Run an operation of a pod. Raises ClaimLost, LeaseLost."""
+        result = await self._submit(*operation)
+        match result[0]:
+            case "lost":
+                raise LeaseLost("the pod's lease is over or belongs to a newer process")
+            case "fenced":
+                raise ClaimLost("the load's claim has expired or was replaced by a newer one")
+        return result
+
 
 def _steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
-    """Declarations as `put` takes them, in parts that keep Redis busy for little time."""
+    """Declarations as the operation `put` takes them, divided by the bounds of one step."""
     step: list[tuple[str, str, str]] = []
     size = 0
     for spec in specs:
@@ -308,13 +293,5 @@ def _steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
 
 
 def _finite(values_s: Iterable[float]) -> list[float]:
-    """JSON knows no infinity, and one null would spoil the medians of every copy."""
+    """Leave out infinities: JSON writes them as null, which would break medians in every copy."""
     return [value for value in values_s if math.isfinite(value)]
-
-
-def _check(result: Any) -> None:
-    match result[0]:
-        case "lost":
-            raise LeaseLost("the pod's lease is over or belongs to a newer process")
-        case "fenced":
-            raise ClaimLost("the load claim is over or was given to somebody else")

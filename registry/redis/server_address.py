@@ -1,6 +1,6 @@
 """Finding the Redis server that holds a pool's keys: URLs of single servers, Sentinels, Clusters.
 
-redis-py does the discovery. It is imported when needed only: that takes 0.4 s.
+redis-py asks Sentinels and Clusters; it is imported only for these, since that takes 0.4 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DISCOVERY_TIMEOUT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where the server that holds the pool's keys listens now."""
+    """Where the server that holds the pool's keys listens now, and how to log in."""
 
     host: str
     port: int
@@ -28,48 +28,8 @@ class ServerAddress:
     database: int = 0
 
 
-async def resolve(url: str, routing_key: str) -> ServerAddress:
-    """Find the server for `redis://`, `rediss://`, `redis+sentinel://` or `redis+cluster://` URLs.
-
-    `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
-    `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
-
-    Raises:
-        RegistryUnavailable: when nobody can tell.
-        ValueError: when the URL has another form.
-    """
-    parts = check_url(url)
-    username = unquote(parts.username) if parts.username else None
-    password = unquote(parts.password) if parts.password else None
-    if parts.scheme in ("redis", "rediss"):
-        return ServerAddress(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or 6379,
-            use_tls=parts.scheme == "rediss",
-            username=username,
-            password=password,
-            database=int(parts.path.strip("/") or 0),
-        )
-    import redis  # 0.4 s, which the command line need not wait for
-    from redis.exceptions import RedisClusterException  # which is no RedisError
-
-    try:
-        async with asyncio.timeout(DISCOVERY_TIMEOUT_S * (1 + len(_hosts(parts)))):
-            if parts.scheme == "redis+sentinel":
-                return await _ask_sentinels(parts, username, password)
-            return await _ask_cluster(parts, routing_key, username, password)
-    except (redis.RedisError, RedisClusterException, OSError) as error:  # timeouts, too
-        raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
-
-
-def parse_redis_url(text: str) -> str:
-    """A setting that holds the registry's URL. Raises ValueError as `check_url` does."""
-    check_url(text)
-    return text
-
-
 def check_url(url: str) -> SplitResult:
-    """The parts of a Redis URL. Raises ValueError when it has none of the forms of `resolve`."""
+    """The parts of a Redis URL. Raises ValueError for a form that `find_server` cannot use."""
     parts = urlsplit(url)
     path = parts.path.strip("/")
     if parts.scheme == "redis+sentinel":
@@ -91,6 +51,46 @@ def check_url(url: str) -> SplitResult:
     return parts
 
 
+def parse_redis_url(text: str) -> str:
+    """A setting that holds the registry's URL. Raises ValueError as `check_url` does."""
+    check_url(text)
+    return text
+
+
+async def find_server(url: str, routing_key: str) -> ServerAddress:
+    """Find the server for `redis://`, `rediss://`, `redis+sentinel://` or `redis+cluster://` URLs.
+
+    `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
+    `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
+
+    Raises:
+        RegistryUnavailable: when no Sentinel or node of the Cluster gives an address.
+        ValueError: when the URL has another form.
+    """
+    parts = check_url(url)
+    username = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password else None
+    if parts.scheme in ("redis", "rediss"):
+        return ServerAddress(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or 6379,
+            use_tls=parts.scheme == "rediss",
+            username=username,
+            password=password,
+            database=int(parts.path.strip("/") or 0),
+        )
+    import redis
+    from redis.exceptions import RedisClusterException  # not a subclass of RedisError
+
+    try:
+        async with asyncio.timeout(DISCOVERY_TIMEOUT_S * (1 + len(_hosts(parts)))):
+            if parts.scheme == "redis+sentinel":
+                return await _ask_sentinels(parts, username, password)
+            return await _ask_cluster(parts, routing_key, username, password)
+    except (redis.RedisError, RedisClusterException, OSError) as error:  # OSError: timeouts, too
+        raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
+
+
 def _hosts(parts: SplitResult) -> list[str]:
     hosts = parts.netloc.rpartition("@")[2]
     return hosts.split(",") if parts.scheme == "redis+sentinel" else [hosts]
@@ -110,7 +110,7 @@ async def _ask_sentinels(
         sentinel_kwargs={
             "socket_timeout": DISCOVERY_TIMEOUT_S,
             "socket_connect_timeout": DISCOVERY_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),  # ask the next one instead
+            "retry": Retry(NoBackoff(), 0),  # ask the next Sentinel instead
         },
     )
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
-from registry.redis.client import ClaimScope
+from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
 from runtime.loading.failures import Failures
 from runtime.loading.load_task import LoadRunner, LoadTask

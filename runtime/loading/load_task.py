@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, Tier
+from registry.domain.reservation import ClaimScope
 from registry.errors import ClaimLost
-from registry.redis.client import ClaimScope
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, RuntimePackageError
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.registration.registry_agent import LoadClaim, RegistryAgent

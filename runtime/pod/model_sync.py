@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelSpec, name_of_key
-from registry.redis.client import ClaimScope
+from registry.domain.reservation import ClaimScope
 from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from registry.domain.model import LoadFailure, Tier
     from registry.domain.profile import Profile
-    from registry.redis.client import ClaimScope, Registry
+    from registry.domain.reservation import ClaimScope
+    from registry.redis.client import Registry
     from runtime.registration.measurements import Measurements
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, Tier
-from registry.redis.client import ClaimScope
+from registry.domain.reservation import ClaimScope
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
 
 if TYPE_CHECKING:

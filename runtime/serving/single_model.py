@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryError
-from registry.redis.client import ClaimScope
 from runtime.errors import RuntimePackageError
 
 if TYPE_CHECKING:

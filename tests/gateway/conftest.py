@@ -19,8 +19,8 @@ import pytest
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo
+from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryUnavailable
-from registry.redis.client import ClaimScope, Registry
 from tests import servers
 from tests.gateway.desk import Test, WithDesk, a_desk
 from tests.registry.actors import Result, act
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from registry.domain.model import LoadFailure
+    from registry.redis.client import Registry
 
 _pools = itertools.count(1)
 _models = itertools.count(1)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
+from registry.domain.reservation import ClaimScope
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
-from registry.redis.client import ClaimScope, Registry
+from registry.redis.client import Registry
 from tests.registry.patience import patient
 
 if TYPE_CHECKING:

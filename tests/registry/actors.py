@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import LoadMode, Refusal, ReservationRequest
+from registry.domain.reservation import ClaimScope, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
-from registry.redis.client import ClaimScope, Registry
+from registry.redis.client import Registry
 from tests.registry.patience import patient
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def is_patient() -> Iterator[None]:
 @pytest.fixture
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What copies have comes by pushes and replies, not by the look once a second."""
-    monkeypatch.setattr("registry.redis.watch.SYNC_S", 3600.0)
+    monkeypatch.setattr("registry.redis.watch.SYNC_INTERVAL_S", 3600.0)
 
 
 @pytest.fixture

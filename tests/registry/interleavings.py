@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodPhase, PodReport
-from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.domain.reservation import ClaimScope, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.client import ClaimScope
 from tests.registry.actors import Pod, release, reserve
 
 if TYPE_CHECKING:

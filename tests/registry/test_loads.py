@@ -7,12 +7,12 @@ import pytest
 
 from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.domain.reservation import ClaimScope, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.client import ClaimScope, Registry
 from tests.registry.actors import KEY, SPEC, Pod, eventually, reserve
 
 if TYPE_CHECKING:
+    from registry.redis.client import Registry
     from tests.registry.conftest import Connect
 
 pytestmark = pytest.mark.anyio

@@ -176,7 +176,7 @@ async def test_a_callers_fault_leaves_the_others_their_results(
     registry.release("x", entry="a", predict="a", on_result=fail)
     after = registry.transactions.submit("infer_end", "x", "a")
     assert await after is True
-    assert "a caller failed" in caplog.text
+    assert "callback of an operation failed" in caplog.text
     assert (await registry.cluster()).models == {}
     await registry.close()
 

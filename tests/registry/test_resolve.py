@@ -11,7 +11,7 @@ import redis
 from registry.domain.reservation import Granted
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.server_address import ServerAddress, resolve
+from registry.redis.server_address import ServerAddress, find_server
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.actors import KEY, Pod, eventually, reserve, until
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
     ],
 )
 async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) -> None:
-    assert await resolve(url, "k") == address
+    assert await find_server(url, "k") == address
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ async def test_a_url_of_another_form_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         await Registry.connect(url)
     with pytest.raises(ValueError, match="URL"):
-        await resolve(url, "k")
+        await find_server(url, "k")
 
 
 @pytest.mark.parametrize("form", ["redis+sentinel://{}/main", "redis+cluster://{}"])
@@ -99,7 +99,7 @@ def _text(reply: object) -> bytes:
 
 async def test_a_cluster_is_asked_who_holds_the_pool(cluster: servers.RedisServer) -> None:
     url = f"redis+cluster://127.0.0.1:{cluster.port}"
-    assert await resolve(url, "pilotlight:{p1}:") == ServerAddress("127.0.0.1", cluster.port)
+    assert await find_server(url, "pilotlight:{p1}:") == ServerAddress("127.0.0.1", cluster.port)
     await round_trip(url)
 
 
@@ -139,10 +139,10 @@ async def test_sentinels_are_asked_for_the_master(executable: str, tmp_path: Pat
     ):
         away = servers.free_port()
         url = f"redis+sentinel://127.0.0.1:{away},127.0.0.1:{port}/main/2"
-        assert await resolve(url, "k") == ServerAddress("127.0.0.1", master.port, database=2)
+        assert await find_server(url, "k") == ServerAddress("127.0.0.1", master.port, database=2)
         await round_trip(url)
         with pytest.raises(RegistryUnavailable):
-            await resolve(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
+            await find_server(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
 
 
 async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path:
 
             async def is_served_by_second() -> bool:
                 try:
-                    found = await resolve(registry.url, "k")
+                    found = await find_server(registry.url, "k")
                     return found.port == second.port and await agrees(watch, registry)
                 except RegistryUnavailable:
                     return False

@@ -266,7 +266,7 @@ async def test_a_version_that_went_back_leads_to_a_new_copy(
 async def test_the_sweep_tells_all_copies_who_is_gone(
     watching: Watching, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.redis.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
     first, second = await watching(), await watching()
     pod = await Pod.join(registry, "a")
     await pod.load()

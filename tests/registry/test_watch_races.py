@@ -58,7 +58,7 @@ async def begin_snapshot(scene: Scene) -> None:
 async def test_a_push_newer_than_the_snapshot_is_kept(scene: Scene) -> None:
     await begin_snapshot(scene)
     await Pod.join(scene.other, "b")
-    await until(lambda: scene.watch._held_back)
+    await until(lambda: scene.watch._buffered_messages)
     scene.link.release()
     await until(lambda: "b" in scene.watch.state.pods)
     await until(lambda: scene.watch.repairs_total == 1)
@@ -80,7 +80,7 @@ async def test_an_own_change_newer_than_the_snapshot_is_kept(scene: Scene) -> No
 async def test_a_change_pushed_while_the_version_is_asked_for_is_no_step_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.redis.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
     scene.link.holds_replies = True
     await until(lambda: scene.link.held_replies > 0, what="the version was asked for")
     await Pod.join(scene.other, "b")
@@ -109,7 +109,7 @@ async def test_an_own_change_is_kept_when_its_reply_is_lost(scene: Scene) -> Non
 async def test_an_own_change_is_kept_when_it_is_made_long_after_its_caller_gave_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.redis.watch._UNDER_WAY_S", 5.0)
+    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
     monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     scene.link.holds_requests = True
     reserved = asyncio.ensure_future(reserve(scene.watch.registry, "a"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import Tier
-from registry.redis.client import ClaimScope
+from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
 from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
 from runtime.storage.load_ticket import LoadProgress

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from registry.domain.model import Tier
-from registry.redis.client import ClaimScope, Registry
+from registry.domain.reservation import ClaimScope
 from runtime.loading.backoff import FIRST_S
 from tests import servers
 from tests.runtime.http import get, metric, post, predict, unanswered
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
     from tests.runtime.conftest import Cluster
 
 TINY_BYTES = 170_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import Tier
-from registry.redis.client import ClaimScope
+from registry.domain.reservation import ClaimScope
 from runtime.errors import HostTierRefused, LoadCancelled
 from tests.runtime.large_models import until
 from tests.runtime.local_pod import local_pod, spec_of

@@ -20,9 +20,10 @@ from autoscaler.service.pods import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
+from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryError
 from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.client import ClaimScope, Registry
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from registry.redis.client import CLAIM_TTL_S, LEASE_TTL_S, ClaimScope, Registry
+from registry.domain.pod import LEASE_TTL_S
+from registry.domain.reservation import CLAIM_TTL_S, ClaimScope
+from registry.redis.client import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,0 +1,104 @@
+"""The server-side script that runs batches of operations, and the parts of a pool's snapshot.
+
+Declarations of models are read beside the script. Lua 5.1 hashes only some 32 bytes of a string,
+and in these the specifications of many models agree: of 50,000, each would be compared with
+thousands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from registry.errors import RegistryRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from registry.redis.redis_connection import RedisConnection
+
+_SNAPSHOT_HASHES: Final = ("models", "previous", "failures", "profiles")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelVersions:
+    """Latest version of each channel: `changes` has every change, `news` leaves out counts."""
+
+    changes: int
+    news: int
+
+
+class ServerScript:
+    """The script for the keys of one pool."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        folder = resources.files("registry.redis") / "scripts"
+        parts = [part for part in folder.iterdir() if part.name.endswith(".lua")]
+        parts.sort(key=lambda part: part.name)
+        self._source = b"\n".join(part.read_bytes() for part in parts)
+        self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
+
+    async def load(self, connection: RedisConnection) -> None:
+        await connection.call("SCRIPT", "LOAD", self._source)
+
+    def run(
+        self,
+        connection: RedisConnection,
+        operations: bytes,
+        origin: str,
+        on_reply: Callable[[Any], None],
+        *reads: Sequence[str],
+    ) -> None:
+        """Run a batch, a JSON list of operations; a server without the script gets it again.
+
+        With `reads`, commands that see what the batch wrote and nothing later, `on_reply` gets the
+        replies of all in a list.
+        """
+        command = ("EVALSHA", self._sha, "1", self._prefix, operations, origin)
+
+        def send(on_reply: Callable[[Any], None]) -> None:
+            if reads:
+                connection.call_transaction(on_reply, command, *reads)
+            else:
+                connection.call_with_callback(on_reply, *command)
+
+        def load_if_missing(reply: Any) -> None:
+            if isinstance(reply, RegistryRefused) and reply.code == "NOSCRIPT":
+                connection.call_with_callback(_ignore, "SCRIPT", "LOAD", self._source)
+                send(on_reply)
+            else:
+                on_reply(reply)
+
+        send(load_if_missing)
+
+    def snapshot_reads(self) -> list[tuple[str, str]]:
+        """The commands that read what the script's `snapshot` leaves out."""
+        return [("HGETALL", self._prefix + name) for name in _SNAPSHOT_HASHES]
+
+
+def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
+    """Pods, models, samples, profiles and wanted pods, as `cluster_changes.load_snapshot` reads.
+
+    Args:
+        parts: The result of the script's `snapshot`.
+        hashes: The replies to `snapshot_reads`: names and values in turn.
+    """
+    pods, samples, wanted = parts
+    models, previous, failures, profiles = (_texts(each) for each in hashes)
+    records = [
+        (name, (spec, previous.get(name, False), failures.get(name, False)))
+        for name, spec in models.items()
+    ]
+    return [pods, records, samples, [each for pair in profiles.items() for each in pair], wanted]
+
+
+def _texts(pairs: Sequence[bytes]) -> dict[str, str]:
+    texts = [each.decode() for each in pairs]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _ignore(reply: Any) -> None:
+    del reply
