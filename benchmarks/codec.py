@@ -18,7 +18,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.quantiles import spread
-from runtime.wire.grpc_bodies import decode_message, encode_answer
+from runtime.wire.grpc_bodies import decode_message, encode_message
 from runtime.wire.tensors import numeric_tensor
 from runtime.wire.v2 import (
     LENGTH_HEADER,
@@ -89,9 +89,9 @@ def _ours(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
         "REST JSON, read": lambda: decode_request(as_json, None).inputs[0].data,
         "REST JSON, write": lambda: write(want_json),
         "gRPC raw, read": lambda: read_message(raw),
-        "gRPC raw, write": lambda: encode_answer([tensor], model_name="m", request=want_binary),
+        "gRPC raw, write": lambda: encode_message([tensor], model_name="m", request=want_binary),
         "gRPC typed, read": lambda: read_message(typed),
-        "gRPC typed, write": lambda: encode_answer([tensor], model_name="m", request=want_json),
+        "gRPC typed, write": lambda: encode_message([tensor], model_name="m", request=want_json),
     }
 
 

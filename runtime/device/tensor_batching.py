@@ -40,7 +40,7 @@ class Batching(Protocol):
     def max_rows(self) -> int | None:
         """Most items of one inference; None: what fits."""
 
-    def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs as they may join a batch; raises InvalidRequest for those that never could."""
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
@@ -75,7 +75,7 @@ class PaddedBatching:
     """Tokens that end a row of the output; what a row is padded with after its end is cut off."""
     max_rows: int | None = None
 
-    def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs as they may join a batch; raises InvalidRequest for those that never could."""
         if not any(tensor.name in self.needed for tensor in inputs):
             raise InvalidRequest(f"inference needs {list(self.needed)}, got {_names(inputs)}")

@@ -44,7 +44,7 @@ class ProcessorSharing:
         return self._given_s - mark_s
 
     @contextmanager
-    def taken(self) -> Iterator[DeviceShare]:
+    def measure(self) -> Iterator[DeviceShare]:
         """The share of what runs inside."""
         share, mark_s = DeviceShare(), self.enter()
         try:

@@ -121,7 +121,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
         tensors = await in_thread(self._threads, self.processor.preprocess, items)
-        return _Stage(self.processor.batching.checked(tensors), request)
+        return _Stage(self.processor.batching.validate(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
         """KServe's hook: inference on the device."""

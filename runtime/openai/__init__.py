@@ -1,1 +1,1 @@
-"""OpenAI's protocol at the pod: bodies, answers, errors, routes."""
+"""OpenAI's protocol at the pod: request bodies, response documents, endpoints, routes."""

@@ -9,89 +9,88 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
-from runtime.openai.answers import DONE, AnswerForm, TokenUsage
 from runtime.openai.requests import ChatBody, CompletionBody
+from runtime.openai.responses import DONE, CompletionFormat, TokenUsage
 from runtime.protocols.response import JSON, server_timing
 from runtime.serving.generation_service import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.openai.exchange import Call
-    from runtime.protocols.response import HttpResponse
+    from runtime.openai.endpoint import Call
+    from runtime.protocols.response import Headers, HttpResponse
     from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.generation_service import Delta, GenerationService, Opened
+    from runtime.serving.generation_service import Generation, GenerationService, TextDelta
     from runtime.serving.predict_service import PredictService
     from runtime.serving.remote_inference import RemoteInference
     from runtime.tasks.text_generation import TextGeneration
-    from runtime.wire.request_head import RequestHead
+
+    GenerationCall = Call[ChatBody] | Call[CompletionBody]
 
 COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; chat goes on to the end of the context."""
+"""OpenAI's default for completions; chat continues to the end of the context."""
 EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
-PASSED_ON = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
+FORWARDED = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
              "x-pilotlight-start", "server-timing")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRoute:
-    """Answers both endpoints."""
+    """Serves both endpoints."""
 
     service: PredictService
     generations: GenerationService
     catalog: ModelCatalog
-    peers: RemoteInference
+    remote: RemoteInference
 
-    async def answer(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
-        """Answer one request."""
+    async def serve(self, call: GenerationCall) -> None:
         if call.head.predict_address in {None, self.service.address}:
-            await self._answer_here(call.head, call.body, call.reply)
+            await self._generate(call)
         else:
             await self._forward(call)
 
-    # Here
+    async def _generate(self, call: GenerationCall) -> None:
+        """Respond; the end of the response is sent after the slot is free for a next request."""
+        is_chat = isinstance(call.body, ChatBody)
+        response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{call.head.id}"
+        form = CompletionFormat(is_chat, response_id, call.body.model, int(time.time()))
+        async with self.generations.open(call.head, _generation_request(call.body)) as generation:
+            writer = _ResponseWriter(generation, call.body, form, call.response)
+            await generation.run(writer.write)
+        await writer.finish()
 
-    async def _answer_here(
-        self, head: RequestHead, body: ChatBody | CompletionBody, reply: HttpResponse
-    ) -> None:
-        """The last of the answer leaves when the slot is free, so that a next request finds it."""
-        is_chat = isinstance(body, ChatBody)
-        identity = f"{'chatcmpl' if is_chat else 'cmpl'}-{head.id}"
-        form = AnswerForm(is_chat, identity, body.model, int(time.time()))
-        async with self.generations.open(head, _wish(body)) as opened:
-            answering = _Answering(opened, body, form, reply)
-            await opened.generation.run(answering.take)
-        await answering.finish()
-
-    # At another pod
-
-    async def _forward(self, call: Call[ChatBody] | Call[CompletionBody]) -> None:
-        head, reply = call.head, call.reply
+    async def _forward(self, call: GenerationCall) -> None:
+        """Respond with another pod's response, chunk by chunk."""
+        head, response = call.head, call.response
         if not await self.catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
-        path = f"/serving/{head.name.path_segment}/openai/v1/{name}"
+        path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
         async with (
-            self.service.admitted(head),
-            self.peers.forward(head, path, call.content) as answer,
+            self.service.in_flight.admit(head),
+            self.remote.forward(head, path, call.content) as remote,
         ):
-            kept = [(name, answer.headers[name]) for name in PASSED_ON if name in answer.headers]
-            pod = answer.headers.get("x-pilotlight-pod", "")
-            await reply.begin([*kept, ("x-pilotlight-predict-pod", pod)], answer.status_code)
-            async for piece in answer.aiter_raw():
-                await reply.piece(piece)
-        await reply.end()
+            kept = [(name, remote.headers[name]) for name in FORWARDED if name in remote.headers]
+            pod = remote.headers.get("x-pilotlight-pod", "")
+            await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status_code)
+            async for chunk in remote.aiter_raw():
+                await response.write(chunk)
+        await response.finish()
 
 
-class _Answering:
-    """Turns new text into an answer, whole or in events."""
+class _ResponseWriter:
+    """Turns the new text of all choices into a response, whole or in events."""
 
     def __init__(
-        self, opened: Opened, body: ChatBody | CompletionBody, form: AnswerForm, reply: HttpResponse
+        self,
+        generation: Generation,
+        body: ChatBody | CompletionBody,
+        form: CompletionFormat,
+        response: HttpResponse,
     ) -> None:
-        self._opened = opened
+        self._generation = generation
         self._form = form
-        self._reply = reply
+        self._response = response
         self._is_stream = bool(body.stream)
         self._wants_usage = body.wants_usage
         count = body.n or 1
@@ -99,48 +98,47 @@ class _Answering:
         self._finishes = [Finish.STOP] * count
         self._token_total = 0
         self._writing = asyncio.Lock()
-        """Choices are made side by side; the answer's head goes out before any of them."""
+        """Choices are generated concurrently; the response's head is sent before any of them."""
 
-    async def take(self, delta: Delta) -> None:
-        """Some more of a choice."""
+    async def write(self, delta: TextDelta) -> None:
         self._token_total += delta.token_count
         if not self._is_stream:
             self._texts[delta.index] += delta.text
             self._finishes[delta.index] = delta.finish or Finish.STOP
             return
         async with self._writing:
-            await self._write(delta)
+            await self._write_events(delta)
 
-    async def _write(self, delta: Delta) -> None:
-        events = self._form.chunk(
+    async def _write_events(self, delta: TextDelta) -> None:
+        events = self._form.delta_events(
             delta.index, delta.text, delta.finish, wants_usage=self._wants_usage
         )
-        if self._reply.status is None:
-            await self._reply.begin([*EVENTS, *_facts(self._opened)])
-            openings = [
-                self._form.opening(index, wants_usage=self._wants_usage)
+        if self._response.status is None:
+            await self._response.start([*EVENTS, *self._provenance_headers()])
+            first_events = [
+                self._form.first_event(index, wants_usage=self._wants_usage)
                 for index in range(len(self._texts))
             ]
-            events = b"".join(openings) + events
+            events = b"".join(first_events) + events
         if events:
-            await self._reply.piece(events)
+            await self._response.write(events)
 
     async def finish(self) -> None:
-        """Everything is made."""
-        usage = TokenUsage(self._opened.generation.prompt_tokens, self._token_total)
+        """Send the rest: all choices are complete."""
+        usage = TokenUsage(len(self._generation.prompt_ids), self._token_total)
         if self._is_stream:
             last = self._form.usage_event(usage) if self._wants_usage else b""
-            await self._reply.end(last + DONE)
+            await self._response.finish(last + DONE)
         else:
-            content = self._form.whole(self._texts, self._finishes, usage)
-            await self._reply.whole(content, [*JSON, *_facts(self._opened)])
+            content = self._form.response(self._texts, self._finishes, usage)
+            await self._response.send(content, [*JSON, *self._provenance_headers()])
+
+    def _provenance_headers(self) -> Headers:
+        generation = self._generation
+        return [("x-pilotlight-start", generation.start), server_timing(generation.stages)]
 
 
-def _facts(opened: Opened) -> list[tuple[str, str]]:
-    return [("x-pilotlight-start", opened.start), server_timing(opened.stages)]
-
-
-def _wish(body: ChatBody | CompletionBody) -> GenerationRequest:
+def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
     return GenerationRequest(
         prompt_ids=_prompt_ids(body),

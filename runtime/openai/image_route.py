@@ -1,59 +1,82 @@
-"""Images from texts: an inference like any other, with OpenAI's bodies around it."""
+"""`/openai/v1/images/generations`; imported with the first request for an image."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+import orjson
+from pydantic import Field
 
-from runtime.engines.images.image_requests import MOST_PIXELS, MOST_SEED
-from runtime.openai.answers import images
-from runtime.openai.requests import InvalidField
+from runtime.engines.images.image_requests import (
+    MAX_GUIDANCE,
+    MAX_IMAGES,
+    MAX_SEED,
+    MAX_SIDE,
+    MAX_STEPS,
+)
+from runtime.openai.requests import InvalidField, ModelBody
 from runtime.tasks.text_to_image import TextToImage
 from runtime.wire.tensors import bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.engines.images.image_requests import Sides
-    from runtime.openai.exchange import Call
-    from runtime.openai.inference import Inferences
-    from runtime.openai.requests import ImageBody
+    from runtime.engines.images.image_requests import SideLimits
+    from runtime.openai.endpoint import Call
+    from runtime.openai.inference_routes import Inferences
+    from runtime.openai.requests import Unsupported
     from runtime.wire.tensors import Tensor
+
+
+class ImageBody(ModelBody):
+    """The body; the fields below `size` are not OpenAI's."""
+
+    unsupported: ClassVar[Unsupported] = {
+        "response_format": ("b64_json",), "stream": (False,), "partial_images": (0,),
+        "output_format": ("png",), "output_compression": (100,), "background": ("auto", "opaque"),
+        "quality": ("auto", "standard"), "style": (),
+    }  # fmt: skip
+    prompt: str
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
+    size: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,4}x[0-9]{1,4})$")] | None = None
+    negative_prompt: str | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRoute:
-    """Answers the endpoint."""
+    """Serves the endpoint."""
 
     inferences: Inferences
 
-    async def answer(self, call: Call[ImageBody]) -> None:
-        """Answer one request."""
+    async def serve(self, call: Call[ImageBody]) -> None:
         processor = await self.inferences.processor(call.head, TextToImage, "make images")
         inputs = _inputs(call.body, processor.sides)
-
-        def write(outputs: Sequence[Tensor]) -> bytes:
-            (pictures,) = outputs
-            return images(
-                [picture.decode() for picture in pictures.data], created_s=int(time.time())
-            )
-
-        await self.inferences.answer(call.head, inputs, write, call.reply)
+        await self.inferences.serve(call, inputs, _encode)
 
 
-def _inputs(body: ImageBody, sides: Sides) -> list[Tensor]:
-    """A row for each image: its own seed, and one of what they share; raises InvalidField."""
+def _encode(outputs: Sequence[Tensor]) -> bytes:
+    """The response with one PNG image each in base64."""
+    (images,) = outputs
+    data = [{"b64_json": image.decode()} for image in images.data]
+    return orjson.dumps({"created": int(time.time()), "data": data, "output_format": "png"})
+
+
+def _inputs(body: ImageBody, sides: SideLimits) -> list[Tensor]:
+    """A row per image: its own seed, and the parameters that all share; raises InvalidField."""
     width, height = _size(body, sides)
-    first_seed = secrets.randbelow(MOST_SEED) if body.seed is None else body.seed
+    first_seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
     count = body.n or 1
     inputs = [
         bytes_tensor("prompt", [body.prompt.encode()] * count),
         numeric_tensor(
-            "seed", np.array([(first_seed + index) % (MOST_SEED + 1) for index in range(count)])
+            "seed", np.array([(first_seed + index) % (MAX_SEED + 1) for index in range(count)])
         ),
         numeric_tensor("width", np.array([width])),
         numeric_tensor("height", np.array([height])),
@@ -67,14 +90,14 @@ def _inputs(body: ImageBody, sides: Sides) -> list[Tensor]:
     return inputs
 
 
-def _size(body: ImageBody, sides: Sides) -> tuple[int, int]:
+def _size(body: ImageBody, sides: SideLimits) -> tuple[int, int]:
     if body.size in {None, "auto"}:
         return sides.default, sides.default
     width, height = (int(side) for side in str(body.size).split("x"))
     if not sides.allow(width) or not sides.allow(height):
         raise InvalidField(
             f"size must be WIDTHxHEIGHT, each a multiple of {sides.multiple} from"
-            f" {sides.multiple} to {MOST_PIXELS}, was {body.size!r}",
+            f" {sides.multiple} to {MAX_SIDE}, was {body.size!r}",
             param="size",
         )
     return width, height

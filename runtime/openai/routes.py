@@ -1,35 +1,32 @@
-"""OpenAI's routes at the pod, for models declared at any time.
+"""OpenAI's routes at the pod, for all declared models.
 
-The body's `model` names the model, as `name` or `namespace/name`; the gateway, which has decided
-that already, names it in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
+The body's `model` names the model, as `name` or `namespace/name`. The gateway sends requests with
+the model in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.errors import ModelNotFound
-from runtime.openai.answers import model_card, model_list
-from runtime.openai.embedding_route import EmbeddingRoute
-from runtime.openai.errors import openai_error
-from runtime.openai.exchange import Endpoint
+from runtime.openai.endpoint import Endpoint, parse_model_name
 from runtime.openai.generation_route import GenerationRoute
-from runtime.openai.image_route import ImageRoute
-from runtime.openai.inference import Inferences
-from runtime.openai.naming import model_named
-from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
-from runtime.protocols.response import error_answer
+from runtime.openai.inference_routes import EmbeddingRoute, Inferences
+from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
+from runtime.openai.responses import model_card, model_list, openai_error
+from runtime.protocols.response import error_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from runtime.loading.processors import Processors
     from runtime.registration.model_catalog import ModelCatalog
@@ -42,49 +39,60 @@ PREFIX = "/openai/v1"
 
 
 @dataclass(frozen=True, slots=True)
+class _ImageEndpoint:
+    """Imports the optional image generation with its first request."""
+
+    settings: RuntimeSettings
+    inferences: Inferences
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from runtime.openai.image_route import ImageBody, ImageRoute
+
+        endpoint = Endpoint(self.settings, ImageBody, ImageRoute(self.inferences).serve)
+        await endpoint(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
 class OpenAIRoutes:
-    """Everything under `/openai/v1`."""
+    """All routes under `/openai/v1`."""
 
     settings: RuntimeSettings
     service: PredictService
     generations: GenerationService
     processors: Processors
     catalog: ModelCatalog
-    peers: RemoteInference
+    remote: RemoteInference
 
     def table(self) -> list[Route]:
-        """The routes."""
-        generation = GenerationRoute(self.service, self.generations, self.catalog, self.peers)
-        inferences = Inferences(
-            self.service, self.processors, self.catalog, self.generations.threads
-        )
-        endpoints: Mapping[str, Endpoint[Any]] = {
-            "chat/completions": Endpoint(self.settings, ChatBody, generation.answer),
-            "completions": Endpoint(self.settings, CompletionBody, generation.answer),
-            "embeddings": Endpoint(self.settings, EmbeddingBody, EmbeddingRoute(inferences).answer),
-            "images/generations": Endpoint(self.settings, ImageBody, ImageRoute(inferences).answer),
+        settings = self.settings
+        generation = GenerationRoute(self.service, self.generations, self.catalog, self.remote)
+        inferences = Inferences(self.service, self.processors, self.catalog)
+        endpoints: Mapping[str, ASGIApp] = {
+            "chat/completions": Endpoint(settings, ChatBody, generation.serve),
+            "completions": Endpoint(settings, CompletionBody, generation.serve),
+            "embeddings": Endpoint(settings, EmbeddingBody, EmbeddingRoute(inferences).serve),
+            "images/generations": _ImageEndpoint(settings, inferences),
         }
         return [
             Route(f"{PREFIX}/models", self._models, methods=["GET"]),
             Route(f"{PREFIX}/models/{{model:path}}", self._model, methods=["GET"]),
             *(
-                Route(f"{prefix}/{call}", endpoint, methods=["POST"])
+                Route(f"{prefix}/{path}", endpoint, methods=["POST"])
                 for prefix in (PREFIX, f"/serving/{{model}}{PREFIX}")
-                for call, endpoint in endpoints.items()
+                for path, endpoint in endpoints.items()
             ),
         ]
 
     async def _models(self, request: Request) -> Response:
-        """All declared models: each can be asked for, cold if need be."""
+        """All declared models: requests may name each of them, warm or cold."""
         del request
         return Response(model_list(self.catalog.names()), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
-        """One declared model."""
-        name = model_named(request.path_params["model"])
+        name = parse_model_name(request.path_params["model"])
         if self.catalog.record(name) is None:
             error = ModelNotFound(f"model {name} is not declared")
-            status, content, headers = error_answer(error, openai_error)
+            status, content, headers = error_response(error, openai_error)
             return Response(content, status, headers=dict(headers))
         return Response(
             orjson.dumps(model_card(name)), HTTPStatus.OK, media_type="application/json"

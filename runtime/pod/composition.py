@@ -26,7 +26,7 @@ from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.model_sync import ModelSync
 from runtime.profiling.profiler import Profiler
 from runtime.profiling.stored import Profiles
-from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
+from runtime.protocols.grpc_server import GrpcServer
 from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
@@ -37,7 +37,8 @@ from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health
-from runtime.serving.predict_service import PodIdentity, PredictService
+from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
 from runtime.serving.single_model import SingleModel, single_model_spec
 from runtime.storage.bandwidth import Bandwidth
@@ -68,7 +69,7 @@ class PodContext:
     settings: RuntimeSettings
     port: int
     registry: Registry
-    peers: RemoteInference
+    remote: RemoteInference
     device: DeviceWorker
     memory: DeviceMemory
     host: HostTier
@@ -111,7 +112,7 @@ class PodComponents:
     store: ModelStore
     server: PodServer
     grpc_server: GrpcServer
-    one_model: SingleModel | None
+    single_model: SingleModel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,9 @@ def assemble(ground: PodContext) -> PodComponents:
     )
     end_notifier = InferenceEndNotifier(loading.agent)
     service = _service(ground, loading, end_notifier)
-    one_model = _one_model(ground, loading)
-    health = Health(loading.agent, service, ground.device, one_model)
-    server, grpc_server = _servers(ground, loading, service, end_notifier, profiles, health)
+    single_model = _single_model(ground, loading)
+    health = Health(loading.agent, service.in_flight, ground.device, single_model)
+    server, grpc_server = _servers(ground, loading, service, profiles, health)
     return PodComponents(
         watch=loading.watch,
         agent=loading.agent,
@@ -165,11 +166,11 @@ def assemble(ground: PodContext) -> PodComponents:
         store=loading.store,
         server=server,
         grpc_server=grpc_server,
-        one_model=one_model,
+        single_model=single_model,
     )
 
 
-def _one_model(ground: PodContext, loading: _Loading) -> SingleModel | None:
+def _single_model(ground: PodContext, loading: _Loading) -> SingleModel | None:
     settings = ground.settings
     if not settings.model_name:
         return None
@@ -256,11 +257,15 @@ def _service(
 ) -> PredictService:
     info = ground.info
     return PredictService(
-        PodIdentity(info.name, info.address, info.slots),
+        info.name,
+        info.address,
+        in_flight=InFlightRequests(
+            info.name, slots=info.slots, allow_simulated_work=ground.settings.allow_simulated_work
+        ),
         catalog=loading.catalog,
         coordinator=loading.coordinator,
         processors=loading.processors,
-        peers=ground.peers,
+        remote=ground.remote,
         end_notifier=end_notifier,
         measurements=loading.measurements,
         threads=ground.request_threads,
@@ -271,32 +276,32 @@ def _servers(
     ground: PodContext,
     loading: _Loading,
     service: PredictService,
-    end_notifier: InferenceEndNotifier,
     profiles: Profiles,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
     """Every protocol that the pod speaks, over the same service."""
     settings, catalog, coordinator = ground.settings, loading.catalog, loading.coordinator
-    repository = Repository(catalog, coordinator, loading.store, loading.processors, service)
+    repository = Repository(
+        catalog, coordinator, loading.store, loading.processors, service.in_flight
+    )
     calls = InferenceService(
         service,
         repository,
         health,
         threads=ground.request_threads,
         pod_name=settings.name,
-        allow_simulated_work=settings.allow_simulated_work,
     )
     generations = GenerationService(
         service,
         catalog=catalog,
-        coordinator=coordinator,
-        end_notifier=end_notifier,
         measurements=loading.measurements,
         threads=ground.request_threads,
         limits=settings.generation_limits,
-        shared=ProcessorSharing(time.monotonic),
+        device_time=ProcessorSharing(time.monotonic),
     )
-    openai = OpenAIRoutes(settings, service, generations, loading.processors, catalog, ground.peers)
+    openai = OpenAIRoutes(
+        settings, service, generations, loading.processors, catalog, ground.remote
+    )
     profiler = Profiler(
         coordinator=coordinator,
         device=ground.device,
@@ -305,8 +310,9 @@ def _servers(
     )
     routes = Routes(settings, service, repository, health)
     table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
-    limits = GrpcLimits(settings.max_body_bytes, settings.slots)
-    return PodServer(loading.store, table), GrpcServer(calls.handler(), limits)
+    return PodServer(loading.store, table), GrpcServer(
+        calls.handler(), max_body_bytes=settings.max_body_bytes, slots=settings.slots
+    )
 
 
 def _follower(ground: PodContext, loading: _Loading) -> ModelSync:

@@ -18,7 +18,7 @@ from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodContext, assemble
-from runtime.protocols.server import LONGEST_CLOSE_S, listen
+from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.serving.remote_inference import RemoteInference
 from runtime.threads import in_thread
 from runtime.tiers.disk_watch import watch_disk
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 ABANDON_S = 1.0
 """How long abandoned requests may take to say so to their clients."""
-LAST_S = LONGEST_CLOSE_S + 3.0
+LAST_S = CLOSE_TIMEOUT_S + 3.0
 """From the end of the drain to the end of the process, whatever hangs in it."""
 
 
@@ -68,7 +68,7 @@ class _PodLife:
             loop.add_signal_handler(number, self._stop.set)
         settings = self._settings
         registry = Registry(settings.redis_url, settings.pool)
-        peers = RemoteInference()
+        remote = RemoteInference()
         device = DeviceWorker(
             threads=settings.threads,
             max_queued=settings.device_queue,
@@ -81,7 +81,7 @@ class _PodLife:
                     settings,
                     self._listener.getsockname()[1],
                     registry,
-                    peers,
+                    remote,
                     device,
                     self._memory,
                     self._host,
@@ -103,8 +103,8 @@ class _PodLife:
                     parts.profiles.run(),
                 ):
                     tasks.create_task(work)
-                if parts.one_model is not None:
-                    tasks.create_task(parts.one_model.run())
+                if parts.single_model is not None:
+                    tasks.create_task(parts.single_model.run())
                 serving = tasks.create_task(parts.server.serve(self._listener))
                 await self._stop.wait()
                 self._end_at_last()
@@ -114,7 +114,7 @@ class _PodLife:
         except* _PodStopped:
             logger.info("stopped")
         finally:
-            await peers.close()
+            await remote.close()
             await registry.close()
             device.close()
             self._memory.close()
@@ -131,19 +131,19 @@ class _PodLife:
     async def _shut_down(self, parts: PodComponents) -> None:
         """Take no more, finish what runs, leave the registry, unload, close."""
         logger.info("draining")
-        parts.service.is_draining = True
+        parts.service.in_flight.is_draining = True
         await parts.agent.drain()
         if not await _is_idle(parts.service, self._settings.drain_timeout):
             logger.warning(
                 "requests left unfinished", extra={"after_s": self._settings.drain_timeout}
             )
-            parts.service.abandon()
+            parts.service.in_flight.cancel_all()
             await _is_idle(parts.service, ABANDON_S)
         await parts.agent.leave()
         for key in parts.store.model_keys():
             await parts.store.retire(key, "shutdown")
         parts.server.close()
-        await parts.grpc_server.stop(LONGEST_CLOSE_S)
+        await parts.grpc_server.stop(CLOSE_TIMEOUT_S)
         await in_thread(self._request_threads, parts.cache.close)
 
 
@@ -151,7 +151,7 @@ async def _is_idle(service: PredictService, patience_s: float) -> bool:
     """Whether all requests are answered, now or within `patience_s`."""
     try:
         async with asyncio.timeout(patience_s):
-            await service.wait_idle()
+            await service.in_flight.wait_idle()
     except TimeoutError:
         return False
     return True

@@ -1,1 +1,1 @@
-"""What is spoken to a pod: V1, V2, gRPC, and the tensors they carry."""
+"""The protocols of a pod's servers: V1 and V2 over HTTP, V2 over gRPC, KServe's own routes."""

@@ -1,4 +1,4 @@
-"""The client of one HTTP request on ASGI: its body within a limit, and work while it stays."""
+"""The client of one HTTP request on ASGI: reads its body within a limit, notices if it leaves."""
 
 from __future__ import annotations
 
@@ -15,37 +15,33 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class ClientLeft(Exception):
-    """The client closed its connection; nobody reads an answer."""
+class ClientDisconnected(Exception):
+    """The client closed its connection; nobody reads a response."""
 
 
-async def read_body_of(headers: Mapping[str, str], receive: Receive, most_bytes: int) -> bytes:
-    """The whole body of a request with these headers, refused before more than the limit is held.
+async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+    """The whole body of a request; at most `max_bytes` of it are held in memory.
 
-    Raises BodyTooLarge, InvalidRequest, ClientGone.
+    Raises BodyTooLarge, InvalidRequest, ClientDisconnected.
     """
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise InvalidRequest(
             f"header content-encoding must be absent or identity, was {encoding[:40]!r}:"
-            " send the body as it is"
+            " send the body uncompressed"
         )
     declared = headers.get("content-length")
-    if declared is not None and int(declared) > most_bytes:
-        raise _too_large(most_bytes, f"{declared} bytes")
-    return await _read_whole(receive, most_bytes)
-
-
-async def _read_whole(receive: Receive, most_bytes: int) -> bytes:
+    if declared is not None and int(declared) > max_bytes:
+        raise _too_large(max_bytes, f"{declared} bytes")
     chunks, total = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         chunk = message.get("body", b"")
         total += len(chunk)
-        if total > most_bytes:
-            raise _too_large(most_bytes, f"{total} bytes and more")
+        if total > max_bytes:
+            raise _too_large(max_bytes, f"{total} bytes or more")
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
@@ -54,26 +50,26 @@ async def _read_whole(receive: Receive, most_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _too_large(most_bytes: int, seen: str) -> BodyTooLarge:
-    return BodyTooLarge(f"the body may have {most_bytes} bytes, has {seen}")
+def _too_large(max_bytes: int, seen: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the body may have {max_bytes} bytes, has {seen}")
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
-    """Do the work; raises ClientGone, the work cancelled and over, when the client leaves."""
+    """The result of `work`; if the client disconnects, cancels it and raises ClientDisconnected."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    disconnected = asyncio.ensure_future(_wait_disconnected(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientLeft
+            raise ClientDisconnected
         return await task
     finally:
-        for each in (gone, task):
+        for each in (disconnected, task):
             if not each.done():
                 each.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)
+        await asyncio.gather(disconnected, task, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,8 @@
-"""The Open Inference Protocol over gRPC: KServe's service, on the code that HTTP uses.
+"""The Open Inference Protocol over gRPC: KServe's service, on the code of the HTTP routes.
 
-KServe's own servicer fails every load and unload, and answers many errors as UNKNOWN. Messages
-come and go as bytes here, so that a malformed one is INVALID_ARGUMENT and a large one is read
-beside the event loop. A call that its client cancels is cancelled, which frees its slot.
+KServe's own servicer fails every load and unload, and reports many errors as UNKNOWN. Handlers take
+and return bytes here, so that a malformed message is INVALID_ARGUMENT and a large one is decoded in
+a thread. A call that its client cancels is cancelled here, which frees its slot.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from runtime.errors import InvalidRequest, RuntimePackageError
 from runtime.metrics import REQUESTS
-from runtime.protocols.response import answer_status, error_headers, provenance_headers, stage_of
+from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import ReadBody, WireProtocol
-from runtime.wire.grpc_bodies import decode_message, parse
-from runtime.wire.request_head import RequestHead, read_head
+from runtime.wire.bodies import RequestBody, WireProtocol
+from runtime.wire.grpc_bodies import decode_message, parse_message
+from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -54,11 +54,11 @@ CODE_OF: Mapping[int, grpc.StatusCode] = {
     HTTPStatus.INSUFFICIENT_STORAGE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """The gRPC code of an HTTP status; INTERNAL for all others."""
-MOST_DETAILS = 1000
-"""Longest message of an error: it travels in a header, which gRPC bounds at 8 KiB."""
-LONGEST_NAME = 512
+MAX_DETAIL_CHARACTERS = 1000
+"""Of an error's message: it is sent in a header, which gRPC limits to 8 KiB."""
+MAX_NAME_CHARACTERS = 512
 TRITON_NAME_FIELD = 2
-"""Triton's clients put the name of a model to load where KServe's message has no field."""
+"""Triton's clients send the name of a model to load in a field that KServe's message lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,20 @@ class _Call:
 
     model: str
     version: str
-    body: ReadBody
+    body: RequestBody
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An error on its way to the client."""
+    """An error as a gRPC status."""
 
     status: int
-    details: str
+    detail: str
     metadata: tuple[tuple[str, str], ...] = ()
 
 
 class InferenceService:
-    """All methods of the service."""
+    """All methods of the service. Each takes and returns a serialised message."""
 
     def __init__(
         self,
@@ -90,17 +90,14 @@ class InferenceService:
         *,
         threads: Executor,
         pod_name: str,
-        allow_simulated_work: bool,
     ) -> None:
         self._service = service
         self._repository = repository
         self._health = health
         self._threads = threads
         self._pod_name = pod_name
-        self._allow_simulated_work = allow_simulated_work
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server calls."""
         methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -114,15 +111,15 @@ class InferenceService:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: grpc.unary_unary_rpc_method_handler(self._answering(name, method))
+                name: grpc.unary_unary_rpc_method_handler(self._with_errors(name, method))
                 for name, method in methods.items()
             },
         )
 
-    def _answering(self, name: str, method: Method) -> Method:
+    def _with_errors(self, name: str, method: Method) -> Method:
         """The method, with errors as status codes."""
 
-        async def answer(content: bytes, context: Context) -> bytes:
+        async def handle(content: bytes, context: Context) -> bytes:
             try:
                 return await method(content, context)
             except Exception as error:
@@ -133,36 +130,36 @@ class InferenceService:
                 ).inc()
             aborted: bytes = await context.abort(  # which raises
                 CODE_OF.get(refusal.status, grpc.StatusCode.INTERNAL),
-                refusal.details[:MOST_DETAILS],
+                refusal.detail[:MAX_DETAIL_CHARACTERS],
                 (*refusal.metadata, ("x-pilotlight-pod", self._pod_name)),
             )
             return aborted
 
-        return answer
+        return handle
 
     # Health and metadata
 
     async def _server_live(self, content: bytes, context: Context) -> bytes:
         del context
-        parse(messages.ServerLiveRequest, content)
-        return _sent(messages.ServerLiveResponse(live=self._health.is_live))
+        parse_message(messages.ServerLiveRequest, content)
+        return _serialized(messages.ServerLiveResponse(live=self._health.is_live))
 
     async def _server_ready(self, content: bytes, context: Context) -> bytes:
         del context
-        parse(messages.ServerReadyRequest, content)
-        return _sent(messages.ServerReadyResponse(ready=self._health.is_ready))
+        parse_message(messages.ServerReadyRequest, content)
+        return _serialized(messages.ServerReadyResponse(ready=self._health.is_ready))
 
     async def _model_ready(self, content: bytes, context: Context) -> bytes:
         del context
-        request = parse(messages.ModelReadyRequest, content)
+        request = parse_message(messages.ModelReadyRequest, content)
         model = _checked_name(request.name)
         is_ready = await self._repository.is_ready(model, request.version)
-        return _sent(messages.ModelReadyResponse(ready=is_ready))
+        return _serialized(messages.ModelReadyResponse(ready=is_ready))
 
     async def _server_metadata(self, content: bytes, context: Context) -> bytes:
         del context
-        parse(messages.ServerMetadataRequest, content)
-        return _sent(
+        parse_message(messages.ServerMetadataRequest, content)
+        return _serialized(
             messages.ServerMetadataResponse(
                 name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
             )
@@ -170,9 +167,9 @@ class InferenceService:
 
     async def _model_metadata(self, content: bytes, context: Context) -> bytes:
         del context
-        request = parse(messages.ModelMetadataRequest, content)
+        request = parse_message(messages.ModelMetadataRequest, content)
         metadata = await self._repository.metadata(_checked_name(request.name), request.version)
-        return _sent(
+        return _serialized(
             messages.ModelMetadataResponse(
                 name=metadata.name,
                 versions=metadata.versions,
@@ -186,73 +183,75 @@ class InferenceService:
 
     async def _load(self, content: bytes, context: Context) -> bytes:
         del context
-        model = _name_to_load(parse(messages.RepositoryModelLoadRequest, content))
+        model = _name_to_load(parse_message(messages.RepositoryModelLoadRequest, content))
         await self._repository.load(model)
-        return _sent(messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True))
+        return _serialized(messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True))
 
     async def _unload(self, content: bytes, context: Context) -> bytes:
         del context
-        model = _name_to_load(parse(messages.RepositoryModelUnloadRequest, content))
+        model = _name_to_load(parse_message(messages.RepositoryModelUnloadRequest, content))
         await self._repository.unload(model)
-        return _sent(messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True))
+        return _serialized(
+            messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
+        )
 
     # Inference
 
     async def _model_infer(self, content: bytes, context: Context) -> bytes:
         metadata = _metadata_of(context)
-        call = await self._read(content)
-        head = self._head(call, metadata, context.time_remaining())
-        self._service.check_open(head)
+        call = await self._decode(content)
+        head = self._parse_head(call, metadata, context.time_remaining())
+        self._service.in_flight.check_admission(head)
         if call.version:
             spec = await self._repository.find(call.model, call.version)
             head = replace(head, generation=spec.generation)
         try:
-            answer = await self._service.answer(head, WireProtocol.GRPC_V2, call.body)
+            response = await self._service.predict(head, WireProtocol.GRPC_V2, call.body)
         except asyncio.CancelledError:
             REQUESTS.labels(stage=stage_of(metadata), status="gone").inc()
             raise
         REQUESTS.labels(stage=stage_of(metadata), status=str(int(HTTPStatus.OK))).inc()
         context.set_trailing_metadata(
             (
-                *provenance_headers(answer),
+                *provenance_headers(response),
                 ("x-pilotlight-pod", self._pod_name),
                 ("x-request-id", head.id),
             )
         )
-        return answer.body.content
+        return response.body.content
 
-    async def _read(self, content: bytes) -> _Call:
+    async def _decode(self, content: bytes) -> _Call:
         if len(content) <= SMALL_BODY_BYTES:
-            return _read_call(content)
-        return await in_thread(self._threads, _read_call, content)
+            return _decode_call(content)
+        return await in_thread(self._threads, _decode_call, content)
 
-    def _head(
+    def _parse_head(
         self, call: _Call, metadata: Mapping[str, str], remaining_s: float | None
     ) -> RequestHead:
-        """The request's head; the earlier of the client's deadlines counts."""
-        head = read_head(call.model, metadata, allow_simulated_work=self._allow_simulated_work)
+        """The request's head with the earlier of the client's two deadlines."""
+        head = parse_request_head(call.model, metadata)
         if remaining_s is None:
             return head
         deadline_s = time.monotonic() + remaining_s
         return replace(head, deadline_s=min(deadline_s, head.deadline_s or math.inf))
 
 
-def _read_call(content: bytes) -> _Call:
-    message = parse(messages.ModelInferRequest, content)
-    body = ReadBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
+def _decode_call(content: bytes) -> _Call:
+    message = parse_message(messages.ModelInferRequest, content)
+    body = RequestBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
     return _Call(_checked_name(message.model_name), message.model_version, body)
 
 
 def _checked_name(name: str) -> str:
-    if not 0 < len(name) <= LONGEST_NAME:
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise InvalidRequest(
-            f"the model's name must have 1 to {LONGEST_NAME} characters, has {len(name)}"
+            f"the model's name must have 1 to {MAX_NAME_CHARACTERS} characters, has {len(name)}"
         )
     return name
 
 
 def _name_to_load(request: Any) -> str:
-    """The model of a load or unload request, in KServe's field or in Triton's."""
+    """The model of a load or unload request, from KServe's field or from Triton's."""
     name = str(request.model_name)
     for field in UnknownFieldSet(request):
         if not name and field.field_number == TRITON_NAME_FIELD and isinstance(field.data, bytes):
@@ -261,18 +260,18 @@ def _name_to_load(request: Any) -> str:
 
 
 def _metadata_of(context: Context) -> dict[str, str]:
-    """The call's metadata as headers; binary ones are not for us."""
+    """The call's metadata as headers, without binary values."""
     pairs = context.invocation_metadata() or ()
     return {str(name): value for name, value in pairs if isinstance(value, str)}
 
 
 def _refusal(error: Exception) -> _Refusal:
     if not isinstance(error, (RuntimePackageError, RemoteRefused)):
-        logger.error("call broke", exc_info=error)
+        logger.error("call failed with an unexpected error", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
-    return _Refusal(answer_status(error), str(error), tuple(error_headers(error)))
+    return _Refusal(error_status(error), str(error), tuple(error_headers(error)))
 
 
-def _sent(message: Any) -> bytes:
+def _serialized(message: Any) -> bytes:
     content: bytes = message.SerializeToString()
     return content

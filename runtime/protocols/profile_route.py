@@ -1,4 +1,4 @@
-"""`POST /v2/models/{model}/profile`: take a model's profile at this pod."""
+"""`POST /v2/models/{model}/profile`: profile a model at this pod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import Route
 from registry.domain.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan
-from runtime.protocols.routes import read_order, refused
+from runtime.protocols.routes import error_as_response, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
     from runtime.profiling.profiler import Profiler
     from runtime.registration.model_catalog import ModelCatalog
 
-MOST = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}
+MAXIMA = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}
 
 
 def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
-    """The route; its body may hold `most_rows`, `tokens` and `repeats`."""
+    """The route; its body may hold the fields of `ProfilePlan`."""
 
-    async def answer(request: Request) -> Response:
+    async def handle(request: Request) -> Response:
         try:
-            plan = read_plan(await read_order(request))
+            plan = parse_plan(await read_json(request))
             name = ModelName.from_path_segment(request.path_params["model"])
             profile = await profiler.profile(await catalog.find(name, None), plan)
         except RuntimePackageError as error:
-            return refused(error)
+            return error_as_response(error)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
-            return refused(InferenceFailed(f"the model cannot be profiled: {error}"))
-        return Response(orjson.dumps(document_of(profile)), media_type="application/json")
+            return error_as_response(InferenceFailed(f"the model cannot be profiled: {error}"))
+        return Response(orjson.dumps(to_document(profile)), media_type="application/json")
 
-    return Route("/v2/models/{model}/profile", answer, methods=["POST"])
+    return Route("/v2/models/{model}/profile", handle, methods=["POST"])
 
 
-def read_plan(given: Mapping[str, Any]) -> ProfilePlan:
-    """The plan a body asks for; an empty one asks for the usual. Raises InvalidRequest."""
+def parse_plan(body: Mapping[str, Any]) -> ProfilePlan:
+    """The plan of a request body; raises InvalidRequest."""
     known = [field.name for field in fields(ProfilePlan)]
-    for name, value in given.items():
+    for name, value in body.items():
         if name not in known:
             raise InvalidRequest(f"the body may hold {', '.join(known)}, held {name!r}")
-        if type(value) is not int or not 1 <= value <= MOST[name]:
-            raise InvalidRequest(f"{name!r} must be 1 to {MOST[name]}, was {value!r}")
-    return ProfilePlan(**given)
+        if type(value) is not int or not 1 <= value <= MAXIMA[name]:
+            raise InvalidRequest(f"{name!r} must be 1 to {MAXIMA[name]}, was {value!r}")
+    return ProfilePlan(**body)
 
 
-def document_of(profile: Profile) -> dict[str, Any]:
-    """A profile as JSON, with what follows from it."""
+def to_document(profile: Profile) -> dict[str, Any]:
+    """A profile as JSON, with its throughput and best batch size."""
     points = [
         {**asdict(point), "rows_per_s": round(point.rows_per_s, 2)} for point in profile.points
     ]

@@ -1,6 +1,6 @@
-"""The answer to one HTTP request on ASGI: out whole or piece by piece, errors in a protocol's form.
+"""The response to one HTTP request on ASGI: sent whole or in chunks, errors in a protocol's form.
 
-What all inference protocols do alike: headers, timings, which error becomes which answer, counting.
+Shared by all protocols: headers, timings, the response to each error, metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 
 from runtime.errors import InferenceFailed, RuntimePackageError, status_of
 from runtime.metrics import REQUESTS
-from runtime.protocols.client import ClientLeft
+from runtime.protocols.client import ClientDisconnected
 from runtime.serving.remote_inference import RemoteRefused
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope, Send
 
     from registry.domain.pod import Stage
-    from runtime.serving.predict_service import PredictAnswer
+    from runtime.serving.predict_request import PredictResponse
 
 logger = logging.getLogger(__name__)
 
@@ -34,32 +34,32 @@ JSON = [("content-type", "application/json")]
 
 Failure = RuntimePackageError | RemoteRefused
 ErrorForm = Callable[[Failure], object]
-"""How a protocol writes an error: its JSON document."""
+"""The JSON document of an error in some protocol."""
 
 
 def kserve_error(error: Failure) -> object:
-    """V1's and V2's form."""
+    """The form of V1 and V2."""
     return {"error": str(error)}
 
 
 class HttpResponse:
-    """The answer to one request."""
+    """The response to one request."""
 
     def __init__(self, send: Send, headers: Sequence[tuple[str, str]], form: ErrorForm) -> None:
         self._send = send
         self._headers = list(headers)
         self._form = form
         self.status: HTTPStatus | None = None
-        """The status that was sent; None: nothing was."""
+        """The status that was sent; None before the head was sent."""
 
-    async def whole(
+    async def send(
         self, content: bytes, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK
     ) -> None:
-        """Answer at once."""
-        await self.begin([*headers, ("content-length", str(len(content)))], status)
-        await self.end(content)
+        """Send the whole response."""
+        await self.start([*headers, ("content-length", str(len(content)))], status)
+        await self.finish(content)
 
-    async def begin(self, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK) -> None:
+    async def start(self, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK) -> None:
         """Send the head."""
         self.status = HTTPStatus(status)
         raw = [
@@ -70,42 +70,41 @@ class HttpResponse:
             {"type": "http.response.start", "status": int(self.status), "headers": raw}
         )
 
-    async def piece(self, content: bytes) -> None:
-        """Send some of the body; returns when the client keeps up."""
+    async def write(self, content: bytes) -> None:
+        """Send a chunk of the body; waits while the client reads too slowly."""
         await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
-    async def end(self, content: bytes = b"") -> None:
-        """Send the last of the body."""
+    async def finish(self, content: bytes = b"") -> None:
+        """Send the last chunk of the body."""
         await self._send({"type": "http.response.body", "body": content})
 
     async def fail(self, error: Failure) -> None:
-        """Answer with an error; inside a stream, as its last event."""
+        """Send an error; within a stream, as its last event."""
         if self.status is None:
-            status, content, headers = error_answer(error, self._form)
-            await self.whole(content, headers, status)
+            status, content, headers = error_response(error, self._form)
+            await self.send(content, headers, status)
         else:
-            await self.end(event(self._form(error)))
+            await self.finish(server_sent_event(self._form(error)))
 
 
-async def answer_or_fail(
-    reply: HttpResponse, stage: str, work: Coroutine[object, object, None]
+async def respond(
+    response: HttpResponse, stage: str, work: Coroutine[object, object, None]
 ) -> None:
-    """Do the work; whatever it raises becomes the answer, and the outcome is counted."""
+    """Run `work`, send its error as the response, and count the request."""
     try:
         await work
-    except ClientLeft:
+    except ClientDisconnected:
         REQUESTS.labels(stage=stage, status="gone").inc()
         return
     except (RuntimePackageError, RemoteRefused) as error:
-        await reply.fail(error)
+        await response.fail(error)
     except Exception as error:
-        logger.exception("request broke")
-        await reply.fail(InferenceFailed(repr(error)))
-    REQUESTS.labels(stage=stage, status=str(int(reply.status or 0))).inc()
+        logger.exception("request failed with an unexpected error")
+        await response.fail(InferenceFailed(repr(error)))
+    REQUESTS.labels(stage=stage, status=str(int(response.status or 0))).inc()
 
 
-def event(document: object) -> bytes:
-    """A server-sent event."""
+def server_sent_event(document: object) -> bytes:
     return b"data: " + orjson.dumps(document) + b"\n\n"
 
 
@@ -118,12 +117,12 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def stage_of(headers: Mapping[str, str]) -> str:
-    """Whether a request came from a client or, for the inference stage alone, from a pod."""
+    """`infer` for a request from another pod, for its inference stage alone; else `entry`."""
     return "infer" if "x-pilotlight-stage" in headers else "entry"
 
 
 def common_headers(pod: str, headers: Mapping[str, str]) -> Headers:
-    """What every answer to a request with these headers carries."""
+    """Headers of every response to a request with these headers."""
     common = [("x-pilotlight-pod", pod)]
     if request_id := headers.get("x-request-id"):
         common.append(("x-request-id", request_id))
@@ -131,35 +130,34 @@ def common_headers(pod: str, headers: Mapping[str, str]) -> Headers:
 
 
 def server_timing(stages: Mapping[Stage, float]) -> tuple[str, str]:
-    """The header that tells each stage's time; `stages` in seconds."""
+    """The header with each stage's time; `stages` in seconds."""
     timings = (f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in stages.items())
     return "server-timing", ", ".join(timings)
 
 
-def provenance_headers(answer: PredictAnswer) -> Headers:
-    """How an answer came about."""
+def provenance_headers(response: PredictResponse) -> Headers:
     return [
-        ("x-pilotlight-predict-pod", answer.predict_pod),
-        ("x-pilotlight-start", answer.start),
-        server_timing(answer.stages),
+        ("x-pilotlight-predict-pod", response.predict_pod),
+        ("x-pilotlight-start", response.start),
+        server_timing(response.stages),
     ]
 
 
 # Errors
 
 
-def error_answer(error: Failure, form: ErrorForm = kserve_error) -> tuple[int, bytes, Headers]:
+def error_response(error: Failure, form: ErrorForm = kserve_error) -> tuple[int, bytes, Headers]:
     """Status, body and headers of an error."""
-    return answer_status(error), orjson.dumps(form(error)), [*JSON, *error_headers(error)]
+    return error_status(error), orjson.dumps(form(error)), [*JSON, *error_headers(error)]
 
 
-def answer_status(error: Failure) -> int:
-    """The status an error is answered with; of another pod's, its own."""
+def error_status(error: Failure) -> int:
+    """The HTTP status of an error; another pod's error keeps its own."""
     return error.status if isinstance(error, RemoteRefused) else status_of(error)
 
 
 def error_headers(error: Failure) -> Headers:
-    """What a client, or the gateway, is told beside the message."""
+    """Whether the request was executed, and when to try again, for clients and the gateway."""
     if isinstance(error, RemoteRefused):
         return list(error.headers.items())
     headers = []

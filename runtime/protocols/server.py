@@ -1,7 +1,7 @@
-"""The HTTP server: KServe's, with our routes first, on a socket of our own, without log lines.
+"""The HTTP server: KServe's, with the pod's routes first, on the pod's own socket.
 
-KServe's server binds 0.0.0.0, takes the process's signals and logs four lines for each request;
-these are the places where that is undone.
+KServe's server binds 0.0.0.0, handles the process's signals and logs four lines for each request;
+this module overrides all three.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from runtime.loading.model_store import ModelStore
 
 KEEP_ALIVE_S = 65
-LONGEST_CLOSE_S = 5
+CLOSE_TIMEOUT_S = 5
 BACKLOG = 1024
 
 
 class QuietServer(uvicorn.Server):
-    """Uvicorn that leaves signals to the pod."""
+    """Uvicorn without signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The pod drains on SIGTERM; uvicorn must not end the process by itself."""
+        """Install none: the pod drains on SIGTERM, uvicorn would end the process."""
         yield
 
 
 class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
-    """KServe's routes behind ours."""
+    """KServe's routes without its middleware."""
 
     def _add_middlewares(self, app: FastAPI) -> None:
-        """None: the timing middleware writes two log lines for each request."""
+        """Add none: the timing middleware writes two log lines for each request."""
 
 
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
-    """One process, one event loop, many models."""
+    """KServe's model server in one process with one event loop; `routes` come before KServe's."""
 
     def __init__(self, store: ModelStore, routes: Sequence[Route]) -> None:
-        if not kserve_logger.handlers:  # keeps KServe from configuring all logging its way
+        if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
             kserve_logger.addHandler(logging.NullHandler())
         super().__init__(
             http_port=0,
@@ -78,7 +78,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
                 date_header=False,
                 lifespan="off",
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LONGEST_CLOSE_S,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
             )
         )
 
@@ -92,13 +92,13 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
-    """No such path or method, in the form that KServe's errors have."""
+    """The response to an unknown path or method, in the form of KServe's errors."""
     del request
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
+    """A bound socket; port 0 selects a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Answering requests: the three stages, here or with the inference at another pod.
+"""The three stages of a predict request, with the inference here or at another pod.
 
 An entry request takes one of the pod's slots from its preprocessing to the end of its
 postprocessing. A request for the inference stage alone comes from another pod and takes none.
@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
-
-from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_out_of_memory
 from runtime.errors import (
-    DeadlinePassed,
     InferenceFailed,
     InvalidRequest,
     NoRoomToInfer,
-    PodDraining,
     RemotePodUnreachable,
     RuntimePackageError,
-    SlotsFull,
 )
-from runtime.metrics import SLOTS_USED, STAGE_SECONDS
-from runtime.serving.in_flight import InFlightRequests
-from runtime.serving.stages import postprocessed, preprocessed, simulate
+from runtime.serving.predict_request import PredictRequest, PredictResponse
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import ReadBody, WireProtocol, read_body, v2_of, write_answer
+from runtime.wire.bodies import RequestBody, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
@@ -43,292 +34,244 @@ if TYPE_CHECKING:
     from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
     from runtime.registration.model_catalog import ModelCatalog
+    from runtime.serving.in_flight import InFlightRequests
     from runtime.serving.remote_inference import RemoteInference
     from runtime.tasks.task import Processor
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
     from runtime.wire.v2 import EncodedBody
 
-KSERVE_HISTOGRAMS = {
-    Stage.PREPROCESS: PRE_HIST_TIME,
-    Stage.INFER: PREDICT_HIST_TIME,
-    Stage.POSTPROCESS: POST_HIST_TIME,
-}
+    Encoder = Callable[[Sequence[Tensor]], EncodedBody]
+
 BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)
 """What torch raises for tensors of the wrong shape, type or range."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictAnswer:
-    """A request's answer and how it came about."""
-
-    body: EncodedBody
-    predict_pod: str
-    start: str
-    stages: Mapping[Stage, float]
-    """Seconds per stage."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """A request on its way. Mutable: owned by the task that answers it."""
-
-    head: RequestHead
-    spec: ModelSpec
-    predict_pod: str
-    start: str = "warm"
-    stages: dict[Stage, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """Who this pod is to others."""
-
-    name: str
-    address: str
-    slots: int
-
-
 class PredictService:
-    """All requests of a pod."""
+    """Serves all predict requests of a pod at `address`."""
 
     def __init__(
         self,
-        identity: PodIdentity,
+        pod_name: str,
+        address: str,
         *,
+        in_flight: InFlightRequests,
         catalog: ModelCatalog,
         coordinator: LoadCoordinator,
         processors: Processors,
-        peers: RemoteInference,
+        remote: RemoteInference,
         end_notifier: InferenceEndNotifier,
         measurements: Measurements,
         threads: Executor,
     ) -> None:
-        self._identity = identity
+        self.address = address
+        self.in_flight = in_flight
+        self._pod_name = pod_name
         self._catalog = catalog
         self._coordinator = coordinator
         self._processors = processors
-        self._peers = peers
+        self._remote = remote
         self._end_notifier = end_notifier
         self._measurements = measurements
         self._threads = threads
-        self._slots_used = 0
-        self._in_flight = 0
-        self._lives = InFlightRequests(identity.name)
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.is_draining = False
 
-    def abandon(self) -> None:
-        """Give up what is being answered: the pod must end."""
-        self._lives.end_all()
+    async def predict(
+        self,
+        head: RequestHead,
+        protocol: WireProtocol,
+        body: bytes | RequestBody,
+        *,
+        encode: Encoder | None = None,
+    ) -> PredictResponse:
+        """Serve one request; raises RuntimePackageError, RemoteRefused.
 
-    async def wait_idle(self) -> None:
-        """Return once no request is being answered."""
-        await self._idle.wait()
-
-    def check_open(self, head: RequestHead) -> None:
-        """Refuse early, before the body is read; raises Draining, SlotsFull, DeadlinePassed."""
-        if self.is_draining:
-            raise PodDraining(f"pod {self._identity.name} is draining")
-        if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
-            raise DeadlinePassed("the deadline had passed when the request arrived")
-        if not head.is_infer_stage and self._slots_used >= self._identity.slots:
-            raise SlotsFull(f"all {self._identity.slots} slots of the pod are taken")
-
-    @property
-    def address(self) -> str:
-        """Where other pods reach this one."""
-        return self._identity.address
-
-    @asynccontextmanager
-    async def admitted(self, head: RequestHead) -> AsyncIterator[None]:
-        """A request's time under way; raises as `check_open` does, and PodEnded."""
-        with self._place(head):
-            async with self._lives.one():
-                yield
-
-    async def answer(
-        self, head: RequestHead, protocol: WireProtocol, body: bytes | ReadBody
-    ) -> PredictAnswer:
-        """The answer to a request, decoded or not; raises RuntimePackageError, PeerRefused."""
-        async with self.admitted(head):
+        Args:
+            head: the request's headers.
+            protocol: the form of `body` if it is bytes.
+            body: decoded, or the bytes that were received.
+            encode: makes the response body from an entry request's outputs, in a thread; None: in
+                the protocol of the request.
+        """
+        async with self.in_flight.admit(head):
             if isinstance(body, bytes):
-                body = await self._read(head, protocol, body)
+                body = await self._decode(head, protocol, body)
+            spec = await self._find(head, body)
+            request = PredictRequest(head, spec, self._pod_name, self._measurements)
             if head.is_infer_stage:
-                return await self._answer_inference(head, body)
-            return await self._answer_entry(head, body)
+                return await self._serve_inference(request, body)
+            return await self._serve_entry(request, body, encode)
 
-    async def _read(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> ReadBody:
+    async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> RequestBody:
         if len(body) <= SMALL_BODY_BYTES:
-            return read_body(protocol, body, head.v2_header_length)
-        return await in_thread(self._threads, read_body, protocol, body, head.v2_header_length)
+            return decode_body(protocol, body, head.v2_header_length)
+        return await in_thread(self._threads, decode_body, protocol, body, head.v2_header_length)
 
-    @contextmanager
-    def _place(self, head: RequestHead) -> Iterator[None]:
-        """Count the request, and its slot if it takes one."""
-        self.check_open(head)
-        slots = 0 if head.is_infer_stage else 1
-        self._slots_used += slots
-        self._in_flight += 1
-        self._idle.clear()
-        SLOTS_USED.set(self._slots_used)
-        try:
-            yield
-        finally:
-            self._slots_used -= slots
-            self._in_flight -= 1
-            SLOTS_USED.set(self._slots_used)
-            if self._in_flight == 0:
-                self._idle.set()
+    async def _find(self, head: RequestHead, body: RequestBody) -> ModelSpec:
+        if head.is_infer_stage and body.v2 is None:
+            raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
+        return await self._catalog.find(head.model, head.generation)
 
     # Entry requests
 
-    async def _answer_entry(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
-        spec = await self._catalog.find(head.name, head.generation)
-        progress = _Progress(head, spec, self._identity.name)
-        if head.predict_address in {None, self._identity.address}:
-            processor, outputs = await self._infer_here(progress, body)
+    async def _serve_entry(
+        self, request: PredictRequest, body: RequestBody, encode: Encoder | None
+    ) -> PredictResponse:
+        if request.head.predict_address in {None, self.address}:
+            processor, outputs = await self._infer_here(request, body)
         else:
-            processor, outputs = await self._infer_there(progress, body)
-        content = await self._postprocess(progress, processor, body, outputs)
-        return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
+            processor, outputs = await self._infer_remotely(request, body)
+        started_s = time.monotonic()
+        name = request.head.response_model_name
+        content = await in_thread(
+            self._threads, postprocess_body, processor, body, outputs, name, encode
+        )
+        await _simulate(request.simulated_work.postprocess_s)
+        seconds = time.monotonic() - started_s
+        request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
+        return request.response(content)
 
     async def _infer_here(
-        self, progress: _Progress, body: ReadBody
+        self, request: PredictRequest, body: RequestBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
-        head = progress.head
-        try:
-            acquired = await self._hold(progress)
-            try:
-                processor = acquired.model.processor
-                inputs = await self._preprocess(progress, processor, body)
-                return processor, await self._infer(progress, acquired, inputs)
-            finally:
-                await self._coordinator.release(acquired)
-        finally:
-            self._end_notifier.notify(head.reservation)
+        async with self._acquire(request) as acquired:
+            processor = acquired.model.processor
+            inputs = await self._preprocess(request, processor, body)
+            return processor, await self._infer(request, acquired, inputs)
 
-    async def _infer_there(
-        self, progress: _Progress, body: ReadBody
+    async def _infer_remotely(
+        self, request: PredictRequest, body: RequestBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
-        head = progress.head
+        head, key = request.head, request.spec.key
         if not await self._catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
-        was_ready = self._processors.has(progress.spec.key)
-        processor = await self._processors.get(progress.spec)
+        was_ready = self._processors.has(key)
+        processor = await self._processors.get(request.spec)
         assets_s = time.monotonic() - started_s
         if not was_ready:
-            self._measurements.add(progress.spec.key, "assets", assets_s)
-        inputs = await self._preprocess(progress, processor, body)
-        await simulate(head.simulation.network_s)
-        answer = await self._peers.infer(head, inputs)
-        progress.predict_pod = answer.pod
-        progress.start = answer.start
-        progress.stages[Stage.LOAD] = assets_s + answer.load_s
-        progress.stages[Stage.INFER] = answer.infer_s
-        network_s = head.simulation.network_s + answer.network_s
-        self._record(progress, Stage.NETWORK, network_s, sample_s=network_s)
-        return processor, answer.outputs
+            self._measurements.add(key, "assets", assets_s)
+        inputs = await self._preprocess(request, processor, body)
+        simulated_s = request.simulated_work.network_s
+        await _simulate(simulated_s)
+        result = await self._remote.infer(head, inputs)
+        request.predict_pod = result.pod
+        request.start = result.start
+        request.stages[Stage.LOAD] = assets_s + result.load_s
+        request.stages[Stage.INFER] = result.infer_s
+        network_s = simulated_s + result.network_s
+        request.record(Stage.NETWORK, network_s, sample_s=network_s)
+        return processor, result.outputs
 
     # The inference stage, for another pod
 
-    async def _answer_inference(self, head: RequestHead, body: ReadBody) -> PredictAnswer:
-        request = v2_of(body)
-        spec = await self._catalog.find(head.name, head.generation)
-        progress = _Progress(head, spec, self._identity.name)
+    async def _serve_inference(self, request: PredictRequest, body: RequestBody) -> PredictResponse:
+        inputs = body.v2.inputs if body.v2 is not None else ()
+        async with self._acquire(request) as acquired:
+            batching = acquired.model.processor.batching
+            checked = await in_thread(self._threads, batching.validate, inputs)
+            outputs = await self._infer(request, acquired, checked)
+
+        def encode() -> EncodedBody:
+            name = request.head.response_model_name
+            return encode_body(body, outputs, predictions=[], model_name=name)
+
+        if sum(tensor.data.nbytes for tensor in outputs) <= SMALL_BODY_BYTES:
+            return request.response(encode())
+        return request.response(await in_thread(self._threads, encode))
+
+    # Stages
+
+    @asynccontextmanager
+    async def _acquire(self, request: PredictRequest) -> AsyncIterator[AcquiredModel]:
+        head = request.head
+        async with self.acquire(head, request.spec, deadline_s=head.deadline_s) as acquired:
+            request.start = acquired.start
+            if acquired.load_s:
+                request.record(Stage.LOAD, acquired.load_s)
+            yield acquired
+
+    @asynccontextmanager
+    async def acquire(
+        self, head: RequestHead, spec: ModelSpec, *, deadline_s: float | None
+    ) -> AsyncIterator[AcquiredModel]:
+        """Hold the model on the device until the block ends, and the request's reservation with it.
+
+        Raises as `LoadCoordinator.acquire` does.
+        """
         try:
-            acquired = await self._hold(progress)
+            acquired = await self._coordinator.acquire(
+                spec, token=head.load_token, deadline_s=deadline_s
+            )
             try:
-                rules = acquired.model.processor.batching
-                inputs = await in_thread(self._threads, rules.checked, request.inputs)
-                outputs = await self._infer(progress, acquired, inputs)
+                yield acquired
             finally:
                 await self._coordinator.release(acquired)
         finally:
             self._end_notifier.notify(head.reservation)
-        content = await self._written(head, body, outputs)
-        return PredictAnswer(content, progress.predict_pod, progress.start, progress.stages)
-
-    async def _written(
-        self, head: RequestHead, body: ReadBody, outputs: Sequence[Tensor]
-    ) -> EncodedBody:
-        write = partial(write_answer, body, outputs, predictions=[], model_name=head.answer_name)
-        if sum(tensor.data.nbytes for tensor in outputs) <= SMALL_BODY_BYTES:
-            return write()
-        return await in_thread(self._threads, write)
-
-    # Stages
-
-    async def _hold(self, progress: _Progress) -> AcquiredModel:
-        head = progress.head
-        acquired = await self._coordinator.acquire(
-            progress.spec, token=head.load_token, deadline_s=head.deadline_s
-        )
-        progress.start = acquired.start
-        if acquired.load_s:
-            self._record(progress, Stage.LOAD, acquired.load_s)
-        return acquired
 
     async def _preprocess(
-        self, progress: _Progress, processor: Processor, body: ReadBody
+        self, request: PredictRequest, processor: Processor, body: RequestBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self._threads, preprocessed, processor, body)
-        await simulate(progress.head.simulation.preprocess_s)
+        inputs = await in_thread(self._threads, preprocess_body, processor, body)
+        await _simulate(request.simulated_work.preprocess_s)
         seconds = time.monotonic() - started_s
-        self._record(progress, Stage.PREPROCESS, seconds, sample_s=seconds)
+        request.record(Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
 
     async def _infer(
-        self, progress: _Progress, acquired: AcquiredModel, inputs: tuple[Tensor, ...]
+        self, request: PredictRequest, acquired: AcquiredModel, inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        head = progress.head
+        head, key = request.head, acquired.entry.key
         try:
-            ran = await acquired.model.infer(
-                inputs, deadline_s=head.deadline_s, policy=progress.spec.policy
+            result = await acquired.model.infer(
+                inputs, deadline_s=head.deadline_s, policy=request.spec.policy
             )
         except RuntimePackageError:
             raise
         except (*BAD_TENSOR_ERRORS, MemoryError) as error:
             if is_out_of_memory(error):
                 raise NoRoomToInfer(
-                    f"the device has no room for this inference of {acquired.entry.key}: {error}"
+                    f"the device has no room for this inference of {key}: {error}"
                 ) from error
-            if head.is_infer_stage:  # these tensors came from outside
+            if head.is_infer_stage:  # the tensors are the client's own
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
-            raise InferenceFailed(f"inference of {acquired.entry.key} failed: {error}") from error
-        self._record(progress, Stage.INFER, ran.wait_s + ran.compute_s, sample_s=ran.compute_s)
+            raise InferenceFailed(f"inference of {key} failed: {error}") from error
+        infer_s = result.wait_s + result.compute_s
+        request.record(Stage.INFER, infer_s, sample_s=result.compute_s)
         rows = acquired.model.processor.batching.rows_of(inputs)
-        share_s = ran.compute_s * rows / ran.rows
-        self._measurements.add(progress.spec.key, "share", share_s)
-        return ran.value
+        self._measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
+        return result.value
 
-    async def _postprocess(
-        self,
-        progress: _Progress,
-        processor: Processor,
-        body: ReadBody,
-        outputs: Sequence[Tensor],
-    ) -> EncodedBody:
-        started_s = time.monotonic()
-        content = await in_thread(
-            self._threads, postprocessed, processor, body, outputs, progress.head.answer_name
-        )
-        await simulate(progress.head.simulation.postprocess_s)
-        seconds = time.monotonic() - started_s
-        self._record(progress, Stage.POSTPROCESS, seconds, sample_s=seconds)
-        return content
 
-    def _record(
-        self, progress: _Progress, stage: Stage, seconds: float, *, sample_s: float | None = None
-    ) -> None:
-        """Note a stage's time; `sample_s` is what the registry's estimates are made of."""
-        progress.stages[stage] = seconds
-        STAGE_SECONDS.labels(stage=stage.value).observe(seconds)
-        histogram = KSERVE_HISTOGRAMS.get(stage)
-        if histogram is not None:
-            histogram.labels(model_name=progress.spec.name.path_segment).observe(seconds)
-        if sample_s is not None:
-            self._measurements.add(progress.spec.key, stage.value, sample_s)
+async def _simulate(seconds: float) -> None:
+    if seconds:
+        await asyncio.sleep(seconds)
+
+
+def preprocess_body(processor: Processor, body: RequestBody) -> tuple[Tensor, ...]:
+    """The network's tensors from a body; blocks, raises InvalidRequest."""
+    items = (
+        processor.read_instances(body.instances)
+        if body.v2 is None
+        else processor.read_tensors(body.v2.inputs)
+    )
+    try:
+        return processor.batching.validate(processor.preprocess(items))
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidRequest(f"the input cannot be preprocessed: {error}") from error
+
+
+def postprocess_body(
+    processor: Processor,
+    body: RequestBody,
+    outputs: Sequence[Tensor],
+    model_name: str,
+    encode: Encoder | None = None,
+) -> EncodedBody:
+    """The response body from the network's outputs; blocks, raises InvalidRequest."""
+    final = processor.postprocess(outputs)
+    if encode is not None:
+        return encode(final)
+    predictions: list[Any] = processor.predictions(final) if body.v2 is None else []
+    return encode_body(body, final, predictions=predictions, model_name=model_name)

@@ -1,4 +1,4 @@
-"""Remote proxying: inference at another pod, with pooled connections."""
+"""Remote inference: the inference stage at another pod, over pooled connections."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
     from runtime.wire.tensors import Tensor
 
 CONNECT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 600.0
-MOST_CONNECTIONS = 256
+RESPONSE_TIMEOUT_S = 600.0
+MAX_CONNECTIONS = 256
 POD_HEADER = "x-pilotlight-pod"
+FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-not-executed")
 TIMING = re.compile(r"([a-z-]+);dur=([0-9.]+)")
 
 
 class RemoteRefused(Exception):
-    """The predict pod answered with an error, whose status, message and headers are passed on."""
+    """The predict pod responded with an error: its status, message and headers are forwarded."""
 
     def __init__(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        super().__init__(_message_of(body))
+        super().__init__(_error_message(body))
         self.status = status
         self.headers = headers
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteAnswer:
-    """What the network gave at the predict pod."""
+class RemoteResult:
+    """The outputs of an inference at the predict pod."""
 
     outputs: tuple[Tensor, ...]
     pod: str
@@ -53,48 +54,57 @@ class RemoteAnswer:
     load_s: float
     infer_s: float
     network_s: float
-    """The call's time less what the predict pod spent on the request."""
+    """The call's time less the load and the inference at the predict pod."""
 
 
 class RemoteInference:
-    """Calls other pods."""
+    """The HTTP client for other pods."""
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(
-                max_connections=MOST_CONNECTIONS, max_keepalive_connections=MOST_CONNECTIONS
+                max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
             ),
             trust_env=False,
-            verify=False,  # pods speak plain HTTP: reading certificates would slow each pod's start
+            verify=False,  # pods use plain HTTP: reading certificates would slow each pod's start
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
-    async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteAnswer:
-        """Run a request's inference stage at its predict pod; raises PeerFailed, PeerRefused."""
+    async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteResult:
+        """Run the inference stage at the predict pod.
+
+        Raises RemoteInferenceFailed, RemotePodUnreachable, RemoteRefused, DeadlinePassed.
+        """
         started_s = time.monotonic()
         body = encode_request(inputs)
-        headers = {**dict(body.headers), **_forwarded(head, started_s)}
-        url = f"http://{head.predict_address}/v2/models/{head.name.path_segment}/infer"
-        with _told(head):
-            answer = await self._client.post(url, content=body.content, headers=headers)
+        headers = {**dict(body.headers), **_request_headers(head, started_s)}
+        url = f"http://{head.predict_address}/v2/models/{head.model.path_segment}/infer"
+        with _transport_errors(head):
+            response = await self._client.post(url, content=body.content, headers=headers)
         elapsed_s = time.monotonic() - started_s
-        _require_pods(answer, head)
-        if answer.status_code != httpx.codes.OK:
-            raise RemoteRefused(answer.status_code, answer.content, _passed_on(answer.headers))
-        timings = read_timings(answer.headers.get("server-timing", ""))
+        _check_origin(response, head)
+        if response.status_code != httpx.codes.OK:
+            kept = {
+                name: response.headers[name]
+                for name in FORWARDED_ERROR_HEADERS
+                if name in response.headers
+            }
+            raise RemoteRefused(response.status_code, response.content, kept)
+        timings = parse_timings(response.headers.get("server-timing", ""))
         load_s, infer_s = timings.get("load", 0.0), timings.get("infer", 0.0)
         try:
-            outputs = decode_outputs(answer.content, answer.headers.get(LENGTH_HEADER))
+            outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
-            raise RemoteInferenceFailed(f"predict pod gave no tensors: {error}") from error
-        return RemoteAnswer(
+            raise RemoteInferenceFailed(
+                f"the predict pod's response holds no valid tensors: {error}"
+            ) from error
+        return RemoteResult(
             outputs=outputs,
-            pod=answer.headers.get(POD_HEADER, ""),
-            start=answer.headers.get("x-pilotlight-start", "warm"),
+            pod=response.headers.get(POD_HEADER, ""),
+            start=response.headers.get("x-pilotlight-start", "warm"),
             load_s=load_s,
             infer_s=infer_s,
             network_s=max(0.0, elapsed_s - load_s - infer_s),
@@ -104,20 +114,25 @@ class RemoteInference:
     async def forward(
         self, head: RequestHead, path: str, content: bytes
     ) -> AsyncIterator[httpx.Response]:
-        """A whole request at its predict pod, its answer unread; raises PeerFailed."""
-        headers = {"content-type": "application/json", **_forwarded(head, time.monotonic())}
+        """Forward a whole request to its predict pod; the response's body is not read yet.
+
+        Raises RemoteInferenceFailed, RemotePodUnreachable, RemoteRefused, DeadlinePassed.
+        """
+        headers = {"content-type": "application/json", **_request_headers(head, time.monotonic())}
         url = f"http://{head.predict_address}{path}"
-        with _told(head):
-            async with self._client.stream("POST", url, content=content, headers=headers) as answer:
-                if _is_queue_proxys(answer):
-                    await answer.aread()
-                    _require_pods(answer, head)
-                yield answer
+        with _transport_errors(head):
+            async with self._client.stream(
+                "POST", url, content=content, headers=headers
+            ) as response:
+                if _is_from_queue_proxy(response):
+                    await response.aread()
+                    _check_origin(response, head)
+                yield response
 
 
 @contextmanager
-def _told(head: RequestHead) -> Iterator[None]:
-    """What goes wrong on the way to the predict pod, as PeerUnreachable or PeerFailed."""
+def _transport_errors(head: RequestHead) -> Iterator[None]:
+    """Raise httpx's errors as RemotePodUnreachable or RemoteInferenceFailed."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -126,43 +141,44 @@ def _told(head: RequestHead) -> Iterator[None]:
         ) from error
     except httpx.HTTPError as error:
         raise RemoteInferenceFailed(
-            f"predict pod {head.predict_address} broke off: {error!r}"
+            f"predict pod {head.predict_address} closed the connection: {error!r}"
         ) from error
 
 
-def _is_queue_proxys(answer: httpx.Response) -> bool:
+def _is_from_queue_proxy(response: httpx.Response) -> bool:
     return (
-        answer.status_code in knative_errors.FAILURE_STATUSES and POD_HEADER not in answer.headers
+        response.status_code in knative_errors.FAILURE_STATUSES
+        and POD_HEADER not in response.headers
     )
 
 
-def _require_pods(answer: httpx.Response, head: RequestHead) -> None:
-    """Raise for what a queue-proxy said in place of the predict pod."""
-    if not _is_queue_proxys(answer):
+def _check_origin(response: httpx.Response, head: RequestHead) -> None:
+    """Raise if a queue-proxy responded in place of the predict pod."""
+    if not _is_from_queue_proxy(response):
         return
-    said = f"queue-proxy of predict pod {head.predict_address}: {answer.text.strip()}"
-    match knative_errors.classify_failure(answer.status_code, answer.content):
+    detail = f"queue-proxy of predict pod {head.predict_address}: {response.text.strip()}"
+    match knative_errors.classify_failure(response.status_code, response.content):
         case QueueProxyFailure.NOT_REACHED:
-            raise RemotePodUnreachable(said)
+            raise RemotePodUnreachable(detail)
         case QueueProxyFailure.FULL:
             refusal = {"x-pilotlight-not-executed": "slots"}
-            raise RemoteRefused(answer.status_code, orjson.dumps({"error": said}), refusal)
+            raise RemoteRefused(response.status_code, orjson.dumps({"error": detail}), refusal)
         case QueueProxyFailure.BROKEN:
-            raise RemoteInferenceFailed(said)
+            raise RemoteInferenceFailed(detail)
         case other:
             assert_never(other)
 
 
-def read_timings(text: str) -> dict[str, float]:
+def parse_timings(text: str) -> dict[str, float]:
     """Seconds per stage in a `server-timing` header."""
     return {stage: float(value) / 1000 for stage, value in TIMING.findall(text)}
 
 
-def _forwarded(head: RequestHead, now_s: float) -> dict[str, str]:
+def _request_headers(head: RequestHead, now_s: float) -> dict[str, str]:
     headers = {
         "x-pilotlight-stage": "infer",
         "x-request-id": head.id,
-        "x-pilotlight-model-name": head.answer_name,
+        "x-pilotlight-model-name": head.response_model_name,
     }
     if head.generation is not None:
         headers["x-pilotlight-generation"] = head.generation
@@ -178,12 +194,7 @@ def _forwarded(head: RequestHead, now_s: float) -> dict[str, str]:
     return headers
 
 
-def _passed_on(headers: httpx.Headers) -> dict[str, str]:
-    kept = ("retry-after", "x-pilotlight-not-executed")
-    return {name: headers[name] for name in kept if name in headers}
-
-
-def _message_of(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     try:
         return str(orjson.loads(body)["error"])
     except (ValueError, TypeError, KeyError):

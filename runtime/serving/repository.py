@@ -1,7 +1,4 @@
-"""What a pod has of the declared models, and bringing them in or taking them away on request.
-
-V2's model metadata and repository extension, for HTTP and gRPC alike.
-"""
+"""V2's model metadata and repository extension, for HTTP and gRPC alike."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ if TYPE_CHECKING:
     from runtime.loading.model_store import ModelStore
     from runtime.loading.processors import Processors
     from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.predict_service import PredictService
+    from runtime.serving.in_flight import InFlightRequests
 
-UNLOAD_PATIENCE_S = 30.0
+UNLOAD_TIMEOUT_S = 30.0
 SERVER_NAME = "pilotlight"
 EXTENSIONS = ("binary_tensor_data", "model_repository", "model_repository_extension")
-"""The repository extension goes by Triton's name and by KServe's."""
+"""The repository extension has two names, Triton's and KServe's."""
 
 
 def server_version() -> str:
-    """The installed version; none where the code runs from its folder."""
+    """The installed version; `none` if the package is not installed."""
     try:
         return version(SERVER_NAME)
     except PackageNotFoundError:
@@ -40,7 +37,7 @@ def server_version() -> str:
 
 
 class ModelState(StrEnum):
-    """The states of the repository extension that occur here."""
+    """The states of the repository extension that a pod reports."""
 
     READY = "READY"
     LOADING = "LOADING"
@@ -49,7 +46,7 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One declared model; `version` is its generation, `reason` why it last failed to load."""
+    """One declared model; `version` is its generation, `reason` its last load failure."""
 
     name: str
     version: str
@@ -59,7 +56,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model takes and gives."""
+    """A model's inputs and outputs, in V2's form."""
 
     name: str
     versions: Sequence[str]
@@ -70,16 +67,15 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The declared models as this pod sees them. Models are named as in a URL."""
+    """The declared models and their state in this pod. Models are named as in a URL's path."""
 
     catalog: ModelCatalog
     coordinator: LoadCoordinator
     store: ModelStore
     processors: Processors
-    service: PredictService
+    in_flight: InFlightRequests
 
     def names(self) -> list[str]:
-        """All declared models."""
         return [name.path_segment for name in self.catalog.names()]
 
     async def is_ready(self, segment: str, version: str = "") -> bool:
@@ -93,7 +89,7 @@ class Repository:
         return is_here
 
     async def find(self, segment: str, version: str) -> ModelSpec:
-        """The generation that `version` names, any if it is empty; raises ModelNotFound."""
+        """The generation named `version`, the served one if it is empty; raises ModelNotFound."""
         name = ModelName.from_path_segment(segment)
         spec = await self.catalog.find(name, version or None)
         if version not in {"", spec.generation}:
@@ -103,7 +99,7 @@ class Repository:
         return spec
 
     async def metadata(self, segment: str, version: str = "") -> ModelMetadata:
-        """What a model takes and gives, wherever its weights are; raises LoadFailed."""
+        """A model's inputs and outputs; needs its small files only. Raises LoadFailed."""
         spec = await self.find(segment, version)
         processor = await self.processors.get(spec)
         return ModelMetadata(
@@ -115,7 +111,6 @@ class Repository:
         )
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """All declared models and what this pod has of them."""
         entries = [self._entry(name) for name in self.catalog.names()]
         return [each for each in entries if not ready_only or each.state is ModelState.READY]
 
@@ -136,39 +131,39 @@ class Repository:
         )
 
     async def load(self, segment: str, tier: Tier = Tier.DEVICE) -> None:
-        """Bring a model to the device, or only so near as `tier` says.
+        """Load a model to the device, or to the given tier.
 
-        Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, Draining.
+        Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, PodDraining.
         """
-        if self.service.is_draining:
-            raise PodDraining("the pod is draining and loads nothing")
+        if self.in_flight.is_draining:
+            raise PodDraining("the pod is draining and loads no models")
         spec = await self.find(segment, "")
         await self.coordinator.preload(spec, ClaimScope.POD, tier)
 
     async def unload(self, segment: str) -> None:
-        """Take a model off the device once nobody uses it; its files stay on disk.
+        """Unload a model from the device once no request uses it; its files stay on disk.
 
-        One that is on its way ends there: requests hear so, and what it took is given back.
+        A load in progress is cancelled: its requests get LoadCancelled, its memory is released.
 
         Raises:
-            ModelNotFound: it is neither declared nor here.
-            ModelInUse: requests keep using it.
+            ModelNotFound: the model is neither declared nor loaded.
+            ModelInUse: requests kept using it for UNLOAD_TIMEOUT_S.
         """
         name = ModelName.from_path_segment(segment)
         keys = self._keys(name)
         if not any(self.store.holds(key) for key in keys) and self.catalog.record(name) is None:
             raise ModelNotFound(f"model {name} is not declared")
         try:
-            async with asyncio.timeout(UNLOAD_PATIENCE_S):
+            async with asyncio.timeout(UNLOAD_TIMEOUT_S):
                 for key in keys:
                     await self.coordinator.cancel(key, f"{name} was unloaded")
                     await self.store.retire(key, "unload")
                     await self.store.wait_removed(key)
         except TimeoutError as error:
-            raise ModelInUse(f"{name} is still in use after {UNLOAD_PATIENCE_S} s") from error
+            raise ModelInUse(f"{name} is still in use after {UNLOAD_TIMEOUT_S} s") from error
 
     def _keys(self, name: ModelName) -> list[str]:
-        """Every generation of a model that is declared or on the device."""
+        """Keys of all generations of a model that are declared or on the device."""
         prefix = f"{name}@"
         keys = [key for key in self.store.model_keys() if key.startswith(prefix)]
         record = self.catalog.record(name)

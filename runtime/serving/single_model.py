@@ -1,7 +1,7 @@
-"""A pod for one model, as KServe's serving runtimes run.
+"""A pod for one model, as KServe's serving runtimes run it.
 
-It declares the model itself, loads it before it is ready, and keeps it. KServe has put the weights
-into a folder by then. The pod's registry is its own, beside it.
+The pod declares the model in a registry of its own, is ready once the model is loaded, and keeps it
+loaded. KServe puts the weights into a folder before the pod starts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 def single_model_spec(name: str, folder: str) -> ModelSpec:
-    """The model of a pod that serves nothing else."""
     return ModelSpec(ModelName("default", name), f"file://{folder}", policy=ModelPolicy(pin=True))
 
 
 class SingleModel:
-    """Sees to it that the pod has its model."""
+    """Declares the pod's model and keeps it loaded."""
 
     def __init__(
         self,
@@ -48,33 +47,32 @@ class SingleModel:
         self._watch = watch
         self._coordinator = coordinator
         self._store = store
-        self._told = ""
+        self._reported = ""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is on the device."""
         return self._store.holds(self._spec.key)
 
     async def run(self) -> None:
-        """Declare and load it, again where it was lost, until cancelled."""
+        """Declare and load the model, again if it was lost, until cancelled."""
         await self._watch.wait_synced()
         while True:
             try:
-                await self._see_to_it()
-                self._told = ""
+                await self._reconcile()
+                self._reported = ""
             except (RegistryError, RuntimePackageError) as error:
-                self._tell(error)
-            await asyncio.sleep(LOOK_S)
+                self._report(error)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _see_to_it(self) -> None:
+    async def _reconcile(self) -> None:
         record = self._watch.state.models.get(self._spec.name)
         if record is None or record.spec != self._spec:
             await self._registry.put_models([self._spec])
         if not self.is_loaded:
             await self._coordinator.preload(self._spec, ClaimScope.POD, Tier.DEVICE)
 
-    def _tell(self, error: Exception) -> None:
-        """One line per cause, not one per attempt."""
-        if str(error) != self._told:
-            self._told = str(error)
+    def _report(self, error: Exception) -> None:
+        """Log once per cause, not once per attempt."""
+        if str(error) != self._reported:
+            self._reported = str(error)
             logger.warning("the pod's model is not loaded yet", extra={"error": error})

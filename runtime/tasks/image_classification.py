@@ -14,7 +14,7 @@ from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.labels import LABEL_OUTPUTS, Labels, label_predictions
 from runtime.tasks.text import torch_inputs
-from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, only_tensor
+from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, single_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class ImageClassification:
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[Image.Image]:
         """Base64 strings of encoded images, or pixels [n, height, width, 3]."""
-        tensor = only_tensor(tensors, "image")
+        tensor = single_input(tensors, "image")
         if tensor.datatype == BYTES:
             check_item_count(tensor.data.size)
             return [

@@ -13,7 +13,7 @@ from runtime.engines.programs.batching import ProgramBatching
 from runtime.engines.programs.program import signature_of_program
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BF16, OIP_OF, Tensor, check_item_count, described
+from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor, check_item_count, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +164,7 @@ def _tensor(name: str, datatype: str, data: Any) -> Tensor:
         shape.append(len(inner))
         inner = inner[0] if inner else None
     values = data if shape else [data]
-    return from_json(values, described(name, datatype, shape, f"instances, input {name!r}"))
+    return from_json(values, parse_tensor_spec(name, datatype, shape, f"instances, input {name!r}"))
 
 
 def _to_torch(tensor: Tensor, device: torch.device) -> torch.Tensor:
@@ -181,9 +181,9 @@ def _to_tensor(name: str, value: torch.Tensor) -> Tensor:
     if value.dtype is torch.bfloat16:
         return Tensor(name, BF16, np.ascontiguousarray(value.float().numpy(force=True)))
     array = value.numpy(force=True)
-    if array.dtype not in OIP_OF:
+    if array.dtype not in DATATYPE_OF:
         raise InferenceFailed(f"output {name!r} has type {value.dtype}, which the protocol lacks")
-    return Tensor(name, OIP_OF[array.dtype], np.ascontiguousarray(array).reshape(array.shape))
+    return Tensor(name, DATATYPE_OF[array.dtype], np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

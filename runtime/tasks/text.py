@@ -16,7 +16,7 @@ from runtime.wire.tensors import (
     bytes_tensor,
     check_item_count,
     numeric_tensor,
-    only_tensor,
+    single_input,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def texts_of_instances(instances: Sequence[Any]) -> list[str]:
 
 def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
     """One tensor of UTF-8 strings."""
-    tensor = only_tensor(tensors, "text")
+    tensor = single_input(tensors, "text")
     if tensor.datatype != BYTES:
         raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
     check_item_count(tensor.data.size)

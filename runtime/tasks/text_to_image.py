@@ -14,7 +14,7 @@ from runtime.engines.images.diffusion import DiffusionJob, diffuse
 from runtime.engines.images.image_inputs import ImageBatching
 from runtime.engines.images.image_requests import (
     ImageRequest,
-    Sides,
+    SideLimits,
     instances_of,
     read_image_requests,
 )
@@ -145,7 +145,7 @@ class TextToImage:
         return [{"name": "image", "datatype": BYTES, "shape": [-1]}]
 
 
-def _sizes(folder: Path) -> tuple[int, Sides]:
+def _sizes(folder: Path) -> tuple[int, SideLimits]:
     """Pixels per latent element, and the sizes of images; raises ModelInvalid."""
     unet, vae = (
         read_json(folder / "unet" / "config.json"),
@@ -156,7 +156,7 @@ def _sizes(folder: Path) -> tuple[int, Sides]:
     if not isinstance(channels, list) or not isinstance(blocks, list) or type(size) is not int:
         raise ModelInvalid("unet/config.json and vae/config.json must say sizes and channels")
     scale = 2 ** (len(channels) - 1)
-    return scale, Sides(size * scale, scale * 2 ** (len(blocks) - 1))
+    return scale, SideLimits(size * scale, scale * 2 ** (len(blocks) - 1))
 
 
 def _png(pixels: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Request and answer bodies of all inference protocols."""
+"""Request and response bodies of all inference protocols."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.wire.grpc_bodies import encode_answer
+from runtime.wire.grpc_bodies import encode_message
 from runtime.wire.v2 import (
     EncodedBody,
     V2Request,
     decode_request,
     encode_response,
-    read_object,
+    parse_object,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class WireProtocol(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBody:
+class RequestBody:
     """A decoded body: V1 instances, or a V2 request."""
 
     instances: Sequence[Any] = ()
@@ -42,37 +42,30 @@ class ReadBody:
     protocol: WireProtocol = WireProtocol.V2
 
 
-def read_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> ReadBody:
-    """The body of an HTTP request; raises InvalidRequest."""
+def decode_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> RequestBody:
+    """Decode the body of an HTTP request; raises InvalidRequest."""
     if protocol is WireProtocol.V2:
-        return ReadBody(v2=decode_request(body, header_length))
-    document = read_object(body)
+        return RequestBody(v2=decode_request(body, header_length))
+    document = parse_object(body)
     for field in ("instances", "inputs"):
         if field in document:
             instances = document[field]
             if not isinstance(instances, list):
                 raise InvalidRequest(f"{field!r} must be a list, was {type(instances).__name__}")
-            return ReadBody(instances, protocol=WireProtocol.V1)
+            return RequestBody(instances, protocol=WireProtocol.V1)
     raise InvalidRequest(
         f"the body must hold a list 'instances', held {reprlib.repr(sorted(document)[:5])}"
     )
 
 
-def v2_of(body: ReadBody) -> V2Request:
-    """The tensors of a request for the inference stage alone; raises InvalidRequest."""
-    if body.v2 is None:
-        raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
-    return body.v2
-
-
-def write_answer(
-    body: ReadBody, outputs: Sequence[Tensor], *, predictions: list[Any], model_name: str
+def encode_body(
+    body: RequestBody, outputs: Sequence[Tensor], *, predictions: list[Any], model_name: str
 ) -> EncodedBody:
-    """The answer in the protocol of the request; raises InvalidRequest."""
+    """The response in the protocol of the request; raises InvalidRequest."""
     if body.v2 is None:
         content = orjson.dumps({"predictions": predictions})
         return EncodedBody(content, (("content-type", "application/json"),))
     if body.protocol is WireProtocol.GRPC_V2:
-        content = encode_answer(outputs, model_name=model_name, request=body.v2)
+        content = encode_message(outputs, model_name=model_name, request=body.v2)
         return EncodedBody(content, ())
     return encode_response(outputs, model_name=model_name, request=body.v2)

@@ -1,7 +1,6 @@
 """The Open Inference Protocol over gRPC: KServe's messages to tensors and back.
 
-Raw contents stay buffers. An answer is raw where the request was, or where a datatype has no
-other form.
+Raw contents stay buffers. A response is raw if its request was, or if a datatype has no other form.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from runtime.wire.raw_tensors import from_raw, string_array, to_raw
 from runtime.wire.tensors import (
     BYTES,
     NUMPY_OF,
-    ONLY_RAW,
-    Description,
+    RAW_ONLY,
     Tensor,
-    check_names_differ,
-    described,
+    TensorSpec,
+    check_unique_names,
+    parse_tensor_spec,
 )
-from runtime.wire.v2 import RequestedOutput, V2Request, chosen_outputs
+from runtime.wire.v2 import RequestedOutput, V2Request, select_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,12 +44,12 @@ CONTENTS_OF: Mapping[str, str] = {
 """The field of `InferTensorContents` that holds a datatype."""
 
 
-def parse(kind: Any, content: bytes) -> Any:
-    """A message of `kind`; raises InvalidRequest."""
+def parse_message(kind: Any, content: bytes) -> Any:
+    """A message of class `kind`; raises InvalidRequest."""
     try:
         return kind.FromString(content)
     except DecodeError as error:
-        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name}: {error}") from error
+        raise InvalidRequest(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
 def decode_message(message: Any) -> V2Request:
@@ -64,11 +63,11 @@ def decode_message(message: Any) -> V2Request:
             f" has {len(raw)}"
         )
     inputs = tuple(
-        _tensor(entry, raw[index] if raw else None, f"inputs[{index}]")
+        _decode_tensor(entry, raw[index] if raw else None, f"inputs[{index}]")
         for index, entry in enumerate(message.inputs)
     )
-    check_names_differ([tensor.name for tensor in inputs], "'inputs'")
-    check_names_differ([entry.name for entry in message.outputs], "'outputs'")
+    check_unique_names([tensor.name for tensor in inputs], "'inputs'")
+    check_unique_names([entry.name for entry in message.outputs], "'outputs'")
     return V2Request(
         inputs=inputs,
         id=message.id or None,
@@ -77,50 +76,48 @@ def decode_message(message: Any) -> V2Request:
     )
 
 
-def _tensor(entry: Any, raw: bytes | None, place: str) -> Tensor:
-    about = described(entry.name, entry.datatype, list(entry.shape), place)
+def _decode_tensor(entry: Any, raw: bytes | None, path: str) -> Tensor:
+    spec = parse_tensor_spec(entry.name, entry.datatype, list(entry.shape), path)
     if raw is None:
-        return _from_contents(entry.contents, about)
+        return _from_contents(entry.contents, spec)
     if entry.HasField("contents"):
-        raise InvalidRequest(f"{place}: 'contents' and raw_input_contents exclude each other")
-    return from_raw(memoryview(raw), about)
+        raise InvalidRequest(f"{path}: 'contents' and raw_input_contents exclude each other")
+    return from_raw(memoryview(raw), spec)
 
 
-def _from_contents(contents: Any, about: Description) -> Tensor:
-    if about.datatype in ONLY_RAW:
-        raise InvalidRequest(
-            f"{about.place}: {about.datatype} can only be sent in raw_input_contents"
-        )
-    field = CONTENTS_OF[about.datatype]
+def _from_contents(contents: Any, spec: TensorSpec) -> Tensor:
+    if spec.datatype in RAW_ONLY:
+        raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in raw_input_contents")
+    field = CONTENTS_OF[spec.datatype]
     values = getattr(contents, field)
-    if len(values) != about.count:
+    if len(values) != spec.count:
         raise InvalidRequest(
-            f"{about.place}: shape {list(about.shape)} needs {about.count} elements in {field},"
+            f"{spec.path}: shape {list(spec.shape)} needs {spec.count} elements in {field},"
             f" has {len(values)}"
         )
-    if about.datatype == BYTES:
-        return Tensor(about.name, BYTES, string_array(list(values), about))
+    if spec.datatype == BYTES:
+        return Tensor(spec.name, BYTES, string_array(list(values), spec))
     try:
-        array = np.fromiter(values, NUMPY_OF[about.datatype], len(values))
+        array = np.fromiter(values, NUMPY_OF[spec.datatype], len(values))
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(
-            f"{about.place}: {field} does not fit {about.datatype}: {error}"
+            f"{spec.path}: {field} does not fit {spec.datatype}: {error}"
         ) from error
-    return Tensor(about.name, about.datatype, array.reshape(about.shape))
+    return Tensor(spec.name, spec.datatype, array.reshape(spec.shape))
 
 
-def encode_answer(tensors: Sequence[Tensor], *, model_name: str, request: V2Request) -> bytes:
-    """A `ModelInferResponse` on the wire; raises InvalidRequest."""
-    chosen = [tensor for tensor, _ in chosen_outputs(tensors, request)]
-    is_raw = request.is_binary or any(tensor.datatype in ONLY_RAW for tensor in chosen)
-    answer = messages.ModelInferResponse(model_name=model_name, id=request.id or "")
-    for tensor in chosen:
-        entry = answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+def encode_message(tensors: Sequence[Tensor], *, model_name: str, request: V2Request) -> bytes:
+    """A serialised `ModelInferResponse`; raises InvalidRequest."""
+    selected = [tensor for tensor, _ in select_outputs(tensors, request)]
+    is_raw = request.is_binary or any(tensor.datatype in RAW_ONLY for tensor in selected)
+    response = messages.ModelInferResponse(model_name=model_name, id=request.id or "")
+    for tensor in selected:
+        entry = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if is_raw:
-            answer.raw_output_contents.append(to_raw(tensor))
+            response.raw_output_contents.append(to_raw(tensor))
         else:
             getattr(entry.contents, CONTENTS_OF[tensor.datatype]).extend(
                 tensor.data.ravel().tolist()
             )
-    content: bytes = answer.SerializeToString()
+    content: bytes = response.SerializeToString()
     return content

@@ -1,4 +1,4 @@
-"""Tensors as lists of a JSON document, as V2 has them over HTTP."""
+"""Tensors as JSON lists, the form of V2 over HTTP."""
 
 from __future__ import annotations
 
@@ -10,70 +10,67 @@ import numpy.typing as npt
 
 from runtime.errors import InvalidRequest
 from runtime.wire.raw_tensors import string_array
-from runtime.wire.tensors import BYTES, NUMPY_OF, ONLY_RAW, Tensor
+from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.wire.tensors import Description
+    from runtime.wire.tensors import TensorSpec
 
 TYPES_OF: Mapping[str, set[type]] = {"b": {bool}, "f": {int, float}}
-"""What JSON values may be of numpy's kinds; whole numbers for all others."""
+"""Types of JSON values allowed for numpy's kinds; all other kinds take whole numbers."""
 
 
-def from_json(data: Any, about: Description) -> Tensor:
+def from_json(data: Any, spec: TensorSpec) -> Tensor:
     """A tensor from its list, flat or nested; raises InvalidRequest."""
     if not isinstance(data, list):
-        raise InvalidRequest(f"{about.place}: 'data' must be a list, was {type(data).__name__}")
-    if about.datatype in ONLY_RAW:
-        raise InvalidRequest(f"{about.place}: {about.datatype} can only be sent in binary")
-    flat = _flattened(data, about)
-    if len(flat) != about.count:
+        raise InvalidRequest(f"{spec.path}: 'data' must be a list, was {type(data).__name__}")
+    if spec.datatype in RAW_ONLY:
+        raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in binary")
+    flat = _flatten(data, spec)
+    if len(flat) != spec.count:
         raise InvalidRequest(
-            f"{about.place}: shape {list(about.shape)} needs {about.count} elements,"
+            f"{spec.path}: shape {list(spec.shape)} needs {spec.count} elements,"
             f" data has {len(flat)}"
         )
-    kinds = set(map(type, flat))  # one pass in C: data may have millions of elements
-    if about.datatype == BYTES:
-        if not kinds <= {str}:
-            raise InvalidRequest(f"{about.place}: data of datatype BYTES must be strings")
-        return Tensor(about.name, BYTES, string_array([text.encode() for text in flat], about))
-    return Tensor(about.name, about.datatype, _numbers(flat, kinds, about))
+    types = set(map(type, flat))  # one pass in C: data may have millions of elements
+    if spec.datatype == BYTES:
+        if not types <= {str}:
+            raise InvalidRequest(f"{spec.path}: data of datatype BYTES must be strings")
+        return Tensor(spec.name, BYTES, string_array([text.encode() for text in flat], spec))
+    return Tensor(spec.name, spec.datatype, _numbers(flat, types, spec))
 
 
-def _numbers(flat: list[Any], kinds: set[type], about: Description) -> npt.NDArray[Any]:
-    dtype = NUMPY_OF[about.datatype]
-    if not kinds <= TYPES_OF.get(dtype.kind, {int}):
-        raise InvalidRequest(f"{about.place}: data must be values of datatype {about.datatype}")
+def _numbers(flat: list[Any], types: set[type], spec: TensorSpec) -> npt.NDArray[Any]:
+    dtype = NUMPY_OF[spec.datatype]
+    if not types <= TYPES_OF.get(dtype.kind, {int}):
+        raise InvalidRequest(f"{spec.path}: data must be values of datatype {spec.datatype}")
     try:
         with np.errstate(over="raise"):
-            return np.array(flat, dtype=dtype).reshape(about.shape)
+            return np.array(flat, dtype=dtype).reshape(spec.shape)
     except (ValueError, OverflowError, FloatingPointError) as error:
-        raise InvalidRequest(
-            f"{about.place}: data does not fit {about.datatype}: {error}"
-        ) from error
+        raise InvalidRequest(f"{spec.path}: data does not fit {spec.datatype}: {error}") from error
 
 
-def _flattened(data: list[Any], about: Description) -> list[Any]:
-    """All elements of a list that is flat, or nested as the shape says."""
+def _flatten(data: list[Any], spec: TensorSpec) -> list[Any]:
     sizes = [len(data)]
     while data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
-            raise InvalidRequest(f"{about.place}: data mixes lists and values at one depth")
+            raise InvalidRequest(f"{spec.path}: data mixes lists and values at one depth")
         if len(set(map(len, data))) > 1:
-            raise InvalidRequest(f"{about.place}: data has lists of different lengths at one depth")
+            raise InvalidRequest(f"{spec.path}: data has lists of different lengths at one depth")
         sizes.append(len(data[0]))
         data = [value for row in data for value in row]
-    if len(sizes) > 1 and tuple(sizes) != about.shape:
+    if len(sizes) > 1 and tuple(sizes) != spec.shape:
         raise InvalidRequest(
-            f"{about.place}: data is nested as {reprlib.repr(sizes)}, shape is {list(about.shape)}"
+            f"{spec.path}: data is nested as {reprlib.repr(sizes)}, shape is {list(spec.shape)}"
         )
     return data
 
 
 def to_json(tensor: Tensor) -> list[Any] | None:
-    """A tensor's elements; None where JSON cannot hold them and they go in binary all the same."""
-    if tensor.datatype in ONLY_RAW:
+    """A tensor's elements; None if JSON cannot hold them, so they have to be sent in binary."""
+    if tensor.datatype in RAW_ONLY:
         return None
     if tensor.datatype != BYTES:
         return list(tensor.data.ravel().tolist())

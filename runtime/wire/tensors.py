@@ -1,4 +1,4 @@
-"""Tensors as they travel: named arrays with an Open Inference Protocol datatype."""
+"""Named arrays with a datatype of the Open Inference Protocol, and checks of their names."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ NUMPY_OF: Mapping[str, np.dtype[Any]] = {
 BYTES = "BYTES"
 """Datatype of strings; its arrays hold `bytes` objects."""
 BF16 = "BF16"
-"""Numpy has no such type: its arrays are float32, the upper half of whose bits travels."""
+"""Numpy has no such type: its arrays are float32, and the upper half of their bits is sent."""
 DATATYPES = (*NUMPY_OF, BF16, BYTES)
-ONLY_RAW = frozenset({"FP16", BF16})
-"""Datatypes that the protocol has as bytes only."""
+RAW_ONLY = frozenset({"FP16", BF16})
+"""Datatypes without a JSON form or a typed field of gRPC."""
 
-OIP_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
+DATATYPE_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
 
-MOST_DIMENSIONS = 32
-MOST_ELEMENTS = 2**40
-"""Far above what a body can hold; what is claimed beyond it is a mistake."""
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 2**40
+"""Far more than a body can hold: a larger claim is a mistake."""
 MAX_ITEMS = 1024
-"""Instances of one request."""
+"""Limit of the instances of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One named array; `data` has dtype object (of bytes) where the datatype is BYTES."""
+    """One named array; `data` has dtype object (of bytes) if the datatype is BYTES."""
 
     name: str
     datatype: str
@@ -56,49 +56,48 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of its dimensions."""
         return self.data.shape
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What a request says of one of its tensors, checked; `place` is where, for messages."""
+class TensorSpec:
+    """The checked description of a tensor in a request; `path` locates it in error messages."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    place: str
+    path: str
 
     @property
     def count(self) -> int:
-        """Elements that the shape asks for."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
-def described(name: Any, datatype: Any, shape: Any, place: str) -> Description:
+def parse_tensor_spec(name: Any, datatype: Any, shape: Any, path: str) -> TensorSpec:
     """A tensor's description; raises InvalidRequest."""
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{place}: 'name' must be a string, was {reprlib.repr(name)}")
+        raise InvalidRequest(f"{path}: 'name' must be a string, was {reprlib.repr(name)}")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise InvalidRequest(
-            f"{place}: 'datatype' must be one of {', '.join(DATATYPES)},"
+            f"{path}: 'datatype' must be one of {', '.join(DATATYPES)},"
             f" was {reprlib.repr(datatype)}"
         )
     if not _is_shape(shape):
         raise InvalidRequest(
-            f"{place}: 'shape' must be a list of at most {MOST_DIMENSIONS} sizes of 0 or more,"
-            f" together at most {MOST_ELEMENTS} elements, was {reprlib.repr(shape)}"
+            f"{path}: 'shape' must be a list of at most {MAX_DIMENSIONS} sizes of 0 or more,"
+            f" together at most {MAX_ELEMENTS} elements, was {reprlib.repr(shape)}"
         )
-    return Description(name, datatype, tuple(shape), place)
+    return TensorSpec(name, datatype, tuple(shape), path)
 
 
 def _is_shape(shape: Any) -> bool:
-    """Whether numpy takes it, also where a size of 0 hides how large the others are."""
-    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
+    """Whether numpy accepts the shape, also if a size of 0 hides how large the others are."""
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         return False
-    if not all(type(size) is int and 0 <= size <= MOST_ELEMENTS for size in shape):
+    if not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
         return False
-    return bool(math.prod(max(size, 1) for size in shape) <= MOST_ELEMENTS)
+    return bool(math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS)
 
 
 def check_item_count(count: int) -> None:
@@ -107,8 +106,8 @@ def check_item_count(count: int) -> None:
         raise InvalidRequest(f"a request must hold 1 to {MAX_ITEMS} items, held {count}")
 
 
-def check_names_differ(names: Sequence[str], where: str) -> None:
-    """Raise InvalidRequest where two tensors of a list have one name."""
+def check_unique_names(names: Sequence[str], where: str) -> None:
+    """Raise InvalidRequest if two tensors of a list have one name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -118,7 +117,7 @@ def check_names_differ(names: Sequence[str], where: str) -> None:
 
 def numeric_tensor(name: str, data: npt.NDArray[Any]) -> Tensor:
     """A tensor with the datatype of its array."""
-    return Tensor(name, OIP_OF[data.dtype], data)
+    return Tensor(name, DATATYPE_OF[data.dtype], data)
 
 
 def bytes_tensor(name: str, values: Sequence[bytes]) -> Tensor:
@@ -128,17 +127,16 @@ def bytes_tensor(name: str, values: Sequence[bytes]) -> Tensor:
     return Tensor(name, BYTES, data)
 
 
-def only_tensor(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The one input a model takes; raises InvalidRequest where another was sent."""
+def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
+    """The input of a model that has one; raises InvalidRequest if the name is missing."""
     for tensor in tensors:
         if tensor.name == name:
             return tensor
-    if len(tensors) == 1:  # a single input needs no agreement on its name
+    if len(tensors) == 1:  # a single input may have any name
         return tensors[0]
     seen = reprlib.repr(sorted(tensor.name for tensor in tensors))
     raise InvalidRequest(f"inputs must hold a tensor named {name!r}, were {seen}")
 
 
 def named_arrays(tensors: Sequence[Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays by their tensors' names."""
     return {tensor.name: tensor.data for tensor in tensors}

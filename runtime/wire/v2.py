@@ -1,6 +1,6 @@
 """The Open Inference Protocol (V2) over REST: bodies to tensors and back, JSON and binary.
 
-KServe's own codec turns binary tensors into Python lists; this one leaves them as buffers.
+KServe's own codec turns binary tensors into Python lists; this one keeps them as buffers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import orjson
 from runtime.errors import InvalidRequest
 from runtime.wire.json_tensors import from_json, to_json
 from runtime.wire.raw_tensors import from_raw, to_raw
-from runtime.wire.tensors import Tensor, check_names_differ, described
+from runtime.wire.tensors import Tensor, check_unique_names, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LENGTH_HEADER = "inference-header-content-length"
 BINARY_TYPE = "application/octet-stream"
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output the caller names, and whether it goes in binary."""
+    """An output that the client names, and whether it is sent in binary."""
 
     name: str
     is_binary: bool
@@ -39,14 +39,14 @@ class V2Request:
     inputs: tuple[Tensor, ...]
     id: str | None = None
     is_binary: bool = False
-    """Whether outputs that were not named go in binary."""
+    """Whether outputs that the client does not name are sent in binary."""
     outputs: tuple[RequestedOutput, ...] = ()
-    """What is wanted, in this order; empty: all outputs."""
+    """The outputs to send, in this order; empty: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBody:
-    """A body and the headers that say how to read it."""
+    """A body and the headers that describe its format."""
 
     content: bytes
     headers: tuple[tuple[str, str], ...]
@@ -58,80 +58,80 @@ def decode_request(body: bytes, header_length: str | None) -> V2Request:
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest("the body must hold a list 'inputs' with one tensor or more")
-    identity = document.get("id")
-    if identity is not None and not isinstance(identity, str):
-        raise InvalidRequest(f"'id' must be a string, was {type(identity).__name__}")
+    request_id = document.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise InvalidRequest(f"'id' must be a string, was {type(request_id).__name__}")
     is_binary = _flag(_parameters(document, "the body"), "binary_data_output", "the body")
     return V2Request(
-        inputs=_tensors(inputs, tail, "inputs"),
-        id=identity,
+        inputs=_decode_tensors(inputs, tail, "inputs"),
+        id=request_id,
         is_binary=bool(is_binary),
-        outputs=_requested(document.get("outputs"), is_binary=bool(is_binary)),
+        outputs=_parse_outputs(document.get("outputs"), is_binary=bool(is_binary)),
     )
 
 
 def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]:
-    """The tensors of another pod's answer; raises InvalidRequest."""
+    """The tensors of another pod's response; raises InvalidRequest."""
     document, tail = _split(body, header_length)
     outputs = document.get("outputs")
     if not isinstance(outputs, list):
-        raise InvalidRequest("the answer must hold a list 'outputs'")
-    return _tensors(outputs, tail, "outputs")
+        raise InvalidRequest("the response must hold a list 'outputs'")
+    return _decode_tensors(outputs, tail, "outputs")
 
 
 def encode_request(tensors: Sequence[Tensor]) -> EncodedBody:
     """A request whose inputs and outputs are all binary."""
-    entries, buffers = _entries([(tensor, True) for tensor in tensors])
-    return _encoded({"inputs": entries, "parameters": {"binary_data_output": True}}, buffers)
+    entries, buffers = _encode_tensors([(tensor, True) for tensor in tensors])
+    return _encode_body({"inputs": entries, "parameters": {"binary_data_output": True}}, buffers)
 
 
 def encode_response(
     tensors: Sequence[Tensor], *, model_name: str, request: V2Request
 ) -> EncodedBody:
-    """An answer in the form the request asked for; raises InvalidRequest."""
-    entries, buffers = _entries(chosen_outputs(tensors, request))
+    """A response in the form that the request asks for; raises InvalidRequest."""
+    entries, buffers = _encode_tensors(select_outputs(tensors, request))
     document: dict[str, Any] = {"model_name": model_name, "outputs": entries}
     if request.id is not None:
         document["id"] = request.id
-    return _encoded(document, buffers)
+    return _encode_body(document, buffers)
 
 
-def chosen_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[Tensor, bool]]:
-    """The outputs a request wants, each with whether it goes in binary; raises InvalidRequest."""
+def select_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[Tensor, bool]]:
+    """The requested outputs, each with whether it is sent in binary; raises InvalidRequest."""
     if not request.outputs:
         return [(tensor, request.is_binary) for tensor in tensors]
     by_name = {tensor.name: tensor for tensor in tensors}
-    for wanted in request.outputs:
-        if wanted.name not in by_name:
+    for output in request.outputs:
+        if output.name not in by_name:
             raise InvalidRequest(
-                f"'outputs' names {reprlib.repr(wanted.name)}; the model has {sorted(by_name)}"
+                f"'outputs' names {reprlib.repr(output.name)}; the model has {sorted(by_name)}"
             )
-    return [(by_name[wanted.name], wanted.is_binary) for wanted in request.outputs]
+    return [(by_name[output.name], output.is_binary) for output in request.outputs]
 
 
-# Reading
+# Decoding
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
     """The JSON document and the binary tail of a body."""
     length = len(body)
     if header_length is not None:
-        length = _whole(header_length)
+        length = _parse_digits(header_length)
         if not 0 < length <= len(body):
             raise InvalidRequest(
                 f"header {LENGTH_HEADER} must be 1 to {len(body)} (the body's length),"
                 f" was {reprlib.repr(header_length)}"
             )
-    return read_object(body[:length]), memoryview(body)[length:]
+    return parse_object(body[:length]), memoryview(body)[length:]
 
 
-def _whole(text: str) -> int:
-    """A number of decimal digits; 0 where it is none."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+def _parse_digits(text: str) -> int:
+    """A number of decimal digits; 0 if the text is no such number."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return int(text) if is_number else 0
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; raises InvalidRequest."""
     try:
         document = orjson.loads(body)
@@ -142,82 +142,84 @@ def read_object(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _parameters(holder: dict[str, Any], place: str) -> dict[str, Any]:
+def _parameters(holder: dict[str, Any], path: str) -> dict[str, Any]:
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise InvalidRequest(f"{place}: 'parameters' must be an object")
+        raise InvalidRequest(f"{path}: 'parameters' must be an object")
     return parameters
 
 
-def _flag(parameters: dict[str, Any], name: str, place: str) -> bool | None:
+def _flag(parameters: dict[str, Any], name: str, path: str) -> bool | None:
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(
-            f"{place}: parameter {name!r} must be true or false, was {reprlib.repr(value)}"
+            f"{path}: parameter {name!r} must be true or false, was {reprlib.repr(value)}"
         )
     return value
 
 
-def _requested(outputs: Any, *, is_binary: bool) -> tuple[RequestedOutput, ...]:
+def _parse_outputs(outputs: Any, *, is_binary: bool) -> tuple[RequestedOutput, ...]:
     if outputs is None:
         return ()
     if not isinstance(outputs, list):
         raise InvalidRequest(f"'outputs' must be a list, was {type(outputs).__name__}")
     requested = []
     for index, entry in enumerate(outputs):
-        place = f"outputs[{index}]"
+        path = f"outputs[{index}]"
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str):
-            raise InvalidRequest(f"{place} must be an object with a string 'name'")
-        own = _flag(_parameters(entry, place), "binary_data", place)
+            raise InvalidRequest(f"{path} must be an object with a string 'name'")
+        own = _flag(_parameters(entry, path), "binary_data", path)
         requested.append(RequestedOutput(name, is_binary if own is None else own))
-    check_names_differ([each.name for each in requested], "'outputs'")
+    check_unique_names([each.name for each in requested], "'outputs'")
     return tuple(requested)
 
 
-def _tensors(entries: list[Any], tail: memoryview, where: str) -> tuple[Tensor, ...]:
+def _decode_tensors(entries: list[Any], tail: memoryview, where: str) -> tuple[Tensor, ...]:
     tensors = []
     for index, entry in enumerate(entries):
-        place = f"{where}[{index}]"
+        path = f"{where}[{index}]"
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"{place} must be an object, was {type(entry).__name__}")
-        about = described(entry.get("name"), entry.get("datatype"), entry.get("shape"), place)
-        size = _binary_size(entry, tail, place)
+            raise InvalidRequest(f"{path} must be an object, was {type(entry).__name__}")
+        spec = parse_tensor_spec(entry.get("name"), entry.get("datatype"), entry.get("shape"), path)
+        size = _binary_size(entry, tail, path)
         if size is None:
-            tensors.append(from_json(entry.get("data"), about))
+            tensors.append(from_json(entry.get("data"), spec))
         else:
-            tensors.append(from_raw(tail[:size], about))
+            tensors.append(from_raw(tail[:size], spec))
             tail = tail[size:]
     if len(tail):
         raise InvalidRequest(f"{len(tail)} bytes are left after the last binary tensor")
-    check_names_differ([tensor.name for tensor in tensors], f"{where!r}")
+    check_unique_names([tensor.name for tensor in tensors], f"{where!r}")
     return tuple(tensors)
 
 
-def _binary_size(entry: dict[str, Any], tail: memoryview, place: str) -> int | None:
-    """Bytes of a tensor in the binary tail; None where its data is JSON."""
-    size = _parameters(entry, place).get("binary_data_size")
+def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | None:
+    """Bytes of a tensor in the binary tail; None if its data is JSON."""
+    size = _parameters(entry, path).get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or not 0 <= size <= len(tail):
         raise InvalidRequest(
-            f"{place}: binary_data_size must be at most the {len(tail)} bytes that are left,"
+            f"{path}: binary_data_size must be at most the {len(tail)} remaining bytes,"
             f" was {reprlib.repr(size)}"
         )
     if entry.get("data") is not None:
-        raise InvalidRequest(f"{place}: 'data' and binary_data_size exclude each other")
+        raise InvalidRequest(f"{path}: 'data' and binary_data_size exclude each other")
     return size
 
 
-# Writing
+# Encoding
 
 
-def _entries(chosen: Sequence[tuple[Tensor, bool]]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """JSON entries of tensors, and the buffers of those that go in binary."""
+def _encode_tensors(
+    selected: Sequence[tuple[Tensor, bool]],
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """JSON entries of tensors, and the buffers of those that are sent in binary."""
     entries, buffers = [], []
-    for tensor, is_binary in chosen:
+    for tensor, is_binary in selected:
         entry: dict[str, Any] = {
             "name": tensor.name,
             "shape": list(tensor.shape),
@@ -234,7 +236,7 @@ def _entries(chosen: Sequence[tuple[Tensor, bool]]) -> tuple[list[dict[str, Any]
     return entries, buffers
 
 
-def _encoded(document: dict[str, Any], buffers: list[bytes]) -> EncodedBody:
+def _encode_body(document: dict[str, Any], buffers: list[bytes]) -> EncodedBody:
     text = orjson.dumps(document)
     if not buffers:
         return EncodedBody(text, (("content-type", "application/json"),))

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from runtime.protocols.routes import MOST_ORDER_BYTES
+from runtime.protocols.routes import MAX_JSON_BYTES
 from runtime.wire.raw_tensors import to_raw
 from runtime.wire.tensors import DATATYPES, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER
@@ -68,7 +68,7 @@ def served(shared_cluster: Cluster, models: Path) -> Iterator[Served]:
     ):
         yield Served(pod, client, channel)
         assert predict(pod.url, "text", "x").status_code == 200
-        assert pod.log.count("request broke") == pod.log.count("call broke") == 0
+        assert "failed with an unexpected error" not in pod.log
 
 
 EXAMPLES = settings(
@@ -208,7 +208,7 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         pytest.param(
             "/v2/repository/models/text/load",
             {"parameters": {"config": "{}"}},
-            "'parameters' may have 'tier' and nothing else",
+            "'parameters' may hold only 'tier'",
             id="load-with-config",
         ),
     ],
@@ -250,9 +250,9 @@ def test_no_error_repeats_a_whole_body(served: Served) -> None:
     ],
 )
 def test_orders_are_short(served: Served, path: str) -> None:
-    answer = served.post(path, b" " * (MOST_ORDER_BYTES + 1))
+    answer = served.post(path, b" " * (MAX_JSON_BYTES + 1))
     assert answer.status_code == 413
-    assert f"{MOST_ORDER_BYTES} bytes" in answer.json()["error"]
+    assert f"{MAX_JSON_BYTES} bytes" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from runtime.loading.served_model import ServedModel
-from runtime.serving.stages import preprocessed
+from runtime.serving.predict_service import preprocess_body
 from runtime.tasks.processors import load_processor
 from runtime.wire.tensors import Tensor, numeric_tensor
 from runtime.wire.v2 import encode_request
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from runtime.device.queue import InferenceResult
-    from runtime.wire.bodies import ReadBody
+    from runtime.wire.bodies import RequestBody
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
@@ -233,15 +233,15 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
 
 def test_what_preprocessing_gives_is_checked(models: Path) -> None:
     processor = load_processor(models / "tiny-bert", None)
-    body: ReadBody = _body(["one", "a longer text"])
-    assert [tensor.name for tensor in preprocessed(processor, body)] == [
+    body: RequestBody = _body(["one", "a longer text"])
+    assert [tensor.name for tensor in preprocess_body(processor, body)] == [
         "input_ids",
         "attention_mask",
         "token_type_ids",
     ]
 
 
-def _body(instances: list[str]) -> ReadBody:
-    from runtime.wire.bodies import ReadBody
+def _body(instances: list[str]) -> RequestBody:
+    from runtime.wire.bodies import RequestBody
 
-    return ReadBody(instances=instances)
+    return RequestBody(instances=instances)

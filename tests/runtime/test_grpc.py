@@ -16,7 +16,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from runtime.protocols.grpc_server import GrpcLimits, GrpcServer
+from runtime.protocols.grpc_server import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc
@@ -326,7 +326,7 @@ def test_kserves_port_gives_way_and_others_do_not() -> None:
     async def run() -> None:
         def server() -> GrpcServer:
             handler = grpc.method_handlers_generic_handler("none", {})
-            return GrpcServer(handler, GrpcLimits(message_bytes=1, calls=1))
+            return GrpcServer(handler, max_body_bytes=1, slots=1)
 
         first, second, third = server(), server(), server()
         await first.start("127.0.0.1", KSERVE_GRPC_PORT)

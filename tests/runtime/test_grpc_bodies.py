@@ -15,7 +15,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.infer_type import RequestedOutput
 
 from runtime.errors import InvalidRequest
-from runtime.wire.grpc_bodies import CONTENTS_OF, decode_message, encode_answer, parse
+from runtime.wire.grpc_bodies import CONTENTS_OF, decode_message, encode_message, parse_message
 from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_request, encode_response
 
@@ -77,7 +77,7 @@ def test_reads_the_sdks_messages(datatype: str, is_binary: bool) -> None:
 @pytest.mark.parametrize("is_binary", [True, False], ids=["raw", "typed"])
 def test_sdk_reads_our_messages(datatype: str, is_binary: bool) -> None:
     request = V2Request((), id="r-1", is_binary=is_binary)
-    content = encode_answer([our_tensor(datatype)], model_name="m", request=request)
+    content = encode_message([our_tensor(datatype)], model_name="m", request=request)
     message = messages.ModelInferResponse.FromString(content)
     assert bool(message.raw_output_contents) == (is_binary or datatype == "FP16")
     assert_sdk_reads(InferResponse.from_grpc(message), datatype)
@@ -114,7 +114,7 @@ def test_requested_outputs_of_the_sdk_are_read() -> None:
     read = decode_message(request.to_grpc())
     outputs = [numeric_tensor(name, np.ones(1, np.float32)) for name in ("a", "b", "c")]
     answer = messages.ModelInferResponse.FromString(
-        encode_answer(outputs, model_name="m", request=read)
+        encode_message(outputs, model_name="m", request=read)
     )
     assert [output.name for output in answer.outputs] == ["b", "a"]
     assert len(answer.raw_output_contents) == 2
@@ -183,7 +183,7 @@ def test_bad_messages_are_told(message: Any, said: str) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_message_or_a_reason(content: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
-        decode_message(parse(messages.ModelInferRequest, content))
+        decode_message(parse_message(messages.ModelInferRequest, content))
 
 
 def test_raw_contents_are_not_copied_into_lists() -> None:

@@ -53,7 +53,7 @@ async def pixels(pod: LocalPod, spec: ModelSpec, *wishes: dict[str, Any]) -> np.
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
     processor = entry.model.processor
-    inputs = processor.batching.checked(processor.preprocess(processor.read_instances(wishes)))
+    inputs = processor.batching.validate(processor.preprocess(processor.read_instances(wishes)))
     ran = await entry.model.infer(inputs)
     await pod.loader.store.release(entry)
     values: np.ndarray[Any, Any] = ran.value[0].data
@@ -169,10 +169,10 @@ def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
     processor = load_processor(folder, None)
     assert isinstance(processor, TextToImage)
     inputs = processor.preprocess(processor.read_instances([WISH]))
-    assert processor.batching.checked(inputs) == inputs
+    assert processor.batching.validate(inputs) == inputs
     steps = numeric_tensor("steps", np.array([10_000]))
     with pytest.raises(InvalidRequest, match="'steps' must hold values from 1 to 200"):
-        processor.batching.checked([steps if each.name == "steps" else each for each in inputs])
+        processor.batching.validate([steps if each.name == "steps" else each for each in inputs])
 
 
 # Models

@@ -35,10 +35,10 @@ def pixels(value: float = 0.0, *, rows: int = 1, dtype: type = np.float32) -> Te
 
 
 def test_the_mask_and_the_order_are_filled_in() -> None:
-    inputs = TEXT.checked([ids([1, 2])])
+    inputs = TEXT.validate([ids([1, 2])])
     assert [tensor.name for tensor in inputs] == ["input_ids", "attention_mask"]
     assert inputs[1].data.tolist() == [[1, 1]]
-    assert TEXT.checked([mask([1, 1]), ids([1, 2])])[0].name == "input_ids"
+    assert TEXT.validate([mask([1, 1]), ids([1, 2])])[0].name == "input_ids"
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_what_could_never_run_is_refused(
     batching: PaddedBatching, inputs: list[Tensor], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        batching.checked(inputs)
+        batching.validate(inputs)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_shorter_requests_are_padded(pads_left: bool) -> None:
     batching = dataclasses.replace(TEXT, pads_left=pads_left)
-    one, two = batching.checked([ids([1, 2, 3])]), batching.checked([ids([4], [5])])
+    one, two = batching.validate([ids([1, 2, 3])]), batching.validate([ids([4], [5])])
     tokens, attention = batching.join([one, two])
     padded = [[9, 9, 4], [9, 9, 5]] if pads_left else [[4, 9, 9], [5, 9, 9]]
     assert tokens.data.tolist() == [[1, 2, 3], *padded]
@@ -137,5 +137,5 @@ def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
 @pytest.mark.parametrize("batching", [TEXT, IMAGE])
 def test_examples_are_what_the_network_takes(batching: PaddedBatching) -> None:
     inputs = batching.example(3, 5)
-    assert [tensor.name for tensor in batching.checked(inputs)] == list(batching.rules)
+    assert [tensor.name for tensor in batching.validate(inputs)] == list(batching.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)

@@ -198,7 +198,7 @@ def test_a_program_that_hangs_is_given_up(cluster: Cluster, programs: Path) -> N
 async def answer(pod: LocalPod, spec: ModelSpec) -> bytes:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
-    inputs = entry.model.processor.batching.checked([numeric_tensor("features", ROWS)])
+    inputs = entry.model.processor.batching.validate([numeric_tensor("features", ROWS)])
     ran = await entry.model.infer(inputs)
     await pod.loader.store.release(entry)
     return b"".join(tensor.data.tobytes() for tensor in ran.value)

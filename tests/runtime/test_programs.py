@@ -51,7 +51,7 @@ class Loaded:
         self.network: Program = load_network(folder)
 
     def run(self, *inputs: Tensor) -> list[np.ndarray[Any, Any]]:
-        outputs = self.processor.infer(self.network, self.processor.batching.checked(inputs))
+        outputs = self.processor.infer(self.network, self.processor.batching.validate(inputs))
         return [tensor.data for tensor in outputs]
 
     def joins(self) -> bool:
@@ -175,7 +175,7 @@ def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) ->
 
 def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     program = Loaded(sound)
-    requests = [program.processor.batching.checked([features(rows)]) for rows in (1, 2, 3)]
+    requests = [program.processor.batching.validate([features(rows)]) for rows in (1, 2, 3)]
     joined = program.processor.batching.join(requests)
     parts = program.processor.batching.split(
         program.processor.infer(program.network, joined), [1, 2, 3]
@@ -209,13 +209,13 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
 def test_wrong_tensors_are_refused(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
     processor = load_processor(sound.parent, None)
     with pytest.raises(InvalidRequest, match=message):
-        processor.batching.checked(inputs)
+        processor.batching.validate(inputs)
 
 
 def test_inputs_may_be_named_by_position(sound: Path) -> None:
     processor = load_processor(sound.parent, None)
     given = tensor("INPUT__0", np.ones((1, 4)))
-    assert processor.batching.checked([given])[0].name == "features"
+    assert processor.batching.validate([given])[0].name == "features"
 
 
 class Pair(torch.nn.Module):
@@ -238,7 +238,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sizes_must_agree_between_inputs(pair: Path) -> None:
     ids, values = tensor("ids", [0, 1], np.int64), tensor("values", np.ones((3, 3)))
     with pytest.raises(InvalidRequest, match="its 3 must be 2"):
-        load_processor(pair.parent, None).batching.checked([ids, values])
+        load_processor(pair.parent, None).batching.validate([ids, values])
 
 
 def test_what_the_program_itself_refuses_is_the_callers_fault(pair: Path) -> None:

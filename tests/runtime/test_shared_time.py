@@ -19,9 +19,9 @@ class Clock:
 def test_each_of_n_takes_an_nth_of_the_time() -> None:
     clock = Clock()
     shared = ProcessorSharing(clock)
-    with shared.taken() as first:
+    with shared.measure() as first:
         clock.now_s += 4
-        with shared.taken() as second:
+        with shared.measure() as second:
             clock.now_s += 6
         clock.now_s += 1
     assert (first.seconds, second.seconds) == pytest.approx((4 + 3 + 1, 3))
@@ -32,7 +32,7 @@ def test_time_without_anybody_belongs_to_nobody() -> None:
     shared = ProcessorSharing(clock)
     for _ in range(2):
         clock.now_s += 50
-        with shared.taken() as share:
+        with shared.measure() as share:
             clock.now_s += 2
         assert share.seconds == pytest.approx(2)
 

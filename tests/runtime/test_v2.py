@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from runtime.errors import InvalidRequest
 from runtime.wire.raw_tensors import from_raw, to_raw
-from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, described, numeric_tensor
+from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor, parse_tensor_spec
 from runtime.wire.v2 import (
     LENGTH_HEADER,
     V2Request,
@@ -212,14 +212,14 @@ def test_brain_halves_keep_the_upper_half(values: list[float]) -> None:
     expected = torch.from_numpy(data).to(torch.bfloat16)
     raw = to_raw(Tensor("x", "BF16", data))
     with np.errstate(all="ignore"):
-        read = from_raw(memoryview(raw), described("x", "BF16", [len(values)], "inputs[0]"))
+        read = from_raw(memoryview(raw), parse_tensor_spec("x", "BF16", [len(values)], "inputs[0]"))
     np.testing.assert_array_equal(read.data, expected.float().numpy())
     assert read.datatype == "BF16"
 
 
 @given(st.binary(max_size=8))
 def test_booleans_are_bytes_of_0_or_1(content: bytes) -> None:
-    about = described("x", "BOOL", [len(content)], "inputs[0]")
+    about = parse_tensor_spec("x", "BOOL", [len(content)], "inputs[0]")
     if set(content) <= {0, 1}:
         assert from_raw(memoryview(content), about).data.tolist() == [b == 1 for b in content]
     else:

@@ -9,11 +9,11 @@ import numpy as np
 
 from runtime.engines.images.image_requests import (
     DEFAULT_GUIDANCE,
-    MOST_GUIDANCE,
-    MOST_IMAGES,
-    MOST_PIXELS,
-    MOST_SEED,
-    MOST_STEPS,
+    MAX_GUIDANCE,
+    MAX_IMAGES,
+    MAX_SEED,
+    MAX_SIDE,
+    MAX_STEPS,
 )
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import Tensor, numeric_tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.engines.images.image_requests import Sides
+    from runtime.engines.images.image_requests import SideLimits
 
 NAMES = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guidance")
 
@@ -32,28 +32,28 @@ NAMES = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guid
 class ImageBatching:
     """The rules of one model."""
 
-    sides: Sides
+    sides: SideLimits
     vocabulary_size: int
     max_tokens: int
     max_rows: int | None = 1
 
-    def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs in order; raises InvalidRequest."""
         named = {tensor.name: tensor for tensor in inputs}
         if sorted(named) != sorted(NAMES) or len(inputs) != len(NAMES):
             raise InvalidRequest(f"inference needs {list(NAMES)}, got {sorted(named)[:8]}")
         rows = named["seed"].data.size
-        if not 0 < rows <= MOST_IMAGES:
-            raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, was {rows}")
+        if not 0 < rows <= MAX_IMAGES:
+            raise InvalidRequest(f"a request must ask for 1 to {MAX_IMAGES} images, was {rows}")
         step = self.sides.multiple
         for name, low, high in (
             ("prompt_ids", 0, self.vocabulary_size - 1),
             ("negative_ids", 0, self.vocabulary_size - 1),
-            ("seed", 0, MOST_SEED),
-            ("steps", 1, MOST_STEPS),
-            ("width", step, MOST_PIXELS),
-            ("height", step, MOST_PIXELS),
-            ("guidance", 0, MOST_GUIDANCE),
+            ("seed", 0, MAX_SEED),
+            ("steps", 1, MAX_STEPS),
+            ("width", step, MAX_SIDE),
+            ("height", step, MAX_SIDE),
+            ("guidance", 0, MAX_GUIDANCE),
         ):
             shape = (rows, self.max_tokens) if name.endswith("_ids") else (rows,)
             datatype = "FP32" if name == "guidance" else "INT64"

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from runtime.wire.tensors import Tensor
 
-MOST_IMAGES = 16
-MOST_STEPS = 200
-MOST_PIXELS = 2048
+MAX_IMAGES = 16
+MAX_STEPS = 200
+MAX_SIDE = 2048
 """Of a side."""
-MOST_SEED = 2**63 - 1
-MOST_GUIDANCE = 100.0
+MAX_SEED = 2**63 - 1
+MAX_GUIDANCE = 100.0
 DEFAULT_STEPS = 30
 DEFAULT_GUIDANCE = 7.5
 FIELDS = (
@@ -30,7 +30,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class SideLimits:
     """The size of images where a request does not say, and what sides must be multiples of."""
 
     default: int
@@ -38,7 +38,7 @@ class Sides:
 
     def allow(self, side: int) -> bool:
         """Whether an image may be so wide or high."""
-        return self.multiple <= side <= MOST_PIXELS and side % self.multiple == 0
+        return self.multiple <= side <= MAX_SIDE and side % self.multiple == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class ImageRequest:
 
 
 def read_image_requests(
-    instances: Sequence[Any], sides: Sides, *, where: str = "instances"
+    instances: Sequence[Any], sides: SideLimits, *, where: str = "instances"
 ) -> list[ImageRequest]:
     """The images of a V1 body; `where` is its list, for messages. Raises InvalidRequest."""
-    if not 0 < len(instances) <= MOST_IMAGES:
-        raise InvalidRequest(f"a request must ask for 1 to {MOST_IMAGES} images, {len(instances)}"
+    if not 0 < len(instances) <= MAX_IMAGES:
+        raise InvalidRequest(f"a request must ask for 1 to {MAX_IMAGES} images, {len(instances)}"
                              " were asked for")  # fmt: skip
     wishes = [_wish(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
     if len({(wish.width, wish.height) for wish in wishes}) > 1:
@@ -92,7 +92,7 @@ def _column(tensor: Tensor, count: int) -> list[Any]:
     return values if len(values) == count else values * count
 
 
-def _wish(instance: Any, place: str, sides: Sides) -> ImageRequest:
+def _wish(instance: Any, place: str, sides: SideLimits) -> ImageRequest:
     if isinstance(instance, str):
         instance = {"prompt": instance}
     if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
@@ -107,9 +107,9 @@ def _wish(instance: Any, place: str, sides: Sides) -> ImageRequest:
     return ImageRequest(
         prompt=instance["prompt"],
         negative_prompt=negative,
-        seed=_whole(instance, "seed", place, default=0, low=0, high=MOST_SEED),
+        seed=_whole(instance, "seed", place, default=0, low=0, high=MAX_SEED),
         steps=_whole(
-            instance, "num_inference_steps", place, default=DEFAULT_STEPS, low=1, high=MOST_STEPS
+            instance, "num_inference_steps", place, default=DEFAULT_STEPS, low=1, high=MAX_STEPS
         ),
         width=_side(instance, "width", place, sides),
         height=_side(instance, "height", place, sides),
@@ -129,10 +129,8 @@ def _whole(
     return value
 
 
-def _side(instance: Mapping[str, Any], name: str, place: str, sides: Sides) -> int:
-    value = _whole(
-        instance, name, place, default=sides.default, low=sides.multiple, high=MOST_PIXELS
-    )
+def _side(instance: Mapping[str, Any], name: str, place: str, sides: SideLimits) -> int:
+    value = _whole(instance, name, place, default=sides.default, low=sides.multiple, high=MAX_SIDE)
     if value % sides.multiple:
         raise InvalidRequest(
             f"{place}: {name!r} must be a multiple of {sides.multiple}, was {value}"
@@ -143,9 +141,9 @@ def _side(instance: Mapping[str, Any], name: str, place: str, sides: Sides) -> i
 def _guidance(instance: Mapping[str, Any], place: str) -> float:
     value = instance.get("guidance_scale", DEFAULT_GUIDANCE)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= MOST_GUIDANCE:
+    if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_GUIDANCE:
         raise InvalidRequest(
-            f"{place}: 'guidance_scale' must be a number from 0 to {MOST_GUIDANCE:g},"
+            f"{place}: 'guidance_scale' must be a number from 0 to {MAX_GUIDANCE:g},"
             f" was {reprlib.repr(value)}"
         )
     return float(value)

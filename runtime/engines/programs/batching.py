@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.engines.programs.signature import ANY, MOST_SIZE, described
+from runtime.engines.programs.signature import ANY, MOST_SIZE, describe_shape
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
 
@@ -37,7 +37,7 @@ class ProgramBatching:
         self.max_tokens = 0
         self.max_rows = None if high >= MOST_SIZE else high
 
-    def checked(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs in the program's order and under its names; raises InvalidRequest."""
         ports = self._signature.inputs
         positions = {f"{POSITION}{index}": port.name for index, port in enumerate(ports)}
@@ -65,7 +65,7 @@ class ProgramBatching:
         is_fitting = len(port.shape) == len(tensor.shape)
         if not is_fitting or not all(self._fits(size, seen) for size, seen in pairs):
             raise InvalidRequest(
-                f"input {port.name!r} must have shape {described(port, self._signature)},"
+                f"input {port.name!r} must have shape {describe_shape(port, self._signature)},"
                 f" was {list(tensor.shape)}"
             )
         for size, seen in pairs:

@@ -188,7 +188,7 @@ def _paths(spec: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
     ]
 
 
-def described(port: Port, signature: Signature) -> str:
+def describe_shape(port: Port, signature: Signature) -> str:
     """A shape for a message, such as `[1 to 64, 3, any]`."""
     return f"[{', '.join(_allowed(size, signature) for size in port.shape)}]"
 

@@ -1,25 +1,50 @@
-"""OpenAI answer documents: completions and chat (whole, in chunks), embeddings, images, models."""
+"""OpenAI's response documents: completions and chat, embeddings, models, errors."""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from runtime.protocols.response import event
+from runtime.errors import ModelNotFound, PromptTooLong
+from runtime.openai.requests import InvalidField
+from runtime.protocols.response import error_status, server_sent_event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from registry.domain.model import ModelName
     from runtime.generation.engine import Finish
+    from runtime.protocols.response import Failure
 
 DONE = b"data: [DONE]\n\n"
+ERROR_TYPES: Mapping[int, str] = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.NOT_FOUND: "invalid_request_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "invalid_request_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+"""OpenAI's error type of each status; `server_error` for all others."""
+
+
+def openai_error(error: Failure) -> object:
+    """The body of an error: `{"error": {"message", "type", "param", "code"}}`."""
+    param = error.param if isinstance(error, InvalidField) else None
+    code = error.code if isinstance(error, InvalidField) else None
+    if isinstance(error, ModelNotFound):
+        param, code = "model", "model_not_found"
+    if isinstance(error, PromptTooLong):
+        code = "context_length_exceeded"
+    kind = ERROR_TYPES.get(error_status(error), "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +55,6 @@ class TokenUsage:
     completion_tokens: int
 
     def document(self) -> dict[str, int]:
-        """As OpenAI writes it."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -39,16 +63,18 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """How completions (`is_chat` off) or chat completions are written."""
+class CompletionFormat:
+    """The documents of one completion, or of one chat completion if `is_chat`."""
 
     is_chat: bool
     id: str
     model: str
     created_s: int
 
-    def whole(self, texts: Sequence[str], finishes: Sequence[Finish], usage: TokenUsage) -> bytes:
-        """An answer that is not streamed."""
+    def response(
+        self, texts: Sequence[str], finishes: Sequence[Finish], usage: TokenUsage
+    ) -> bytes:
+        """A response that is not streamed."""
         choices = [
             {"index": index, **self._text(text), "logprobs": None, "finish_reason": finish}
             for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
@@ -60,15 +86,17 @@ class AnswerForm:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
         return {"text": text}
 
-    def opening(self, index: int, *, wants_usage: bool) -> bytes:
-        """The event that begins a choice; completions have none."""
+    def first_event(self, index: int, *, wants_usage: bool) -> bytes:
+        """The event that begins a choice of a chat; completions have none."""
         if not self.is_chat:
             return b""
         delta = {"role": "assistant", "content": ""}
         return self._event(index, {"delta": delta}, None, wants_usage=wants_usage)
 
-    def chunk(self, index: int, text: str, finish: Finish | None, *, wants_usage: bool) -> bytes:
-        """The event of new text, or of a choice's end; empty where there is neither."""
+    def delta_events(
+        self, index: int, text: str, finish: Finish | None, *, wants_usage: bool
+    ) -> bytes:
+        """The events of new text and of a choice's end; empty if there is neither."""
         if not text and finish is None:
             return b""
         if not self.is_chat:
@@ -81,8 +109,8 @@ class AnswerForm:
         return events
 
     def usage_event(self, usage: TokenUsage) -> bytes:
-        """The event before the last, where the caller asked for it."""
-        return event({**self._head(".chunk"), "choices": [], "usage": usage.document()})
+        """The last event but one, sent if the client asks for it."""
+        return server_sent_event({**self._head(".chunk"), "choices": [], "usage": usage.document()})
 
     def _event(
         self, index: int, content: dict[str, Any], finish: Finish | None, *, wants_usage: bool
@@ -91,7 +119,7 @@ class AnswerForm:
         document = {**self._head(".chunk"), "choices": [choice]}
         if wants_usage:
             document["usage"] = None
-        return event(document)
+        return server_sent_event(document)
 
     def _head(self, chat_suffix: str) -> dict[str, Any]:
         kind = f"chat.completion{chat_suffix}" if self.is_chat else "text_completion"
@@ -101,7 +129,7 @@ class AnswerForm:
 def embeddings(
     vectors: npt.NDArray[np.float32], *, model: str, prompt_tokens: int, is_base64: bool
 ) -> bytes:
-    """The answer with one vector per input; `vectors` has shape (inputs, dimension)."""
+    """The response with one vector per input; `vectors` has shape (inputs, dimension)."""
     little = vectors.astype("<f4", copy=False)
     data = [
         {
@@ -117,12 +145,6 @@ def embeddings(
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
 
 
-def images(pictures: Sequence[str], *, created_s: int) -> bytes:
-    """The answer with one picture each, PNG in base64."""
-    data = [{"b64_json": picture} for picture in pictures]
-    return orjson.dumps({"created": created_s, "data": data, "output_format": "png"})
-
-
 def model_card(name: ModelName) -> dict[str, Any]:
     """One model of the list; the registry keeps no dates, so `created` is 0."""
     short = name.name if name.namespace == "default" else str(name)
@@ -130,5 +152,4 @@ def model_card(name: ModelName) -> dict[str, Any]:
 
 
 def model_list(names: Sequence[ModelName]) -> bytes:
-    """All models."""
     return orjson.dumps({"object": "list", "data": [model_card(name) for name in names]})

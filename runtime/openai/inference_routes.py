@@ -1,0 +1,87 @@
+"""Endpoints that put OpenAI's bodies around one inference: what they share, and embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from runtime.errors import InvalidRequest
+from runtime.openai.responses import embeddings
+from runtime.protocols.response import JSON, provenance_headers
+from runtime.tasks.embedding import Embedding
+from runtime.wire.bodies import RequestBody, WireProtocol
+from runtime.wire.tensors import bytes_tensor
+from runtime.wire.v2 import EncodedBody, V2Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from runtime.loading.processors import Processors
+    from runtime.openai.endpoint import Call
+    from runtime.openai.requests import Body, EmbeddingBody
+    from runtime.registration.model_catalog import ModelCatalog
+    from runtime.serving.predict_service import PredictService
+    from runtime.wire.request_head import RequestHead
+    from runtime.wire.tensors import Tensor
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Inferences:
+    """Inferences with tensors in and OpenAI's documents out."""
+
+    service: PredictService
+    processors: Processors
+    catalog: ModelCatalog
+
+    async def processor(self, head: RequestHead, kind: type[Kind], ability: str) -> Kind:
+        """The model's processor; raises InvalidRequest if it is not of class `kind`.
+
+        Also raises as `InFlightRequests.check_admission` does, before any file is fetched.
+        """
+        self.service.in_flight.check_admission(head)
+        spec = await self.catalog.find(head.model, head.generation)
+        processor = await self.processors.get(spec)
+        if not isinstance(processor, kind):
+            raise InvalidRequest(f"model {spec.name} does not {ability}")
+        return processor
+
+    async def serve(
+        self,
+        call: Call[Body],
+        inputs: Sequence[Tensor],
+        encode: Callable[[Sequence[Tensor]], bytes],
+    ) -> None:
+        """Infer, and respond with the JSON that `encode` makes of the outputs, in a thread."""
+        result = await self.service.predict(
+            call.head,
+            WireProtocol.V2,
+            RequestBody(v2=V2Request(tuple(inputs))),
+            encode=lambda outputs: EncodedBody(encode(outputs), tuple(JSON)),
+        )
+        headers = [*result.body.headers, *provenance_headers(result)]
+        await call.response.send(result.body.content, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRoute:
+    """`/openai/v1/embeddings`."""
+
+    inferences: Inferences
+
+    async def serve(self, call: Call[EmbeddingBody]) -> None:
+        body = call.body
+        processor = await self.inferences.processor(call.head, Embedding, "embed texts")
+
+        def encode(outputs: Sequence[Tensor]) -> bytes:
+            (vectors,) = outputs
+            return embeddings(
+                vectors.data,
+                model=body.model,
+                prompt_tokens=processor.count_tokens(body.texts),
+                is_base64=body.encoding_format == "base64",
+            )
+
+        texts = bytes_tensor("text", [text.encode() for text in body.texts])
+        await self.inferences.serve(call, [texts], encode)

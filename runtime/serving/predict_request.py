@@ -1,0 +1,67 @@
+"""A predict request in progress: its headers, its stage times, its response's provenance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
+
+from registry.domain.pod import Stage
+from runtime.metrics import STAGE_SECONDS
+from runtime.wire.simulated_work import SimulatedWork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from registry.domain.model import ModelSpec
+    from runtime.registration.measurements import Measurements
+    from runtime.wire.request_head import RequestHead
+    from runtime.wire.v2 import EncodedBody
+
+KSERVE_HISTOGRAMS = {
+    Stage.PREPROCESS: PRE_HIST_TIME,
+    Stage.INFER: PREDICT_HIST_TIME,
+    Stage.POSTPROCESS: POST_HIST_TIME,
+}
+NO_WORK = SimulatedWork()
+
+
+@dataclass(frozen=True, slots=True)
+class PredictResponse:
+    """A response body and its provenance."""
+
+    body: EncodedBody
+    predict_pod: str
+    start: str
+    stages: Mapping[Stage, float]
+    """Seconds per stage."""
+
+
+@dataclass(slots=True)
+class PredictRequest:
+    """One request. Mutable: owned by the task that serves it."""
+
+    head: RequestHead
+    spec: ModelSpec
+    predict_pod: str
+    measurements: Measurements
+    start: str = "warm"
+    stages: dict[Stage, float] = field(default_factory=dict)
+
+    @property
+    def simulated_work(self) -> SimulatedWork:
+        return self.head.simulated_work or NO_WORK
+
+    def response(self, body: EncodedBody) -> PredictResponse:
+        return PredictResponse(body, self.predict_pod, self.start, self.stages)
+
+    def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
+        """Record a stage's time; `sample_s` is the sample for the registry's estimates."""
+        self.stages[stage] = seconds
+        STAGE_SECONDS.labels(stage=stage.value).observe(seconds)
+        histogram = KSERVE_HISTOGRAMS.get(stage)
+        if histogram is not None:
+            histogram.labels(model_name=self.spec.name.path_segment).observe(seconds)
+        if sample_s is not None:
+            self.measurements.add(self.spec.key, stage.value, sample_s)
