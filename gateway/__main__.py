@@ -22,7 +22,7 @@ from gateway.dispatch.exchange import ExchangeContext
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
 from gateway.dispatch.retries import RetryBudget
-from gateway.http.server import protocol_for
+from gateway.http.server import create_protocol
 from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
 from gateway.telemetry.arrival_counter import ArrivalCounter
@@ -127,7 +127,7 @@ async def serve(settings: GatewaySettings) -> None:
             front,
             host=settings.host,
             port=settings.port,
-            http=protocol_for(front),  # type: ignore[arg-type]  # called like a class
+            http=create_protocol(front.target, front.infer),  # type: ignore[arg-type]  # called like a class
             ws="none",
             lifespan="off",
             access_log=False,

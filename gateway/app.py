@@ -13,7 +13,7 @@ import random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from gateway.authentication.access import access_of, without_credentials
+from gateway.authentication.access import create_access, without_credentials
 from gateway.dispatch.cancellation import RequestCancellation
 from gateway.dispatch.exchange import Exchange
 from gateway.errors import (
@@ -25,7 +25,7 @@ from gateway.errors import (
     UnknownModel,
 )
 from gateway.http import openai
-from gateway.http.body import RequestBody
+from gateway.http.body import BodyLimits, RequestBody
 from gateway.http.client_request import ClientDisconnected
 from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import read_headers
@@ -71,9 +71,16 @@ class GatewayApp:
         self._tools = tools
         self._watch = watch
         self._settings = settings
+        self._body_limits = BodyLimits(
+            settings.max_body_bytes, settings.buffer_bytes, settings.body_timeout
+        )
         self._random = random.Random(settings.seed)
         self._sequence = 0
-        self.access = access_of(settings)
+        self.access = create_access(
+            api_keys=settings.api_keys,
+            token_issuers=settings.token_issuers,
+            token_leeway_s=settings.token_leeway,
+        )
         """None: nobody needs a key or a token."""
         self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
         self.target = self._targets.find
@@ -112,7 +119,7 @@ class GatewayApp:
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
-            body = RequestBody(client, read.content_length, self._settings)
+            body = RequestBody(client, read.content_length, self._body_limits)
             if not client.target.is_named:
                 await self._name_by_body(client, body)
             if client.target.canaries:
@@ -130,7 +137,9 @@ class GatewayApp:
                 client.break_off()
                 return
             if exchange is not None:
-                self._tools.recorder.failed(exchange, error)
+                placement = exchange.placement
+                policy = placement.policy.value if placement else None
+                self._tools.recorder.failed(client.target.label, policy, error)
             respond_with_error(client, error, request_id)
 
     async def _admit(self, access: Access, client: ClientRequest) -> None:

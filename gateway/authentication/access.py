@@ -13,7 +13,6 @@ from gateway.errors import Forbidden, Unauthorized
 
 if TYPE_CHECKING:
     from gateway.http.headers import Headers
-    from gateway.settings import GatewaySettings
 
 _CARRIERS: Final = frozenset((b"authorization", b"x-api-key"))
 _BEARER: Final = b"bearer "
@@ -70,12 +69,12 @@ class Access:
             await self.check(namespace if path.startswith(_TENANTS) else OPERATOR, headers)
 
 
-def access_of(settings: GatewaySettings) -> Access | None:
-    """The guard that the settings ask for; None: nobody needs anything."""
-    keys = TenantKeys(Path(settings.api_keys)) if settings.api_keys else None
+def create_access(*, api_keys: str, token_issuers: str, token_leeway_s: float) -> Access | None:
+    """Access by the keys and issuers in these folders; None if both are empty."""
+    keys = TenantKeys(Path(api_keys)) if api_keys else None
     tokens = None
-    if settings.token_issuers:
-        tokens = TenantTokens(Path(settings.token_issuers), leeway_s=settings.token_leeway)
+    if token_issuers:
+        tokens = TenantTokens(Path(token_issuers), leeway_s=token_leeway_s)
     return Access(keys, tokens) if keys is not None or tokens is not None else None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.dispatch.pod_request import framed, request_head
 from gateway.errors import NotTaken, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
-from gateway.telemetry.request_telemetry import stage_timings
+from gateway.telemetry.request_telemetry import ServedRequest, stage_timings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import UNANSWERED, classify_response, is_from_pod
 from registry.knative_errors import QueueProxyFailure
@@ -156,7 +156,7 @@ class Exchange:
                 raise self._not_answered(why, placement.reservation)
             if answer.not_executed in _TAKEN_ELSEWHERE and self._may_go_on(answer.not_executed):
                 raise self._refused(answer.not_executed, placement.reservation)
-            await self._answer(connection, answer, sent_s)
+            await self._answer(placement, connection, answer, sent_s)
         except BaseException:
             connection.close()
             raise
@@ -260,15 +260,18 @@ class Exchange:
 
     # The answer
 
-    async def _answer(self, connection: PodConnection, answer: PodResponse, sent_s: float) -> None:
+    async def _answer(
+        self, placement: Placement, connection: PodConnection, answer: PodResponse, sent_s: float
+    ) -> None:
         client, recorder = self._client, self._tools.recorder
         if not connection.has_news:
             await connection.more_body()  # until then it can fail with a clear error
         used = stage_timings(self.queue_s, time.perf_counter() - sent_s, answer)
-        lines = recorder.head_lines(self, answer, used)
+        served = self._served(placement, answer)
+        lines = recorder.head_lines(served, answer, used)
         client.begin(connection.status, lines, has_length=answer.has_length)
         is_over = self._pass_on(connection)
-        recorder.answered(self, answer, used, connection.status)  # the client need not wait for it
+        recorder.answered(served, used, connection.status)  # the client need not wait for it
         while not is_over:
             await client.drain()
             await connection.more_body()
@@ -283,25 +286,15 @@ class Exchange:
         self._client.write(body, is_last=connection.is_complete)
         return connection.is_complete
 
-    # What the recorder asks
-
-    @property
-    def placed(self) -> Placement:
-        """Where the request was placed; only an exchange that was may ask."""
-        if self.placement is None:
-            raise ValueError("the request was not placed")
-        return self.placement
-
-    @property
-    def model_text(self) -> str:
-        """The model as a label."""
-        return self._client.target.label
-
-    @property
-    def version(self) -> bytes:
-        """Which version of a model with canaries answers; empty: it has none."""
-        return self._client.target.version
-
-    def start(self, answer: PodResponse) -> str:
-        """`warm`, or the tier this request had to wait from, in the queue or at the pod."""
-        return answer.start if answer.start != "warm" else self._waited_from or "warm"
+    def _served(self, placement: Placement, answer: PodResponse) -> ServedRequest:
+        target, reservation = self._client.target, placement.reservation
+        return ServedRequest(
+            self.arrival.id,
+            target.label,
+            target.version,
+            str(placement.policy),
+            placement.decision,
+            reservation.entry.name,
+            reservation.predict.name,
+            answer.start if answer.start != "warm" else self._waited_from or "warm",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import BodyTooSlow, RequestBodyTooLarge
@@ -10,7 +11,16 @@ from gateway.errors import BodyTooSlow, RequestBodyTooLarge
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gateway.settings import GatewaySettings
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits that hold for every request body."""
+
+    max_bytes: int
+    buffer_bytes: int
+    """Bodies up to this size stay in memory until the response, so they can be sent again."""
+    timeout_s: float
+    """Longest pause inside a body."""
 
 
 class Source(Protocol):
@@ -32,11 +42,11 @@ class RequestBody:
     It stays in the pieces it came in: to join 200 KB costs about as much as to forward them.
     """
 
-    def __init__(self, source: Source, declared: int | None, settings: GatewaySettings) -> None:
+    def __init__(self, source: Source, declared: int | None, limits: BodyLimits) -> None:
         self._source = source
-        self._most = settings.max_body_bytes
-        self._timeout_s = settings.body_timeout
-        self._hold_most = settings.buffer_bytes
+        self._most = limits.max_bytes
+        self._timeout_s = limits.timeout_s
+        self._hold_most = limits.buffer_bytes
         self._streamed = False
         self.declared = declared
         self.held: list[bytes] = []

@@ -17,9 +17,12 @@ from gateway.http.client_request import ClientRequest
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from gateway.app import GatewayApp
+    from gateway.http.routes import ModelTarget
+
+    FindTarget = Callable[[bytes, bytes], ModelTarget | None]
+    Infer = Callable[[ClientRequest], Awaitable[None]]
 
 MOST_HEAD_BYTES: Final = 64 * 1024
 """Longest request line and headers together, give or take one read of the socket."""
@@ -32,9 +35,10 @@ _INFERENCE_ENDS: Final = (
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, front: GatewayApp, **uvicorn: Any) -> None:
+    def __init__(self, find_target: FindTarget, infer: Infer, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
-        self._front = front
+        self._find_target = find_target
+        self._infer = infer
         self._host = b""
         self._idle_since_s: float | None = None
         """Since when nothing is served and no head is whole, on the loop's clock."""
@@ -76,7 +80,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.url.endswith(_INFERENCE_ENDS) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
             if self.parser.get_method() == b"POST" and path:
-                target = self._front.target(path, self._host)
+                target = self._find_target(path, self._host)
         if target is None:
             self._go_uvicorns_way()
             return
@@ -89,7 +93,7 @@ class GatewayProtocol(HttpToolsProtocol):
             tasks=self.tasks,
             transport=self.transport,
             flow=self.flow,
-            serve=self._front.infer,
+            serve=self._infer,
             on_response=self.on_response_complete,
             http_version=self.parser.get_http_version(),
             keep_alive=self.parser.should_keep_alive(),
@@ -230,6 +234,6 @@ class GatewayProtocol(HttpToolsProtocol):
             served.client_gone()
 
 
-def protocol_for(front: GatewayApp) -> Callable[..., GatewayProtocol]:
-    """What uvicorn is to call for each connection."""
-    return partial(GatewayProtocol, front)
+def create_protocol(find_target: FindTarget, infer: Infer) -> Callable[..., GatewayProtocol]:
+    """The protocol factory that uvicorn calls for each connection."""
+    return partial(GatewayProtocol, find_target, infer)

@@ -1,4 +1,4 @@
-"""What is told of each request: the answer's headers, the metrics, the retries."""
+"""Telemetry recorded per request: response headers and metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ from gateway.telemetry.request_counts import RequestOutcome
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
-    from gateway.dispatch.exchange import Exchange
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
+    from gateway.routing.decision import SendTo
     from gateway.telemetry.histograms import HistogramSeries
     from gateway.telemetry.metrics import GatewayMetrics
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """A request that a pod answered, as response headers and metrics show it."""
+
+    id: str
+    model: str
+    """Metric label `NAMESPACE/NAME`."""
+    version: bytes
+    """The version that answered, where the model has canaries."""
+    policy: str
+    decision: SendTo
+    entry: str
+    predict: str
+    start: str
+    """`warm`, or the tier it had to wait from, in the queue or at the pod."""
 
 
 class StageTimings(NamedTuple):
@@ -80,55 +97,47 @@ class RequestTelemetry:
         self._times: dict[str, _StageHistograms] = {}
 
     def head_lines(
-        self, exchange: Exchange, answer: PodResponse, stage_timings: StageTimings
+        self, request: ServedRequest, answer: PodResponse, timings: StageTimings
     ) -> list[bytes]:
-        """The header lines that a pod's answer goes out with, in pieces."""
-        placement = exchange.placed
-        reservation = placement.reservation
+        """The header lines of the response to the client, in pieces."""
         lines = answer.passed
         lines += (
-            b"x-request-id: ", exchange.arrival.id.encode(),
-            b"\r\nx-pilotlight-pod: ", answer.pod or reservation.entry.name.encode(),
-            b"\r\nx-pilotlight-predict-pod: ",
-            answer.predict_pod or reservation.predict.name.encode(),
-            b"\r\nx-pilotlight-policy: ", placement.policy.encode(),
-            b"\r\nx-pilotlight-reason: ", placement.decision.reason.encode(),
-            b"\r\nx-pilotlight-start: ", exchange.start(answer).encode(),
-            b"\r\nserver-timing: ", stage_timings.server_timing(), b"\r\n",
+            b"x-request-id: ", request.id.encode(),
+            b"\r\nx-pilotlight-pod: ", answer.pod or request.entry.encode(),
+            b"\r\nx-pilotlight-predict-pod: ", answer.predict_pod or request.predict.encode(),
+            b"\r\nx-pilotlight-policy: ", request.policy.encode(),
+            b"\r\nx-pilotlight-reason: ", request.decision.reason.encode(),
+            b"\r\nx-pilotlight-start: ", request.start.encode(),
+            b"\r\nserver-timing: ", timings.server_timing(), b"\r\n",
         )  # fmt: skip
-        if exchange.version:
-            lines += (b"x-pilotlight-version: ", exchange.version, b"\r\n")
+        if request.version:
+            lines += (b"x-pilotlight-version: ", request.version, b"\r\n")
         return lines
 
-    def answered(
-        self, exchange: Exchange, answer: PodResponse, stage_timings: StageTimings, status: int
-    ) -> None:
+    def answered(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
         """Count a pod's answer."""
-        placement = exchange.placed
-        decision, policy = placement.decision, str(placement.policy)
-        start = exchange.start(answer)
+        decision, policy = request.decision, request.policy
         self._count(
-            RequestOutcome(exchange.model_text, policy, str(decision.reason), start, status)
+            RequestOutcome(request.model, policy, str(decision.reason), request.start, status)
         )
-        self._queue.observe(stage_timings.queue_ms / 1000)
-        self._load.observe(stage_timings.load_ms / 1000)
-        self._preprocess.observe(stage_timings.preprocess_ms / 1000)
-        self._infer.observe(stage_timings.infer_ms / 1000)
-        self._postprocess.observe(stage_timings.postprocess_ms / 1000)
-        self._network.observe(stage_timings.network_ms / 1000)
+        self._queue.observe(timings.queue_ms / 1000)
+        self._load.observe(timings.load_ms / 1000)
+        self._preprocess.observe(timings.preprocess_ms / 1000)
+        self._infer.observe(timings.infer_ms / 1000)
+        self._postprocess.observe(timings.postprocess_ms / 1000)
+        self._network.observe(timings.network_ms / 1000)
         times = self._times.get(policy) or self._times_of(policy)
-        pod_s = stage_timings.pod_ms / 1000
-        times.duration.observe(stage_timings.queue_ms / 1000 + pod_s)
+        pod_s = timings.pod_ms / 1000
+        times.duration.observe(timings.queue_ms / 1000 + pod_s)
         forecast = decision.forecast
         if forecast is not None and forecast.is_measured:
             times.predicted.observe(forecast.seconds)
             times.prediction_error.observe(abs(forecast.seconds - pod_s))
 
-    def failed(self, exchange: Exchange, error: GatewayError) -> None:
-        """Count a request that the gateway answered itself."""
-        policy = exchange.placement.policy.value if exchange.placement else "none"
+    def failed(self, model: str, policy: str | None, error: GatewayError) -> None:
+        """Count a request that the gateway answered itself; `policy`: None if not placed."""
         reason = str(error.reason)
-        self._count(RequestOutcome(exchange.model_text, policy, reason, "", int(error.status)))
+        self._count(RequestOutcome(model, policy or "none", reason, "", int(error.status)))
 
     def retried(self, reason: str) -> None:
         """Count a request that goes to another pod."""

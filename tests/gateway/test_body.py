@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.errors import BodyTooSlow, RequestBodyTooLarge
-from gateway.http.body import RequestBody
+from gateway.http.body import BodyLimits, RequestBody
 from gateway.http.client_request import ClientDisconnected
-from gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-SETTINGS = GatewaySettings(max_body_bytes=100, buffer_bytes=10, body_timeout=0.02)
+LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Pieces:
 def body_of(
     *chunks: bytes, declared: int | None = None, ends: str = "whole"
 ) -> Callable[[], RequestBody]:
-    return lambda: RequestBody(Pieces(list(chunks), ends), declared, SETTINGS)
+    return lambda: RequestBody(Pieces(list(chunks), ends), declared, LIMITS)
 
 
 def run(

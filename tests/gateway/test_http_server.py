@@ -35,14 +35,8 @@ TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "def
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
 
 
-class Front:
-    """Takes every inference path for the one model; what is done with requests is the test's."""
-
-    def __init__(self, serve: Serve) -> None:
-        self.infer = serve
-
-    def target(self, path: bytes, host: bytes) -> ModelTarget | None:
-        return TARGET if path == TARGET.pod_path else None
+def find_target(path: bytes, host: bytes) -> ModelTarget | None:
+    return TARGET if path == TARGET.pod_path else None
 
 
 async def not_inference(scope: Any, receive: Any, send: Any) -> None:
@@ -64,7 +58,7 @@ async def connected(
     """A client's connection to a server with such a front, and the server's side of it."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     made: list[GatewayProtocol] = []
-    make = partial(GatewayProtocol, Front(serve), config=config, app_state={})  # type: ignore[arg-type]
+    make = partial(GatewayProtocol, find_target, serve, config=config, app_state={})
 
     def protocol() -> GatewayProtocol:
         made.append(make(server_state=ServerState()))

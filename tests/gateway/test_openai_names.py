@@ -9,9 +9,8 @@ import orjson
 import pytest
 
 from gateway.errors import BadRequest, UnknownModel
-from gateway.http.body import RequestBody
+from gateway.http.body import BodyLimits, RequestBody
 from gateway.http.openai import model_in, model_named, model_of_body
-from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName
 
 
@@ -82,8 +81,8 @@ class Pieces:
         return [self.left.pop(0)] if self.left else []
 
 
-def look(source: Pieces, **settings: int) -> tuple[str, RequestBody]:
-    body = RequestBody(source, None, GatewaySettings(**settings))  # type: ignore[arg-type]
+def look(source: Pieces, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBody]:
+    body = RequestBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
     return asyncio.run(model_of_body(body)), body
 
 
