@@ -38,8 +38,7 @@ from gateway.http.routes import (
     target_of_version,
 )
 from gateway.routing.route_request import IncomingRequest
-from gateway.selection.canary import choose_version
-from gateway.selection.servable import can_be_served
+from gateway.selection.select_version import select_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -122,8 +121,12 @@ class GatewayApp:
             body = RequestBody(client, read.content_length, self._body_limits)
             if not client.target.is_named:
                 await self._name_by_body(client, body)
-            if client.target.canaries:
-                self._choose_version(client, request_id)
+            target = client.target
+            if target.canaries:
+                version = select_version(
+                    target.model, target.canaries, request_id, self._watch.state
+                )
+                client.target = target_of_version(target, version)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._record(client.target)
@@ -169,15 +172,6 @@ class GatewayApp:
         model = openai.model_named(await openai.model_of_body(body))
         named = openai_target(model.namespace, model.name, call)
         client.target = self._targets.with_canaries(named)
-
-    def _choose_version(self, client: ClientRequest, request_id: str) -> None:
-        """One of the model's versions; the model itself where the chosen canary cannot serve."""
-        target = client.target
-        model = choose_version(target.model, target.canaries, request_id)
-        record = self._watch.state.models.get(model)
-        if record is None or not can_be_served(record, self._watch.state):
-            model = target.model
-        client.target = target_of_version(target, model)
 
     async def _record(self, target: ModelTarget) -> ModelRecord:
         if self.is_draining:

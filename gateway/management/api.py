@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from gateway.errors import GatewayError, UnknownModel
 from gateway.management.openai_models import openai_models
 from gateway.management.openapi import with_inference_paths
-from gateway.selection.servable import can_be_served
+from gateway.selection.select_version import can_be_served
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.routes import ModelTarget, target_of_version
-from gateway.selection.canary import choose_version
+from gateway.selection.select_version import split_by_id
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName
 
@@ -25,7 +25,7 @@ IDS = [f"request-{number}" for number in range(4000)]
 
 def shares(*canaries: tuple[ModelName, int]) -> dict[ModelName, float]:
     declared = [Canary(name, percent) for name, percent in canaries]
-    chosen = [choose_version(STABLE, declared, each) for each in IDS]
+    chosen = [split_by_id(STABLE, declared, each) for each in IDS]
     return {name: chosen.count(name) / len(IDS) for name in (STABLE, NEXT, OTHER)}
 
 
@@ -44,9 +44,9 @@ def test_nothing_and_all_are_exact() -> None:
 def test_one_id_goes_one_way_and_stays_as_a_canary_grows(
     request_id: str, percent: int, more: int
 ) -> None:
-    before = choose_version(STABLE, [Canary(NEXT, percent)], request_id)
-    assert before == choose_version(STABLE, [Canary(NEXT, percent)], request_id)
-    after = choose_version(STABLE, [Canary(NEXT, min(100, percent + more))], request_id)
+    before = split_by_id(STABLE, [Canary(NEXT, percent)], request_id)
+    assert before == split_by_id(STABLE, [Canary(NEXT, percent)], request_id)
+    after = split_by_id(STABLE, [Canary(NEXT, min(100, percent + more))], request_id)
     assert before == STABLE or after == NEXT
 
 
@@ -81,7 +81,7 @@ def test_requests_are_shared_and_answers_say_by_whom(floor: Floor) -> None:
     ids = [f"r{number}" for number in range(40)]
     seen = {each: version(floor.predict(stable, x_request_id=each)) for each in ids}
     expected = {
-        each: choose_version(stable.name, [Canary(canary.name, 50)], each).name for each in ids
+        each: split_by_id(stable.name, [Canary(canary.name, 50)], each).name for each in ids
     }
     assert seen == expected
     assert set(seen.values()) == {stable.name.name, canary.name.name}

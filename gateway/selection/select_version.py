@@ -1,0 +1,49 @@
+"""Chooses which version of a requested model answers: the model itself or one of its canaries.
+
+Source: deterministic splitting by a hash of the request id. The same id selects the same version
+at every gateway, and ids that a canary has stay with it when its percentage grows. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from registry.domain.canaries import TOTAL_PERCENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from registry.domain.canaries import Canary
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, ModelRecord
+
+
+def select_version(
+    requested: ModelName, canaries: Sequence[Canary], request_id: str, state: ClusterState
+) -> ModelName:
+    """The model that answers; each canary gets its percentage of all request ids.
+
+    The requested model answers where the selected canary is unknown or cannot be loaded.
+    """
+    selected = split_by_id(requested, canaries, request_id)
+    record = state.models.get(selected)
+    return selected if record is not None and can_be_served(record, state) else requested
+
+
+def split_by_id(requested: ModelName, canaries: Sequence[Canary], request_id: str) -> ModelName:
+    """The version that a request id belongs to."""
+    digest = hashlib.blake2b(f"{requested}\0{request_id}".encode(), digest_size=8).digest()
+    point = TOTAL_PERCENT * (int.from_bytes(digest, "big") / (1 << 64))
+    for canary in canaries:
+        if point < canary.percent:
+            return canary.model
+        point -= canary.percent
+    return requested
+
+
+def can_be_served(record: ModelRecord, state: ClusterState) -> bool:
+    """True if a model is warm somewhere, or its last load did not fail."""
+    if any(residency.is_warm for residency in state.holders(record.serving.key).values()):
+        return True
+    return record.failure is None or record.failure.key != record.serving.key
