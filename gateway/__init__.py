@@ -1,1 +1,1 @@
-"""HTTP front door: routing, queueing and admission of inference requests."""
+"""HTTP gateway: authentication, model-aware routing, admission queue and dispatch to pods."""

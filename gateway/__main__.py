@@ -29,7 +29,7 @@ from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.upstream.pod_connection import PodPool
+from gateway.upstream.pod_connection import PodConnectionPool
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
@@ -44,18 +44,18 @@ KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server, which says that it drains before it stops accepting."""
+    """uvicorn's server; the application learns of a drain before the server stops accepting."""
 
-    def __init__(self, config: uvicorn.Config, front: GatewayApp) -> None:
+    def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
         super().__init__(config)
-        self._front = front
+        self._app = app
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGINT and SIGTERM.
 
         uvicorn raises the signal once more at the end, which would kill the process before its
-        reservations are given back.
+        reservations are released.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,67 +67,71 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Refuse new work on open connections, let the rest finish."""
-        self._front.is_draining = True
+        """Reject new requests on open connections, then wait for those in flight."""
+        self._app.is_draining = True
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def running_front(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
-    """A gateway's parts, wired and running, without its HTTP server."""
+async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
+    """A gateway, composed and running, without its HTTP server."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
-    gateway = uuid.uuid4().hex[:8]
-    reservations = Reservations(registry, watch.state, gateway, ttl_s=settings.reservation_ttl)
+    gateway_id = uuid.uuid4().hex[:8]
+    reservations = Reservations(registry, watch.state, gateway_id, ttl_s=settings.reservation_ttl)
     explanations = Explanations()
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
-    watch.subscribe(dispatcher.kick)
-    watch.subscribe(reservations.release_again)
+    watch.subscribe(dispatcher.notify_change)
+    watch.subscribe(reservations.retry_releases)
     metrics = GatewayMetrics()
-    pool = PodPool()
-    doubts = PassiveHealth(dispatcher.kick)
-    arrivals = ArrivalCounter(
-        registry, gateway, dispatcher.waiting_by_model, lambda: dispatcher.waiting_total
+    connections = PodConnectionPool()
+    arrival_counter = ArrivalCounter(
+        registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
-    recorder = RequestTelemetry(metrics)
-    tools = ExchangeContext(
-        dispatcher, doubts, pool, RetryBudget(), recorder, reservations, arrivals
+    context = ExchangeContext(
+        dispatcher,
+        PassiveHealth(dispatcher.notify_change),
+        connections,
+        RetryBudget(),
+        RequestTelemetry(metrics),
+        reservations,
+        arrival_counter,
     )
-    front: GatewayApp
+    app: GatewayApp
 
     def is_draining() -> bool:
-        return front.is_draining
+        return app.is_draining
 
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
-    front = GatewayApp(api, tools, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
+    app = GatewayApp(api, context, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(watch.run()),
             group.create_task(dispatcher.run()),
-            group.create_task(reservations.keep_alive()),
-            group.create_task(reservations.tell()),
-            group.create_task(pool.keep_tidy()),
-            group.create_task(arrivals.run()),
+            group.create_task(reservations.renew_periodically()),
+            group.create_task(reservations.register_periodically()),
+            group.create_task(connections.close_idle_periodically()),
+            group.create_task(arrival_counter.run()),
         ]
-        if front.access is not None:
-            tasks.append(group.create_task(front.access.follow()))
+        if app.access is not None:
+            tasks.append(group.create_task(app.access.reload_periodically()))
         try:
-            yield front
+            yield app
         finally:
             for task in tasks:
                 task.cancel()
-    pool.close()
+    connections.close()
     await registry.close()
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serve until told to stop."""
-    async with running_front(settings) as front:
+    """Serve until SIGINT or SIGTERM."""
+    async with running_app(settings) as app:
         config = uvicorn.Config(
-            front,
+            app,
             host=settings.host,
             port=settings.port,
-            http=create_protocol(front.target, front.infer),  # type: ignore[arg-type]  # called like a class
+            http=create_protocol(app.resolve_target, app.infer),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -139,13 +143,12 @@ async def serve(settings: GatewaySettings) -> None:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=4096,
         )
-        gc.freeze()  # what is here now stays: keep the collector from walking it
+        gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
         gc.set_threshold(50_000, 20, 20)
-        await GatewayServer(config, front).serve()
+        await GatewayServer(config, app).serve()
 
 
 def main() -> None:
-    """Read the settings and serve."""
     settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
     logging.basicConfig(
         level=settings.log_level.upper(),

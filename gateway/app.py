@@ -1,7 +1,7 @@
-"""The gateway's front: inference by hand, everything else by FastAPI.
+"""The gateway's application: inference requests directly, other requests through FastAPI.
 
-Inference requests skip ASGI, routing, validation and middleware, whose cost would be a multiple of
-the gateway's own.
+Inference requests skip ASGI, FastAPI's routing, validation and middleware, which would cost a
+multiple of the gateway's own work.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gateway.errors import (
     ShuttingDown,
     UnknownModel,
 )
-from gateway.http import openai
 from gateway.http.body import BodyLimits, RequestBody
 from gateway.http.client_request import ClientDisconnected
 from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import read_headers
+from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
     TargetResolver,
     is_inference,
@@ -61,13 +61,13 @@ logger = logging.getLogger(__name__)
 
 
 class GatewayApp:
-    """The ASGI application of the gateway, and what serves inference beside it."""
+    """ASGI application for everything but inference; `infer` serves inference requests."""
 
     def __init__(
-        self, api: ASGIApp, tools: ExchangeContext, watch: ClusterWatch, settings: GatewaySettings
+        self, api: ASGIApp, context: ExchangeContext, watch: ClusterWatch, settings: GatewaySettings
     ) -> None:
         self._api = api
-        self._tools = tools
+        self._context = context
         self._watch = watch
         self._settings = settings
         self._body_limits = BodyLimits(
@@ -80,14 +80,12 @@ class GatewayApp:
             token_issuers=settings.token_issuers,
             token_leeway_s=settings.token_leeway,
         )
-        """None: nobody needs a key or a token."""
+        """None if requests need neither a key nor a token."""
         self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
-        self.target = self._targets.find
-        """The target of a path and Host, if they name one rightly."""
+        self.resolve_target = self._targets.resolve
         self.is_draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI scope: whatever is no inference."""
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
@@ -95,16 +93,18 @@ class GatewayApp:
         try:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
-            place = parse_path(path, _host(scope), self._watch.state.models)
+            model_path = parse_path(path, _host(scope), self._watch.state.models)
             if self.access is not None:
-                place = await self._admitted(self.access, path, place, scope["headers"])
-            if scope["method"] == "POST" and is_inference(place.path):
-                target_of(place)  # it was no target, and this says why
+                model_path = await self._authorise_path(
+                    self.access, path, model_path, scope["headers"]
+                )
+            if scope["method"] == "POST" and is_inference(model_path.path):
+                target_of(model_path)  # raises the error for which it was not resolved
         except GatewayError as error:
             await send_error(send, error, is_openai="/openai/v1/" in path)
             return
-        scope["pilotlight.namespace"] = place.namespace
-        scope["path"], scope["raw_path"] = unquote(place.path), place.path.encode()
+        scope["pilotlight.namespace"] = model_path.namespace
+        scope["path"], scope["raw_path"] = unquote(model_path.path), model_path.path.encode()
         await self._api(scope, receive, send)
 
     async def infer(self, client: ClientRequest) -> None:
@@ -114,13 +114,13 @@ class GatewayApp:
         try:
             headers = client.headers
             if self.access is not None:
-                await self._admit(self.access, client)
+                await self._authorise(self.access, client)
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
             body = RequestBody(client, read.content_length, self._body_limits)
             if not client.target.is_named:
-                await self._name_by_body(client, body)
+                await self._resolve_by_body(client, body)
             target = client.target
             if target.canaries:
                 version = select_version(
@@ -129,51 +129,50 @@ class GatewayApp:
                 client.target = target_of_version(target, version)
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
-                record = await self._record(client.target)
-            exchange = self._exchange(client, read, record, body)
-            await self._run_while_wanted(exchange, client, read)
+                record = await self._find_record(client.target)
+            exchange = self._create_exchange(client, read, record, body)
+            await self._run_cancellable(exchange, client, read)
         except ClientDisconnected:
-            self._tools.recorder.client_left()
+            self._context.telemetry.client_disconnected()
         except GatewayError as error:
-            if client.response_started:  # and was counted
-                logger.warning("an answer broke off", extra={"request_id": request_id})
-                client.break_off()
+            if client.response_started:  # the response was counted when it started
+                logger.warning("response broke off", extra={"request_id": request_id})
+                client.abort_response()
                 return
             if exchange is not None:
-                placement = exchange.placement
-                policy = placement.policy.value if placement else None
-                self._tools.recorder.failed(client.target.label, policy, error)
+                self._context.telemetry.failed(client.target.label, exchange.policy, error)
             respond_with_error(client, error, request_id)
 
-    async def _admit(self, access: Access, client: ClientRequest) -> None:
-        """Check who asks. Raises Unauthorized, Forbidden, NotReady.
+    async def _authorise(self, access: Access, client: ClientRequest) -> None:
+        """Raises Unauthorized, Forbidden, NotReady.
 
-        A Host that names another tenant's model names nothing: else it would tell what there is.
+        A Host that names another tenant's model is ignored: an error would disclose that the model
+        exists.
         """
         target = client.target
-        if target.without_host is not None and not await access.may(
+        if target.without_host is not None and not await access.is_allowed(
             target.model.namespace, client.headers
         ):
             client.target = target = target.without_host
         await access.check(target.model.namespace, client.headers)
 
-    async def _admitted(
-        self, access: Access, path: str, place: ModelPath, headers: Headers
+    async def _authorise_path(
+        self, access: Access, path: str, model_path: ModelPath, headers: Headers
     ) -> ModelPath:
-        """As `_admit`, for the place of what is no inference."""
-        if place.is_by_host and not await access.may(place.namespace, headers):
-            place = parse_path(path, "", ())
-        await access.check_path(unquote(place.path), place.namespace, headers)
-        return place
+        """As `_authorise`, for requests that are not inference."""
+        if model_path.is_by_host and not await access.is_allowed(model_path.namespace, headers):
+            model_path = parse_path(path, "", ())
+        await access.check_path(unquote(model_path.path), model_path.namespace, headers)
+        return model_path
 
-    async def _name_by_body(self, client: ClientRequest, body: RequestBody) -> None:
-        """Find the target of one of OpenAI's calls in its body."""
-        call = client.target.openai_call or ""
-        model = openai.model_named(await openai.model_of_body(body))
-        named = openai_target(model.namespace, model.name, call)
+    async def _resolve_by_body(self, client: ClientRequest, body: RequestBody) -> None:
+        """Set the target of an OpenAI request by the model that its body names."""
+        endpoint = client.target.openai_endpoint or ""
+        model = parse_model_name(await body.read_model_field())
+        named = openai_target(model.namespace, model.name, endpoint)
         client.target = self._targets.with_canaries(named)
 
-    async def _record(self, target: ModelTarget) -> ModelRecord:
+    async def _find_record(self, target: ModelTarget) -> ModelRecord:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
         if self._watch.age_s() == math.inf:
@@ -183,7 +182,7 @@ class GatewayApp:
             raise UnknownModel(f"model {target.model} does not exist")
         return record
 
-    def _exchange(
+    def _create_exchange(
         self,
         client: ClientRequest,
         read: RequestHeaders,
@@ -193,12 +192,12 @@ class GatewayApp:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
         self._sequence += 1
-        self._tools.arrivals.count(client.target.model)
-        self._tools.budget.earn()
+        self._context.arrival_counter.count(client.target.model)
+        self._context.retry_budget.earn()
         deadline_s = read.deadline_s or record.serving.policy.deadline_s
         now_s = self._watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
-        arrival = IncomingRequest(
+        request = IncomingRequest(
             id=read.request_id,
             model=client.target.model,
             arrival_s=now_s,
@@ -208,41 +207,41 @@ class GatewayApp:
             deadline_s=None if deadline_s is None else now_s + deadline_s,
         )
         read.deadline_s = deadline_s
-        return Exchange(self._tools, client, read, arrival, body)
+        return Exchange(self._context, client, read, request, body)
 
-    async def _run_while_wanted(
+    async def _run_cancellable(
         self, exchange: Exchange, client: ClientRequest, read: RequestHeaders
     ) -> None:
-        """Run the exchange until its client is gone or its time is up.
+        """Run the exchange until it ends, its client disconnects or its time is up.
 
-        One cancellation with two causes: `asyncio.timeout` and a task that listens for the client
-        would cost more than the rest of the bookkeeping.
+        One cancellation for all causes: `asyncio.timeout` and a task that watches the client would
+        cost more than the rest of the bookkeeping.
         """
         now_s = client.loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
-        ending = RequestCancellation(
+        cancellation = RequestCancellation(
             client.loop, exchange, until_s, now_s + self._settings.body_timeout
         )
-        client.on_gone = ending.client_gone
+        client.on_disconnect = cancellation.on_disconnect
         try:
-            if client.disconnected:  # it left while this request was not yet run
+            if client.disconnected:  # before this task ran
                 raise ClientDisconnected
             await exchange.run(until_s)
         except asyncio.CancelledError:
-            cause = ending.own_cause(is_draining=self.is_draining)
+            cause = cancellation.take_cause(is_draining=self.is_draining)
             if cause is None:
                 raise
             if cause is ShuttingDown:
                 raise ShuttingDown(
-                    "the gateway shut down before the pod answered", retry_after_s=1.0
+                    "the gateway shut down before the pod responded", retry_after_s=1.0
                 ) from None
             if cause is BodyTooSlow:
-                raise exchange.body_too_slow() from None
+                raise exchange.body_timeout_error() from None
             limit = "deadline" if read.deadline_s else "gateway's request timeout"
-            raise cause(f"the {limit} passed before the pod answered") from None
+            raise cause(f"the {limit} passed before the pod responded") from None
         finally:
-            ending.stop()
-            client.on_gone = None
+            cancellation.close()
+            client.on_disconnect = None
 
 
 def _host(scope: Scope) -> str:

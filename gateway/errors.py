@@ -1,4 +1,4 @@
-"""What a request can fail of at the gateway, and the one table that turns it into HTTP."""
+"""Errors of a request at the gateway, and their HTTP status."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gateway.routing.decision import Reason
 
 
 class GatewayError(Exception):
-    """Root of the gateway's errors; each is answered as `{"error": message}`."""
+    """Root of the gateway's errors; the response is `{"error": message}`."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     reason = "internal"
     challenge: bytes | None = None
-    """The answer's `www-authenticate` (RFC 6750, section 3)."""
+    """The response's `www-authenticate` (RFC 6750, section 3)."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -21,21 +21,21 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """The request cannot be understood."""
+    """A path, header or body is malformed."""
 
     status = HTTPStatus.BAD_REQUEST
     reason = "bad-request"
 
 
 class UnknownModel(GatewayError):
-    """Nobody declared such a model."""
+    """The model is not declared."""
 
     status = HTTPStatus.NOT_FOUND
     reason = "model-not-found"
 
 
 class Unauthorized(GatewayError):
-    """The request carries no key or token of the tenant whose model it names."""
+    """The request has no key or token of the tenant whose model it names."""
 
     status = HTTPStatus.UNAUTHORIZED
     reason = "unauthorized"
@@ -43,13 +43,13 @@ class Unauthorized(GatewayError):
 
 
 class InvalidToken(Unauthorized):
-    """The request's token is good for nobody."""
+    """The token is not valid for any tenant."""
 
     challenge = b'Bearer error="invalid_token"'
 
 
 class Forbidden(GatewayError):
-    """The request's token is good, but not for the tenant whose model it names."""
+    """The token is valid, but not for the tenant whose model the request names."""
 
     status = HTTPStatus.FORBIDDEN
     reason = "forbidden"
@@ -57,7 +57,7 @@ class Forbidden(GatewayError):
 
 
 class RequestBodyTooLarge(GatewayError):
-    """The body is over the limit, by its declared length or by count."""
+    """The body is over the limit, by its declared or its received length."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     reason = "body-too-large"
@@ -71,35 +71,35 @@ class BodyTooSlow(GatewayError):
 
 
 class ShuttingDown(GatewayError):
-    """The gateway drains and takes nothing new."""
+    """The gateway drains."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     reason = "draining"
 
 
 class NotReady(GatewayError):
-    """The gateway does not know yet what there is."""
+    """The gateway has not read yet what the request needs: registry or token issuer's keys."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     reason = "not-ready"
 
 
 class UpstreamLost(GatewayError):
-    """The pod went away while it held the request, and it could not be tried elsewhere."""
+    """The pod was lost during the request, which could not be retried."""
 
     status = HTTPStatus.BAD_GATEWAY
     reason = "pod-lost"
 
 
-class NotTaken(GatewayError):
-    """No pod took the request: all that were asked refused it unexecuted, or were out of reach."""
+class NoPodAccepted(GatewayError):
+    """Every attempted pod was unreachable or refused the request without executing it."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     reason = "not-taken"
 
 
 class UpstreamTimeout(GatewayError):
-    """The deadline passed while the pod held the request."""
+    """The deadline passed while a pod executed the request."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     reason = "deadline"
@@ -115,7 +115,7 @@ _STATUS_OF_REASON = {
 
 
 class Rejected(GatewayError):
-    """A decision: the request is not served, for a reason from the closed set."""
+    """The routing decision is to reject the request."""
 
     def __init__(
         self,
@@ -127,5 +127,5 @@ class Rejected(GatewayError):
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
-        known = _STATUS_OF_REASON.get(reason, HTTPStatus.SERVICE_UNAVAILABLE)
-        self.status = HTTPStatus(http_status) if http_status else known
+        status = _STATUS_OF_REASON.get(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.status = HTTPStatus(http_status) if http_status else status

@@ -17,61 +17,63 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def _folder(read: Callable[[Path], object]) -> Callable[[str], str]:
-    def checked(text: str) -> str:
+def _readable_folder(read: Callable[[Path], object]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
         if text:
             try:
                 read(Path(text))
             except OSError as error:
-                raise ValueError(
-                    f"must be a folder that can be read, was {text!r}: {error}"
-                ) from None
+                raise ValueError(f"must be a readable folder, was {text!r}: {error}") from None
         return text
 
-    return checked
+    return parse
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Everything a gateway is told when it starts. Times in seconds, sizes in bytes."""
+    """Times in seconds, sizes in bytes."""
 
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(8080, parse_int(0, 65535), "port to listen on; 0 takes a free one")
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")
     max_body_bytes: int = option(
-        64 * MIB, parse_int(1), "longest request body; raise it for large inputs"
+        64 * MIB, parse_int(1), "maximum size of a request body; raise it for large inputs"
     )
     buffer_bytes: int = option(
-        1 * MIB, parse_int(1), "bodies up to this size are held until answered, so can be retried"
+        1 * MIB,
+        parse_int(1),
+        "bodies up to this size are kept until the response, so that they can be retried",
     )
     request_timeout: float = option(
-        300.0, parse_seconds, "longest a request without a deadline may take"
+        300.0, parse_seconds, "maximum duration of a request without a deadline"
     )
     body_timeout: float = option(
-        30.0, parse_seconds, "longest pause inside a request body before 408"
+        30.0, parse_seconds, "maximum pause inside a request body before 408"
     )
     drain_timeout: float = option(
-        30.0, parse_seconds, "how long requests in flight may take after SIGTERM"
+        30.0, parse_seconds, "maximum duration of requests in flight after SIGTERM"
     )
     reservation_ttl: float = option(
-        15.0, parse_seconds, "how long the slots of a gateway that died stay taken"
+        15.0, parse_seconds, "time after which the slots of a gateway that died are free"
     )
     allow_policy_header: bool = option(
-        True, parse_bool, "let requests choose a policy by x-pilotlight-policy"
+        True, parse_bool, "accept x-pilotlight-policy, which selects a request's routing policy"
     )
     api_keys: str = option(
         "",
-        _folder(read_keys),
-        "folder with a file of API keys for each tenant; empty: none is needed",
+        _readable_folder(read_keys),
+        "folder with a file of API keys for each tenant; empty: no key is needed",
     )
     token_issuers: str = option(
         "",
-        _folder(read_issuers),
+        _readable_folder(read_issuers),
         "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
     )
     token_leeway: float = option(
-        30.0, parse_seconds, "how far the clocks of token issuers may be off from this one"
+        30.0, parse_seconds, "accepted difference between token issuers' clocks and this one"
     )
-    seed: int = option(0, parse_int(0), "seed of random choices; runs with one seed choose alike")
-    log_level: str = option("INFO", str, "least level that is logged")
+    seed: int = option(
+        0, parse_int(0), "seed of random choices; runs with the same seed choose alike"
+    )
+    log_level: str = option("INFO", str, "minimum level of log messages")

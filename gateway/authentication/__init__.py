@@ -1,1 +1,1 @@
-"""Who may call: API keys and tokens of identity providers, per tenant."""
+"""Authentication and authorisation: API keys and tokens of identity providers, per tenant."""

@@ -1,4 +1,4 @@
-"""Who may ask for what: API keys and tokens, of tenants and of the operator."""
+"""Authorisation of requests by tenant, with API keys and tokens."""
 
 from __future__ import annotations
 
@@ -14,49 +14,51 @@ from gateway.errors import Forbidden, Unauthorized
 if TYPE_CHECKING:
     from gateway.http.headers import Headers
 
-_CARRIERS: Final = frozenset((b"authorization", b"x-api-key"))
+_CREDENTIAL_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))
 _BEARER: Final = b"bearer "
-_FREE: Final = frozenset(("/", "/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"))
-_TENANTS: Final = ("/v1/", "/v2/", "/openai/")
+_PUBLIC_PATHS: Final = frozenset(
+    ("/", "/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready")
+)
+_TENANT_PREFIXES: Final = ("/v1/", "/v2/", "/openai/")
 
 
 class Access:
-    """The gateway's guard. It knows tenants, not models: what is absent is refused alike."""
+    """Checks credentials by tenant. Whether a model exists changes no result: nothing leaks."""
 
     def __init__(self, keys: TenantKeys | None, tokens: TenantTokens | None) -> None:
         self._keys = keys
         self._tokens = tokens
-        ways = []
+        accepted = []
         if tokens is not None:
-            ways.append("a token (authorization: Bearer TOKEN)")
+            accepted.append("a token (authorization: Bearer TOKEN)")
         if keys is not None:
-            ways.append("an API key (authorization: Bearer KEY, or x-api-key: KEY)")
-        self._wanted = " or ".join(ways)
+            accepted.append("an API key (authorization: Bearer KEY, or x-api-key: KEY)")
+        self._accepted = " or ".join(accepted)
 
-    async def follow(self) -> None:
-        """Keep what is trusted fresh."""
-        async with asyncio.TaskGroup() as following:
+    async def reload_periodically(self) -> None:
+        """Reload keys and issuers until cancelled."""
+        async with asyncio.TaskGroup() as group:
             if self._keys is not None:
-                following.create_task(self._keys.follow())
+                group.create_task(self._keys.reload_periodically())
             if self._tokens is not None:
-                following.create_task(self._tokens.follow())
+                group.create_task(self._tokens.reload_periodically())
 
     async def check(self, namespace: str, headers: Headers) -> None:
-        """Pass whoever may ask for the tenant's models.
+        """Check that the headers authorise requests to the tenant's models.
 
-        Raises Unauthorized, Forbidden, NotReady, whatever models there are.
+        Raises Unauthorized, Forbidden, NotReady.
         """
         given = credential(headers)
         if given is None:
-            raise Unauthorized(f"{self._wanted} is needed")
-        if self._keys is not None and self._keys.has(namespace, given):
+            raise Unauthorized(f"{self._accepted} is needed")
+        if self._keys is not None and self._keys.contains(namespace, given):
             return
         if self._tokens is None or not looks_like_token(given):
-            raise Unauthorized(f"{self._wanted} of namespace {namespace!r} is needed")
+            raise Unauthorized(f"{self._accepted} of namespace {namespace!r} is needed")
         await self._tokens.check(namespace, given)
 
-    async def may(self, namespace: str, headers: Headers) -> bool:
-        """As `check`, for who can do without. Raises NotReady."""
+    async def is_allowed(self, namespace: str, headers: Headers) -> bool:
+        """As `check`, as a boolean. Raises NotReady."""
         try:
             await self.check(namespace, headers)
         except (Unauthorized, Forbidden):
@@ -64,9 +66,12 @@ class Access:
         return True
 
     async def check_path(self, path: str, namespace: str, headers: Headers) -> None:
-        """As `check`, for what is no inference: health is free, metrics are the operator's."""
-        if path not in _FREE:
-            await self.check(namespace if path.startswith(_TENANTS) else OPERATOR, headers)
+        """As `check`, for requests that are not inference.
+
+        Health is public; paths of no tenant (metrics, explanations) need the operator's credential.
+        """
+        if path not in _PUBLIC_PATHS:
+            await self.check(namespace if path.startswith(_TENANT_PREFIXES) else OPERATOR, headers)
 
 
 def create_access(*, api_keys: str, token_issuers: str, token_leeway_s: float) -> Access | None:
@@ -79,7 +84,7 @@ def create_access(*, api_keys: str, token_issuers: str, token_leeway_s: float) -
 
 
 def credential(headers: Headers) -> bytes | None:
-    """The key or token a request carries."""
+    """The key or token that a request carries."""
     for name, value in headers:
         if name == b"x-api-key":
             return value.strip()
@@ -89,5 +94,5 @@ def credential(headers: Headers) -> bytes | None:
 
 
 def without_credentials(headers: Headers) -> Headers:
-    """What pods, which serve all tenants, may see of a request's headers."""
-    return [pair for pair in headers if pair[0] not in _CARRIERS]
+    """Headers for pods, which serve all tenants and must not see credentials."""
+    return [pair for pair in headers if pair[0] not in _CREDENTIAL_HEADERS]

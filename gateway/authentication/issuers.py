@@ -1,7 +1,7 @@
-"""Which identity providers are trusted to speak for which tenant.
+"""Trusted identity providers (token issuers) by tenant.
 
-One YAML file per tenant in a folder, named like its namespace: a mounted ConfigMap. The file
-`_operator` says who may read metrics and explanations, which tell of all tenants.
+The folder has one YAML file per tenant, a mounted ConfigMap. The file `_operator` lists the issuers
+for metrics and explanations, which show all tenants' data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
-"""Signatures that only a private key can make: neither `none` nor shared secrets."""
-USUAL: Final = ("RS256", "ES256")
-_KNOWN: Final = frozenset(("issuer", "audience", "jwks", "algorithms", "claims"))
+"""Only signatures with a private key: neither `none` nor shared secrets."""
+DEFAULT_ALGORITHMS: Final = ("RS256", "ES256")
+_FIELDS: Final = frozenset(("issuer", "audience", "jwks", "algorithms", "claims"))
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 _JWKS_RULE: Final = (
     "jwks must be an https:// URL (http:// on loopback only) or a file's absolute path"
@@ -34,34 +34,34 @@ _JWKS_RULE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TrustedIssuer:
-    """What a token must say to be good for a tenant."""
+    """Conditions under which a token is valid for a tenant."""
 
     tenant: str
     issuer: str
     audiences: frozenset[str]
-    """One of these must be among the token's audiences."""
+    """At least one must be among the token's audiences."""
     jwks: str
     """URL or file of the issuer's public keys."""
-    algorithms: frozenset[str] = frozenset(USUAL)
+    algorithms: frozenset[str] = frozenset(DEFAULT_ALGORITHMS)
     claims: tuple[tuple[str, str], ...] = ()
-    """Further claims that a token must have: equal to the text, or a list that holds it."""
+    """Further claims that a token must have, equal to the text or a list that contains it."""
 
     def accepts(self, claims: Mapping[str, Any]) -> bool:
-        """Whether verified claims are meant for the tenant."""
-        meant_for = claims.get("aud")
-        audiences = {meant_for} if isinstance(meant_for, str) else _texts(meant_for)
+        """True if verified claims meet the conditions."""
+        claimed = claims.get("aud")
+        audiences = {claimed} if isinstance(claimed, str) else _strings(claimed)
         return bool(self.audiences & audiences) and all(
-            claims.get(name) == wanted or wanted in _texts(claims.get(name))
-            for name, wanted in self.claims
+            claims.get(name) == required or required in _strings(claims.get(name))
+            for name, required in self.claims
         )
 
 
-def _texts(value: object) -> set[str]:
+def _strings(value: object) -> set[str]:
     return {each for each in value if isinstance(each, str)} if isinstance(value, list) else set()
 
 
 def read_issuers(folder: Path) -> list[TrustedIssuer]:
-    """All that is trusted. Raises OSError, or ValueError with every mistake of every file."""
+    """All trusted issuers. Raises OSError, or ValueError with every problem of every file."""
     found: list[TrustedIssuer] = []
     problems: list[str] = []
     for file in files_of(folder):
@@ -75,9 +75,9 @@ def read_issuers(folder: Path) -> list[TrustedIssuer]:
             problems.append(f"{file}: must be one list of trusted issuers, was {documents!r:.100}")
             continue
         for number, entry in enumerate(entries, start=1):
-            mistakes = list(_mistakes(entry))
-            problems += [f"{file}: entry {number}: {mistake}" for mistake in mistakes]
-            if not mistakes:
+            entry_problems = list(_problems(entry))
+            problems += [f"{file}: entry {number}: {problem}" for problem in entry_problems]
+            if not entry_problems:
                 found.append(_issuer(file.name, entry))
     if problems:
         raise ValueError("; ".join(problems))
@@ -88,47 +88,47 @@ def _issuer(tenant: str, entry: Mapping[str, Any]) -> TrustedIssuer:
     return TrustedIssuer(
         tenant,
         entry["issuer"],
-        frozenset(_listed(entry["audience"])),
+        frozenset(_as_list(entry["audience"])),
         entry["jwks"],
-        frozenset(entry.get("algorithms", USUAL)),
+        frozenset(entry.get("algorithms", DEFAULT_ALGORITHMS)),
         tuple(sorted(entry.get("claims", {}).items())),
     )
 
 
-def _mistakes(entry: object) -> Iterator[str]:
+def _problems(entry: object) -> Iterator[str]:
     if not isinstance(entry, dict):
         yield f"must be an object with issuer, audience and jwks, was {entry!r:.100}"
         return
-    for key in sorted(str(key) for key in entry.keys() - _KNOWN):
-        yield f"{key!r} is none of {', '.join(sorted(_KNOWN))}"
-    if not _is_text(entry.get("issuer")):
-        yield f"issuer must be a text, as in the token's iss, was {entry.get('issuer')!r:.100}"
-    audiences = _listed(entry.get("audience"))
-    if not audiences or not all(map(_is_text, audiences)):
-        yield f"audience must be a text or a list of them, was {entry.get('audience')!r:.100}"
-    if not _is_location(entry.get("jwks")):
+    for key in sorted(str(key) for key in entry.keys() - _FIELDS):
+        yield f"{key!r} is none of {', '.join(sorted(_FIELDS))}"
+    if not _is_string(entry.get("issuer")):
+        yield f"issuer must be a string, as in the token's iss, was {entry.get('issuer')!r:.100}"
+    audiences = _as_list(entry.get("audience"))
+    if not audiences or not all(map(_is_string, audiences)):
+        yield f"audience must be a string or a list of strings, was {entry.get('audience')!r:.100}"
+    if not _is_jwks_location(entry.get("jwks")):
         yield f"{_JWKS_RULE}, was {entry.get('jwks')!r:.200}"
-    algorithms = entry.get("algorithms", list(USUAL))
+    algorithms = entry.get("algorithms", list(DEFAULT_ALGORITHMS))
     if not isinstance(algorithms, list) or not algorithms or not _all_known(algorithms):
         yield f"algorithms must be a list of {', '.join(ALGORITHMS)}, was {algorithms!r:.100}"
     claims = entry.get("claims", {})
-    if not isinstance(claims, dict) or not all(map(_is_text, [*claims, *claims.values()])):
-        yield f"claims must map names of claims to texts, was {claims!r:.100}"
+    if not isinstance(claims, dict) or not all(map(_is_string, [*claims, *claims.values()])):
+        yield f"claims must map names of claims to strings, was {claims!r:.100}"
 
 
 def _all_known(algorithms: list[object]) -> bool:
     return all(isinstance(each, str) and each in ALGORITHMS for each in algorithms)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _is_text(value: object) -> bool:
+def _is_string(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _is_location(value: object) -> bool:
+def _is_jwks_location(value: object) -> bool:
     if not isinstance(value, str) or not value.isprintable():
         return False
     if value.startswith("/"):

@@ -1,7 +1,7 @@
-"""An issuer's public keys (JWKS, RFC 7517): read, kept, and read again when they rotate.
+"""An issuer's public keys (JWKS, RFC 7517): read, cached, and read again when they rotate.
 
-Reading is done in a thread. A token that names an unknown key causes one new reading, at most
-every few seconds whatever tokens come; a reading that fails leaves the keys as they were.
+Documents are read in a thread. A token with an unknown key id causes one new reading, at most every
+few seconds for all tokens; a reading that fails leaves the keys unchanged.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S: Final = 5.0
-"""Least time between two readings that unknown keys cause."""
-LIFE_S: Final = 300.0
-"""The keys are read again this often at least: a key that was taken back must go."""
+MIN_REFRESH_INTERVAL_S: Final = 5.0
+"""Between two readings caused by unknown key ids."""
+MAX_AGE_S: Final = 300.0
+"""The keys are read again at least this often, so that revoked keys become invalid."""
 TIMEOUT_S: Final = 5.0
-MOST_BYTES: Final = 1 << 20
-LEAST_RSA_BITS: Final = 2048
+MAX_BYTES: Final = 1 << 20
+MIN_RSA_BITS: Final = 2048
 """RFC 7518, section 3.3."""
-_OF_CURVE: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
+_ALGORITHM_OF_CURVE: Final = {
+    "P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA",
+}  # fmt: skip
 _RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
 
 Key = tuple[PyJWK, frozenset[str]]
-"""A public key, and the algorithms it is for."""
+"""A public key with the algorithms that it may verify."""
 
 
 class KeySet:
-    """The keys at one place."""
+    """The keys at one URL or file."""
 
     def __init__(
         self,
@@ -58,10 +60,10 @@ class KeySet:
         self._keys: Mapping[str | None, tuple[Key, ...]] = {}
         self._has_read = False
         self._tried_s: float | None = None
-        self._reading = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
 
     async def key(self, key_id: str | None, algorithm: str) -> PyJWK:
-        """The key that a token names; without a name, the only one there is for its algorithm.
+        """The key with this id; for None, the only key for the algorithm.
 
         Raises:
             InvalidToken: there is none.
@@ -70,74 +72,75 @@ class KeySet:
         if not self._has_read or key_id not in self._keys:
             await self._refresh(unless=lambda: self._has_read and key_id in self._keys)
         if not self._has_read:
-            raise NotReady("the token issuer's keys cannot be read now", retry_after_s=AGAIN_S)
-        fitting = [key for key, algorithms in self._named(key_id) if algorithm in algorithms]
-        if len(fitting) != 1:
+            raise NotReady(
+                "the token issuer's keys cannot be read now", retry_after_s=MIN_REFRESH_INTERVAL_S
+            )
+        candidates = [key for key, algorithms in self._with_id(key_id) if algorithm in algorithms]
+        if len(candidates) != 1:
             problem = "is unknown or not for its algorithm" if key_id else "must be named (kid)"
             raise InvalidToken(f"the token's key {problem}")
-        return fitting[0]
+        return candidates[0]
 
-    def _named(self, key_id: str | None) -> tuple[Key, ...]:
+    def _with_id(self, key_id: str | None) -> tuple[Key, ...]:
         if key_id is not None:
             return self._keys.get(key_id, ())
         return tuple(key for keys in self._keys.values() for key in keys)
 
-    async def refresh_when_old(self) -> None:
-        """Read the keys again if their time is up."""
-        if self._tried_s is None or self._clock() - self._tried_s >= self._wait_s:
+    async def refresh_if_old(self) -> None:
+        """Read the keys again after `MAX_AGE_S`, or sooner if they could not be read."""
+        interval_s = MAX_AGE_S if self._has_read else MIN_REFRESH_INTERVAL_S
+        if self._tried_s is None or self._clock() - self._tried_s >= interval_s:
             await self._refresh(unless=lambda: False)
 
-    @property
-    def _wait_s(self) -> float:
-        return LIFE_S if self._has_read else AGAIN_S
-
     async def _refresh(self, *, unless: Callable[[], bool]) -> None:
-        async with self._reading:  # who waited here looks at what the other one read
-            is_early = self._tried_s is not None and self._clock() - self._tried_s < AGAIN_S
+        async with self._refreshing:  # `unless`: another task may have read the key meanwhile
+            now_s = self._clock()
+            is_early = self._tried_s is not None and now_s - self._tried_s < MIN_REFRESH_INTERVAL_S
             if is_early or unless():
                 return
-            self._tried_s = self._clock()
+            self._tried_s = now_s
             try:
                 document = await asyncio.to_thread(self._read, self._location)
                 if document != self._document or not self._has_read:
-                    keys = read_keys(document)
+                    keys = read_key_set(document)
                     self._document, self._keys, self._has_read = document, keys, True
                     self._on_change()
             except (OSError, ValueError, httpx.HTTPError) as error:
-                fields = {"location": self._location}
-                logger.warning("a token issuer's keys stay as they were", extra=fields,
-                               exc_info=error)  # fmt: skip
+                logger.warning(
+                    "cannot read a token issuer's keys; the previous keys stay in use",
+                    extra={"location": self._location}, exc_info=error,
+                )  # fmt: skip
 
 
 def read_document(location: str) -> bytes:
-    """What is at a URL or in a file. Raises OSError, ValueError, httpx.HTTPError."""
+    """The content of a URL or file. Raises OSError, ValueError, httpx.HTTPError."""
     if location.startswith("/"):
         with Path(location).open("rb") as file:
-            return _whole(file.read(MOST_BYTES + 1))
-    give_up_s = time.monotonic() + TIMEOUT_S
+            return _checked_size(file.read(MAX_BYTES + 1))
+    until_s = time.monotonic() + TIMEOUT_S
     received = b""
-    with httpx.stream("GET", location, timeout=TIMEOUT_S) as answer:
-        answer.raise_for_status()
-        if answer.is_redirect:
-            raise ValueError("the answer points elsewhere; name the place itself")
-        for piece in answer.iter_bytes():
-            received += piece
-            _whole(received)
-            if time.monotonic() > give_up_s:
-                raise TimeoutError(f"the keys took longer than {TIMEOUT_S:g} s")
+    with httpx.stream("GET", location, timeout=TIMEOUT_S) as response:
+        response.raise_for_status()
+        if response.is_redirect:
+            raise ValueError("the response is a redirect; configure the final URL")
+        for chunk in response.iter_bytes():
+            received += chunk
+            _checked_size(received)
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the keys were not received within {TIMEOUT_S:g} s")
     return received
 
 
-def _whole(document: bytes) -> bytes:
-    if len(document) > MOST_BYTES:
-        raise ValueError(f"keys may have {MOST_BYTES} bytes at most")
+def _checked_size(document: bytes) -> bytes:
+    if len(document) > MAX_BYTES:
+        raise ValueError(f"keys may have {MAX_BYTES} bytes at most")
     return document
 
 
-def read_keys(document: bytes) -> dict[str | None, tuple[Key, ...]]:
-    """The usable keys of a JWKS by their names. Raises ValueError where it is none.
+def read_key_set(document: bytes) -> dict[str | None, tuple[Key, ...]]:
+    """The usable keys of a JWKS by id. Raises ValueError if it is not a JWKS.
 
-    Keys of other uses and kinds are passed over, as RFC 7517, section 5, wants it.
+    Keys of other uses and types are ignored, as RFC 7517, section 5, demands.
     """
     try:
         entries = orjson.loads(document)["keys"]
@@ -148,7 +151,7 @@ def read_keys(document: bytes) -> dict[str | None, tuple[Key, ...]]:
     keys: dict[str | None, tuple[Key, ...]] = {}
     for entry in entries:
         algorithms = _algorithms_of(entry)
-        key = _usable(entry, min(algorithms)) if algorithms else None
+        key = _parse_key(entry, min(algorithms)) if algorithms else None
         if key is not None:
             key_id = entry.get("kid")
             keys[key_id] = (*keys.get(key_id, ()), (key, algorithms))
@@ -156,7 +159,7 @@ def read_keys(document: bytes) -> dict[str | None, tuple[Key, ...]]:
 
 
 def _algorithms_of(entry: Any) -> frozenset[str]:
-    """What a key may verify: by its kind and curve, and by what it says itself."""
+    """Algorithms that a key may verify, by its type and curve and by its own `alg`."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return frozenset()
     if not isinstance(entry.get("kid", ""), str):
@@ -165,23 +168,23 @@ def _algorithms_of(entry: Any) -> frozenset[str]:
     possible: frozenset[str] = frozenset()
     if kind == "RSA":
         possible = _RSA
-    elif kind in ("EC", "OKP") and isinstance(curve, str) and curve in _OF_CURVE:
-        possible = frozenset((_OF_CURVE[curve],))
-    own = entry.get("alg")
-    return possible if own is None else possible & frozenset((str(own),))
+    elif kind in ("EC", "OKP") and isinstance(curve, str) and curve in _ALGORITHM_OF_CURVE:
+        possible = frozenset((_ALGORITHM_OF_CURVE[curve],))
+    declared = entry.get("alg")
+    return possible if declared is None else possible & frozenset((str(declared),))
 
 
-def _usable(entry: Mapping[str, Any], algorithm: str) -> PyJWK | None:
+def _parse_key(entry: Mapping[str, Any], algorithm: str) -> PyJWK | None:
+    extra = {"kid": entry.get("kid")}
     try:
         key = PyJWK(dict(entry), algorithm)
     except (PyJWTError, ValueError, TypeError, KeyError) as error:
-        logger.warning("a key cannot be read", extra={"kid": entry.get("kid")}, exc_info=error)
+        logger.warning("ignored a key that cannot be read", extra=extra, exc_info=error)
         return None
-    if isinstance(key.key, rsa.RSAPublicKey) and key.key.key_size < LEAST_RSA_BITS:
-        logger.warning("a key is too short", extra={"kid": entry.get("kid")})
+    if isinstance(key.key, rsa.RSAPublicKey) and key.key.key_size < MIN_RSA_BITS:
+        logger.warning("ignored an RSA key below the minimum size", extra=extra)
         return None
-    is_private = "d" in entry
-    if is_private:
-        logger.warning("a private key was published, and is no key any more",
-                       extra={"kid": entry.get("kid")})  # fmt: skip
-    return None if is_private else key
+    if "d" in entry:
+        logger.warning("ignored a published private key", extra=extra)
+        return None
+    return key

@@ -1,16 +1,23 @@
-"""Folders with a file per tenant, named like its namespace: mounted Secrets and ConfigMaps."""
+"""Folders with one file per tenant, named like its namespace: mounted Secrets and ConfigMaps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 OPERATOR: Final = "_operator"
-"""Stands beside the tenants for what tells of all of them: metrics, explanations."""
-RELOAD_S: Final = 2.0
-"""A mounted volume changes without a word."""
+"""File for endpoints that show all tenants' data: metrics, explanations."""
+RELOAD_INTERVAL_S: Final = 2.0
+"""A mounted volume changes without notice."""
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -23,3 +30,17 @@ def files_of(folder: Path) -> list[Path]:
         for file in sorted(folder.iterdir())
         if not file.name.startswith(".") and file.is_file()
     ]
+
+
+async def wait_and_reload(
+    read: Callable[[Path], T], folder: Path, use: Callable[[T], object]
+) -> None:
+    """Wait for the reload interval, then read the folder; an invalid file changes nothing."""
+    await asyncio.sleep(RELOAD_INTERVAL_S)
+    try:
+        use(await asyncio.to_thread(read, folder))
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "cannot read tenant files; the previous content stays in use",
+            extra={"folder": str(folder)}, exc_info=error,
+        )  # fmt: skip

@@ -1,60 +1,55 @@
-"""API keys: who may ask for the models of which tenant.
+"""API keys of tenants.
 
-One file per tenant in a folder, named like its namespace, a key per line: a mounted Secret. The
-file `_operator` holds the keys for metrics and explanations, which tell of all tenants. Keys are
-compared by their digests, in constant time.
+The folder has one file per tenant with a key per line, a mounted Secret. The file `_operator` holds
+the keys for metrics and explanations, which show all tenants' data. Keys are compared by digest, in
+constant time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import logging
 from typing import TYPE_CHECKING, Final
 
-from gateway.authentication.tenant_files import RELOAD_S, files_of
+from gateway.authentication.tenant_files import files_of, wait_and_reload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-
-logger = logging.getLogger(__name__)
-
-SHORTEST: Final = 16
+MIN_KEY_BYTES: Final = 16
 
 
 class TenantKeys:
-    """The keys of all tenants, read again from time to time."""
+    """The keys of all tenants."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError, or ValueError where a key is too short to be one."""
+        """Raises OSError, ValueError as `read_keys`."""
         self._folder = folder
         self._digests = read_keys(folder)
 
-    async def follow(self) -> None:
-        """Read the folder again every few seconds; a mistake in it leaves the keys as they were."""
+    async def reload_periodically(self) -> None:
         while True:
-            await asyncio.sleep(RELOAD_S)
-            try:
-                self._digests = await asyncio.to_thread(read_keys, self._folder)
-            except (OSError, ValueError) as error:
-                logger.warning("the API keys stay as they were", exc_info=error)
+            await wait_and_reload(read_keys, self._folder, self._use)
 
-    def has(self, namespace: str, key: bytes) -> bool:
-        """Whether it is one of the tenant's keys."""
+    def _use(self, digests: Mapping[str, Sequence[bytes]]) -> None:
+        self._digests = digests
+
+    def contains(self, namespace: str, key: bytes) -> bool:
+        """True if it is one of the tenant's keys."""
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, each) for each in self._digests.get(namespace, ())]
         return any(matches)
 
 
 def read_keys(folder: Path) -> Mapping[str, Sequence[bytes]]:
-    """Digests of the keys by tenant. Raises OSError, ValueError."""
+    """Digests of the keys by tenant. Raises OSError, or ValueError if a key is too short."""
     found: dict[str, list[bytes]] = {}
     for file in files_of(folder):
         keys = [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
-        if any(len(key) < SHORTEST for key in keys):
-            raise ValueError(f"{file}: a key must have {SHORTEST} bytes or more; make them random")
+        if any(len(key) < MIN_KEY_BYTES for key in keys):
+            raise ValueError(
+                f"{file}: a key must have {MIN_KEY_BYTES} bytes or more; make them random"
+            )
         found[file.name] = [hashlib.sha256(key).digest() for key in keys]
     return found

@@ -1,1 +1,1 @@
-"""Placing a request: queue, reservation, the exchange with the pod, retries."""
+"""Placement of requests: queue, reservation, the exchange with the pod, retries."""

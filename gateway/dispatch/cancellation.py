@@ -1,4 +1,4 @@
-"""What ends an exchange before its answer: its client leaves, or its time is up."""
+"""Cancels an exchange before its response: the client disconnected, or its time is up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class RequestCancellation:
-    """Cancels the task that runs an exchange, and remembers why.
+    """Cancels the task that runs an exchange, and keeps the cause.
 
-    An object with one timer and no closures: closures that know each other are cycles, and what
-    the collector had to do for them cost a tenth of the gateway's time.
+    An object with one timer and no closures: closures that refer to each other are cycles, and
+    their garbage collection cost a tenth of the gateway's time.
     """
 
     __slots__ = ("_cause", "_exchange", "_loop", "_task", "_timer", "_until_s")
@@ -34,34 +34,33 @@ class RequestCancellation:
         self._until_s = until_s
         self._cause: type[Exception] | None = None
         self._timer: asyncio.TimerHandle | None
-        if body_until_s < until_s and exchange.is_without_body:
-            self._timer = self._loop.call_at(body_until_s, self._look_for_body)
+        if body_until_s < until_s and not exchange.has_body:
+            self._timer = self._loop.call_at(body_until_s, self._check_body)
         else:
-            self._timer = self._loop.call_at(until_s, self._time_is_up)
+            self._timer = self._loop.call_at(until_s, self._on_timeout)
 
-    def _look_for_body(self) -> None:
-        """At the body timeout, something of the body must be here; later, the answer."""
-        if self._exchange.is_without_body:
-            self._end(BodyTooSlow)
+    def _check_body(self) -> None:
+        """At the body timeout: continue to the final timeout if the body has started."""
+        if self._exchange.has_body:
+            self._timer = self._loop.call_at(self._until_s, self._on_timeout)
         else:
-            self._timer = self._loop.call_at(self._until_s, self._time_is_up)
+            self._cancel(BodyTooSlow)
 
-    def _time_is_up(self) -> None:
-        self._end(UpstreamTimeout)
+    def _on_timeout(self) -> None:
+        self._cancel(UpstreamTimeout)
 
-    def client_gone(self) -> None:
-        """The client closed its connection."""
-        self._end(ClientDisconnected)
+    def on_disconnect(self) -> None:
+        self._cancel(ClientDisconnected)
 
-    def _end(self, why: type[Exception]) -> None:
+    def _cancel(self, cause: type[Exception]) -> None:
         if self._cause is None and self._task is not None:
-            self._cause = why
+            self._cause = cause
             self._task.cancel()
 
-    def own_cause(self, *, is_draining: bool) -> type[Exception] | None:
-        """Why the task was cancelled, with the cancellation taken back; None: not our business.
+    def take_cause(self, *, is_draining: bool) -> type[Exception] | None:
+        """The cause, with the task's cancellation undone; None: something else cancelled the task.
 
-        The server cancels what is still running at the end of its drain.
+        At the end of its drain the server cancels the tasks that still run.
         """
         if self._cause is None and is_draining:
             self._cause = ShuttingDown
@@ -69,8 +68,8 @@ class RequestCancellation:
             self._task.uncancel()
         return self._cause
 
-    def stop(self) -> None:
-        """The exchange is over; nothing must hold on to it."""
+    def close(self) -> None:
+        """Stop the timer and drop the reference to the task."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._task = None

@@ -1,7 +1,8 @@
-"""Finds a place for each request: decide, reserve, or wait for a change and decide again.
+"""Places requests: route and reserve, or queue and retry when the cluster changes.
 
-One task owns the waiting room. A decision is made on the copy with no await inside; the reservation
-that follows is checked by the registry, and a refusal leads to another decision on newer state.
+One task owns the queue. A decision is made on the local cluster state with no await inside; the
+registry checks the reservation that follows, and a refusal leads to another decision on newer
+state.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest, rejected, spec_of
+from gateway.dispatch.admission_queue import (
+    AdmissionQueue,
+    QueuedRequest,
+    rejection_error,
+    serving_spec,
+)
 from gateway.dispatch.reservations import Reservation
 from gateway.routing.decision import Reject, SendTo, Wait
 from gateway.routing.route_request import RoutingResult
@@ -26,35 +32,35 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
     from registry.domain.reservation import Refusal
 
-LOOK_AGAIN_S: Final = 0.25
-"""Forecasts change with time alone, so a quiet waiting room is looked at this often."""
-_DIRECT_TRIES: Final = 4
-_REFUSED_FIRST_S: Final = 0.001
-_REFUSED_LONGEST_S: Final = 0.1
+POLL_INTERVAL_S: Final = 0.25
+"""Forecasts change with time alone, so queued requests are routed again without a change."""
+_MAX_DIRECT_ATTEMPTS: Final = 4
+_FIRST_BACKOFF_S: Final = 0.001
+_MAX_BACKOFF_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class Placement:
-    """Where a request goes, and what that rests on."""
+    """A request's reservation and the decision it follows from."""
 
     reservation: Reservation
     decision: SendTo
     policy: RoutingPolicy
     spec: ModelSpec
-    waited_from: str | None
-    """The tier of a load the request waited for in the queue; None if it did not."""
+    awaited_tier: str | None
+    """The source tier of a load that the request waited for in the queue; None if none."""
 
 
-_Outcome = tuple[RoutingResult, "asyncio.Future[Reservation | Refusal]"]
+_Dispatch = tuple[RoutingResult, "asyncio.Future[Reservation | Refusal]"]
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter(QueuedRequest):
-    turn: asyncio.Future[_Outcome] = field(kw_only=True)
+class _AwaitingRequest(QueuedRequest):
+    dispatched: asyncio.Future[_Dispatch] = field(kw_only=True)
 
 
 class Dispatcher:
-    """Places requests; `run` must be running for those that wait."""
+    """Places requests; `run` must be running for those that are queued."""
 
     def __init__(
         self,
@@ -64,144 +70,151 @@ class Dispatcher:
         now_s: Callable[[], float],
     ) -> None:
         self._reservations = reservations
-        self._line: AdmissionQueue[_Waiter] = AdmissionQueue(
-            state, now_s, lambda arrival, decided: explanations.record(arrival, decided, state)
+        self._queue: AdmissionQueue[_AwaitingRequest] = AdmissionQueue(
+            state, now_s, lambda request, result: explanations.record(request, result, state)
         )
         self._changed = asyncio.Event()
 
     @property
-    def waiting_total(self) -> int:
-        """Requests in the waiting room."""
-        return len(self._line)
+    def queued_total(self) -> int:
+        return len(self._queue)
 
-    def waiting_by_model(self) -> dict[ModelName, QueueStats]:
-        """Who waits, by model."""
-        return self._line.by_model()
+    def queue_stats(self) -> dict[ModelName, QueueStats]:
+        return self._queue.stats()
 
-    def kick(self) -> None:
-        """Something changed: whoever waits may have a place now."""
-        if self._line:
+    def notify_change(self) -> None:
+        """Route queued requests again: the cluster changed."""
+        if self._queue:
             self._changed.set()
 
-    async def place(self, arrival: IncomingRequest) -> Placement:
-        """Reserve a place for a request, waiting for one if its policy says so.
+    async def place(self, request: IncomingRequest) -> Placement:
+        """Reserve a slot for a request, after a time in the queue if its policy decides so.
 
-        Raises:
-            Rejected: when it is not to be had, with the reason.
+        Raises Rejected.
         """
-        for _ in range(_DIRECT_TRIES):
-            if self._changed.is_set():  # who waits goes first, so that tenants take turns
+        for _ in range(_MAX_DIRECT_ATTEMPTS):
+            if self._changed.is_set():  # queued requests first, so that tenants take turns
                 self._changed.clear()
-                self._pump(only_if_free=True)
-            decided = self._line.decide(arrival)
-            if isinstance(decided.decision, Wait):
+                self._dispatch_ready(only_if_free=True)
+            result = self._queue.route(request)
+            if isinstance(result.decision, Wait):
                 break
-            decision, key = _sendable(decided), spec_of(decided).key
-            if brief := self._reservations.take_brief(decision, key):
-                return _placement(decided, brief, None)
-            outcome = self._reservations.take(decision, key)
-            if isinstance(taken := await self._settled(outcome), Reservation):
-                return _placement(decided, taken, None)
-        return await self._wait(arrival, decided)
+            decision, key = _send_decision(result), serving_spec(result).key
+            if optimistic := self._reservations.reserve_optimistically(decision, key):
+                return _placement(result, optimistic, None)
+            pending = self._reservations.reserve(decision, key)
+            if isinstance(reserved := await self._result_of(pending), Reservation):
+                return _placement(result, reserved, None)
+        return await self._enqueue(request, result)
 
     async def run(self) -> None:
-        """Serve the waiting room until cancelled."""
+        """Dispatch queued requests until cancelled."""
         loop = asyncio.get_running_loop()
-        look_again_s = loop.time() + LOOK_AGAIN_S
+        next_poll_s = loop.time() + POLL_INTERVAL_S
         while True:
-            is_quiet = False
+            is_poll = False
             try:
-                async with asyncio.timeout_at(look_again_s):
+                async with asyncio.timeout_at(next_poll_s):
                     await self._changed.wait()
             except TimeoutError:
-                is_quiet = True
-                look_again_s = loop.time() + LOOK_AGAIN_S
+                is_poll = True
+                next_poll_s = loop.time() + POLL_INTERVAL_S
             self._changed.clear()
-            if self._line:
-                self._pump(only_if_free=not is_quiet)
+            if self._queue:
+                self._dispatch_ready(only_if_free=not is_poll)
 
-    # One request's view
+    # In the task of the request
 
-    async def _wait(self, arrival: IncomingRequest, decided: RoutingResult) -> Placement:
-        spec, place = self._line.admit(arrival)
-        waiter = _Waiter(arrival, place, turn=asyncio.get_running_loop().create_future())
-        self._line.enter(waiter, decided)
+    async def _enqueue(self, request: IncomingRequest, result: RoutingResult) -> Placement:
+        spec, key = self._queue.admit(request)
+        queued = _AwaitingRequest(
+            request, key, dispatched=asyncio.get_running_loop().create_future()
+        )
+        self._queue.enqueue(queued, result)
         self._changed.set()
         try:
-            async with asyncio.timeout(self._line.patience_s(waiter, spec)):
-                return await self._await_turn(waiter)
+            async with asyncio.timeout(self._queue.timeout_s(queued, spec)):
+                return await self._await_dispatch(queued)
         except TimeoutError:
-            raise self._line.ran_out(waiter, spec) from None
+            raise self._queue.timeout_error(queued, spec) from None
         finally:
-            self._line.leave(waiter)
-            self._abandon(waiter.turn)
+            self._queue.remove(queued)
+            self._cancel_dispatch(queued.dispatched)
 
-    async def _await_turn(self, waiter: _Waiter) -> Placement:
+    async def _await_dispatch(self, queued: _AwaitingRequest) -> Placement:
         refusals = 0
         while True:
-            decided, outcome = await waiter.turn
-            waiter.turn = asyncio.get_running_loop().create_future()
-            if isinstance(taken := await self._settled(outcome), Reservation):
-                return _placement(decided, taken, waiter.waited_from)
-            refusals += 1  # the copy is behind: give the push that will mend it time to come
-            await asyncio.sleep(min(_REFUSED_FIRST_S * 2**refusals, _REFUSED_LONGEST_S))
-            self._line.return_to_place(waiter)
+            result, pending = await queued.dispatched
+            queued.dispatched = asyncio.get_running_loop().create_future()
+            if isinstance(reserved := await self._result_of(pending), Reservation):
+                return _placement(result, reserved, queued.awaited_tier)
+            refusals += 1  # the local state is outdated: wait for the update on its way
+            await asyncio.sleep(min(_FIRST_BACKOFF_S * 2**refusals, _MAX_BACKOFF_S))
+            self._queue.requeue(queued)
             self._changed.set()
 
-    async def _settled(
-        self, outcome: asyncio.Future[Reservation | Refusal]
+    async def _result_of(
+        self, pending: asyncio.Future[Reservation | Refusal]
     ) -> Reservation | Refusal:
         try:
-            return await outcome
+            return await pending
         except asyncio.CancelledError:
-            self._forgo(outcome)
+            self._cancel_reservation(pending)
             raise
 
-    def _forgo(self, outcome: asyncio.Future[Reservation | Refusal]) -> None:
-        """Give back what a caller that has left was given, or is about to be given."""
-        if not outcome.cancel() and not outcome.cancelled():
-            taken = outcome.result()
-            if isinstance(taken, Reservation):
-                self._reservations.give_back(taken)
+    def _cancel_reservation(self, pending: asyncio.Future[Reservation | Refusal]) -> None:
+        """Release a reservation that was granted, or will be granted, to a cancelled request."""
+        if not pending.cancel() and not pending.cancelled():
+            reserved = pending.result()
+            if isinstance(reserved, Reservation):
+                self._reservations.release(reserved)
 
-    def _abandon(self, turn: asyncio.Future[_Outcome]) -> None:
-        """Whoever waited has left, perhaps just when its turn came."""
-        if turn.cancel() or turn.cancelled() or turn.exception() is not None:
-            return
-        self._forgo(turn.result()[1])
+    def _cancel_dispatch(self, dispatched: asyncio.Future[_Dispatch]) -> None:
+        """A request left the queue, perhaps just after its dispatch."""
+        if (
+            not dispatched.cancel()
+            and not dispatched.cancelled()
+            and dispatched.exception() is None
+        ):
+            self._cancel_reservation(dispatched.result()[1])
 
-    # The waiting room
+    # In the task that owns the queue
 
-    def _pump(self, *, only_if_free: bool) -> None:
-        """Give those a turn whose place is free now."""
-        self._line.pump(
-            is_leaving=_is_leaving, send=self._send, refuse=_refuse, only_if_free=only_if_free
+    def _dispatch_ready(self, *, only_if_free: bool) -> None:
+        self._queue.dispatch_ready(
+            is_cancelled=_is_cancelled,
+            on_send=self._send,
+            on_reject=_reject,
+            only_if_free=only_if_free,
         )
 
-    def _send(self, waiter: _Waiter, decided: RoutingResult, decision: SendTo) -> None:
-        outcome = self._reservations.take(decision, spec_of(decided).key)
-        waiter.turn.set_result((decided, outcome))
+    def _send(self, queued: _AwaitingRequest, result: RoutingResult, decision: SendTo) -> None:
+        pending = self._reservations.reserve(decision, serving_spec(result).key)
+        queued.dispatched.set_result((result, pending))
 
 
-def _is_leaving(waiter: _Waiter) -> bool:
-    """Whether it was cancelled, and has not run since."""
-    return waiter.turn.done()
+def _is_cancelled(queued: _AwaitingRequest) -> bool:
+    """True if the request's task was cancelled and has not run since."""
+    return queued.dispatched.done()
 
 
-def _refuse(waiter: _Waiter, decision: Reject) -> None:
-    waiter.turn.set_exception(rejected(decision))
+def _reject(queued: _AwaitingRequest, decision: Reject) -> None:
+    queued.dispatched.set_exception(rejection_error(decision))
 
 
-def _sendable(decided: RoutingResult) -> SendTo:
-    match decided.decision:
+def _send_decision(result: RoutingResult) -> SendTo:
+    match result.decision:
         case SendTo() as decision:
             return decision
         case Reject() as decision:
-            raise rejected(decision)
+            raise rejection_error(decision)
         case Wait():
             raise AssertionError("a decision to wait is handled before")
 
 
-def _placement(decided: RoutingResult, taken: Reservation, waited_from: str | None) -> Placement:
-    policy = decided.policy or spec_of(decided).policy.routing
-    return Placement(taken, _sendable(decided), policy, spec_of(decided), waited_from)
+def _placement(
+    result: RoutingResult, reservation: Reservation, awaited_tier: str | None
+) -> Placement:
+    spec = serving_spec(result)
+    policy = result.policy or spec.policy.routing
+    return Placement(reservation, _send_decision(result), policy, spec, awaited_tier)

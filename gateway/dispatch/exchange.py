@@ -1,8 +1,8 @@
-"""One inference request: take its body in, place it, talk to the pod, stream the answer back.
+"""One inference request: buffer its body, place it, send it to the pod, stream the response back.
 
-Everything a request owns (slot, connection, place in the queue) is given back when its coroutine
-ends, however it ends. A request goes to another pod only if the first cannot have produced an
-answer, and only while the retry budget lasts.
+Everything a request owns (slot, connection, queue entry) is released when its coroutine ends,
+however it ends. A request is retried at another pod only if the first cannot have produced a
+response, and only while the retry budget lasts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.pod_request import framed, request_head
-from gateway.errors import NotTaken, UpstreamLost
+from gateway.dispatch.pod_request import request_head, send_request
+from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.telemetry.request_telemetry import ServedRequest, stage_timings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-from gateway.upstream.queue_proxy import UNANSWERED, classify_response, is_from_pod
+from gateway.upstream.queue_proxy import MESSAGES, classify_response, is_from_pod
 from registry.knative_errors import QueueProxyFailure
 
 if TYPE_CHECKING:
@@ -31,270 +31,245 @@ if TYPE_CHECKING:
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.arrival_counter import ArrivalCounter
     from gateway.telemetry.request_telemetry import RequestTelemetry
-    from gateway.upstream.pod_connection import PodConnection, PodPool
+    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
     from registry.domain.pod_state import PodState
 
-_MOST_TRIES: Final = 10
-_TAKEN_ELSEWHERE: Final = frozenset(("slots", "draining", "device-full"))
-"""Refusals that say nothing of the request or its model, only of the pod at the time."""
+_MAX_ATTEMPTS: Final = 10
+_RETRYABLE_REFUSALS: Final = frozenset(("slots", "draining", "device-full"))
+"""Refusals caused by the pod's state at the time, not by the request or its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeContext:
-    """What every exchange works with."""
+    """The parts of the gateway that every exchange uses."""
 
     dispatcher: Dispatcher
-    doubts: PassiveHealth
-    pool: PodPool
-    budget: RetryBudget
-    recorder: RequestTelemetry
+    passive_health: PassiveHealth
+    connections: PodConnectionPool
+    retry_budget: RetryBudget
+    telemetry: RequestTelemetry
     reservations: Reservations
-    arrivals: ArrivalCounter
+    arrival_counter: ArrivalCounter
 
 
 class _RetryElsewhere(Exception):
-    """The pod has not executed the request; another place may be better."""
+    """The pod has not executed the request; another attempt may succeed."""
 
-    def __init__(self, reason: str, *, is_own_doing: bool = False) -> None:
+    def __init__(self, reason: str, *, is_free: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.is_own_doing = is_own_doing
-        """The gateway took a chance and lost: that costs none of the retry budget."""
+        self.is_free = is_free
+        """The refusal follows from an optimistic reservation: it costs no retry budget."""
 
 
 class Exchange:
-    """One inference request on its way through the gateway."""
+    """One inference request from its body to the end of its response."""
 
     def __init__(
         self,
-        tools: ExchangeContext,
+        context: ExchangeContext,
         client: ClientRequest,
         read: RequestHeaders,
-        arrival: IncomingRequest,
+        request: IncomingRequest,
         body: RequestBody,
     ) -> None:
-        self._tools = tools
+        self._context = context
         self._client = client
         self._read = read
+        self._request = request
         self._body = body
         self._loop = client.loop
-        self._reservation_open = False
-        self._waited_from: str | None = None
+        self._started_s = time.perf_counter()
+        self._queue_s = 0.0
+        self._placement: Placement | None = None
+        self._holds_reservation = False
+        self._awaited_tier: str | None = None
         self._refusals_total = 0
-        self._had_no_room = False
-        self.arrival = arrival
-        self.began_s = time.perf_counter()
-        self.queue_s = 0.0
-        self.placement: Placement | None = None
+        self._was_device_full = False
 
     async def run(self, until_s: float) -> None:
-        """Serve the request; `until_s` is when its time is up, on the loop's clock.
+        """Serve the request until loop time `until_s`.
 
-        Raises:
-            GatewayError: when it cannot be answered, or not to the end.
+        Raises GatewayError if there is no response, or only the beginning of one.
         """
-        if not self._body.hold_what_is_here():
-            await self._body.hold()
-        for _ in range(_MOST_TRIES):
+        if not self._body.buffer_received():
+            await self._body.buffer()
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                await self._try_once(until_s)
+                await self._attempt(until_s)
                 return
-            except _RetryElsewhere as again:
-                self._tools.recorder.retried(again.reason)
-                if not again.is_own_doing and not self._tools.budget.spend():
-                    raise NotTaken(
-                        f"the pod did not take the request ({again.reason}) and the retry budget "
+            except _RetryElsewhere as retry:
+                self._context.telemetry.retried(retry.reason)
+                if not retry.is_free and not self._context.retry_budget.spend():
+                    raise NoPodAccepted(
+                        f"the pod did not accept the request ({retry.reason}) and the retry budget "
                         "is spent",
                         retry_after_s=1.0,
                     ) from None
-        raise NotTaken(f"no pod took the request in {_MOST_TRIES} tries", retry_after_s=1.0)
+        raise NoPodAccepted(
+            f"no pod accepted the request in {_MAX_ATTEMPTS} attempts", retry_after_s=1.0
+        )
 
     @property
-    def is_without_body(self) -> bool:
-        """Whether nothing of the request's body is here yet."""
-        return not self._body.has_begun
+    def has_body(self) -> bool:
+        """True once anything of the request's body was received."""
+        return self._body.has_started
 
-    def body_too_slow(self) -> BodyTooSlow:
-        """The error of a body that does not come."""
-        return self._body.too_slow()
+    @property
+    def policy(self) -> str | None:
+        """The policy of the last placement; None if the request was not placed."""
+        return self._placement.policy.value if self._placement else None
 
-    async def _try_once(self, until_s: float) -> None:
-        placement = await self._tools.dispatcher.place(self.arrival)
-        self.placement = placement
-        self._reservation_open = True
-        self._waited_from = self._waited_from or placement.waited_from
+    def body_timeout_error(self) -> BodyTooSlow:
+        return self._body.timeout_error()
+
+    async def _attempt(self, until_s: float) -> None:
+        placement = await self._context.dispatcher.place(self._request)
+        self._placement = placement
+        self._holds_reservation = True
+        self._awaited_tier = self._awaited_tier or placement.awaited_tier
         try:
-            self.queue_s = time.perf_counter() - self.began_s
-            await self._talk(placement, until_s)
+            self._queue_s = time.perf_counter() - self._started_s
+            await self._send_to_pod(placement, until_s)
         finally:
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
-        if self._reservation_open and self.placement is not None:
-            self._reservation_open = False
-            self._tools.reservations.give_back(self.placement.reservation)
-            self._tools.dispatcher.kick()
+    def _release(self) -> None:
+        if self._holds_reservation and self._placement is not None:
+            self._holds_reservation = False
+            self._context.reservations.release(self._placement.reservation)
+            self._context.dispatcher.notify_change()
 
-    # Talking to the pod
+    # The pod
 
-    async def _talk(self, placement: Placement, until_s: float) -> None:
-        entry = placement.reservation.entry
-        head = self._head(placement, until_s)
-        connection = self._tools.pool.idle(entry.address) if self._body.is_whole else None
+    async def _send_to_pod(self, placement: Placement, until_s: float) -> None:
+        entry, connections = placement.reservation.entry, self._context.connections
+        left_ms = (until_s - self._loop.time()) * 1000
+        head = request_head(self._client.target, self._read, placement, self._body, left_ms=left_ms)
+        connection = connections.take_idle(entry.address) if self._body.is_complete else None
         if connection is None:
             connection = await self._connect(entry)
         sent_s = time.perf_counter()
         try:
             try:
-                await self._send(connection, head)
+                await send_request(connection, head, self._body, self._client)
             except PodConnectionLost as lost:
                 connection.close()
-                connection = await self._send_again(lost, entry, head)
-            answer = read_response(connection.headers)
-            if not is_from_pod(connection, answer):
-                why = await classify_response(connection, self._tools.pool, entry.address)
-                raise self._not_answered(why, placement.reservation)
-            if answer.not_executed in _TAKEN_ELSEWHERE and self._may_go_on(answer.not_executed):
-                raise self._refused(answer.not_executed, placement.reservation)
-            await self._answer(placement, connection, answer, sent_s)
+                connection = await self._resend(lost, entry, head)
+            response = read_response(connection.headers)
+            if not is_from_pod(connection, response):
+                cause = await classify_response(connection, connections, entry.address)
+                raise self._unanswered_error(cause, placement.reservation)
+            refusal = response.not_executed
+            if refusal in _RETRYABLE_REFUSALS and self._can_retry(refusal):
+                raise self._refusal_error(refusal, placement.reservation)
+            await self._respond(placement, connection, response, sent_s)
         except BaseException:
             connection.close()
             raise
-        self._tools.pool.release(entry.address, connection)
+        connections.release(entry.address, connection)
 
     async def _connect(self, entry: PodState) -> PodConnection:
         try:
-            return await self._tools.pool.connect(entry.address)
+            return await self._context.connections.connect(entry.address)
         except PodUnreachable:
-            self._tools.doubts.suspect(entry)
+            self._context.passive_health.suspect(entry)
             raise _RetryElsewhere("unreachable") from None
 
-    async def _send(self, connection: PodConnection, head: bytes) -> None:
-        """Send the request and wait for the answer's head. Raises PodConnectionLost."""
-        if self._body.is_whole:
-            connection.write_all(head, self._body.held)
-        else:
-            await self._stream(connection, head)
-        await connection.head()
-
-    async def _send_again(
-        self, lost: PodConnectionLost, entry: PodState, head: bytes
-    ) -> PodConnection:
-        """Once more over a new connection, if the lost one was stale and may have taken nothing."""
-        if not self._body.can_be_sent:
-            self._tools.doubts.suspect(entry)
+    async def _resend(self, lost: PodConnectionLost, entry: PodState, head: bytes) -> PodConnection:
+        """Send again over a new connection if the lost one was stale: it may have sent nothing."""
+        if not self._body.is_resendable:
+            self._context.passive_health.suspect(entry)
             raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
         try:
-            fresh = await self._tools.pool.connect(entry.address)
+            fresh = await self._context.connections.connect(entry.address)
         except PodUnreachable:
-            self._tools.doubts.suspect(entry)  # its process is gone, and the answer with it
+            self._context.passive_health.suspect(entry)  # its process is gone without a response
             raise _RetryElsewhere("pod-died") from None
         if not lost.was_reused:
             fresh.close()
             raise UpstreamLost(
-                "the pod closed the connection without an answer; it may have executed the request"
+                "the pod closed the connection without a response; it may have executed the request"
             )
         try:
-            await self._send(fresh, head)
+            await send_request(fresh, head, self._body, self._client)
         except PodConnectionLost:
             fresh.close()
-            self._tools.doubts.suspect(entry)
+            self._context.passive_health.suspect(entry)
             raise _RetryElsewhere("pod-died") from lost
         except BaseException:
             fresh.close()
             raise
         return fresh
 
-    async def _stream(self, connection: PodConnection, head: bytes) -> None:
-        is_chunked = self._body.declared is None
-        connection.on_news = self._client.interrupt  # an answer need not wait for the client
-        connection.write_all(head, [framed(chunk, is_chunked) for chunk in self._body.held])
-        async for chunk in self._body.rest():
-            if connection.has_head:
-                connection.is_spent = True  # answered already: it does not want the rest
-                return
-            if connection.is_closed:
-                raise PodConnectionLost("the pod closed the connection inside the request body",
-                                        was_reused=False)  # fmt: skip
-            connection.write(framed(chunk, is_chunked))
-            await connection.drain()
-        connection.on_news = None
-        if is_chunked:
-            connection.write(b"0\r\n\r\n")
-
-    def _may_go_on(self, refusal: str) -> bool:
-        """Whether another pod is asked; one that two devices have no room for is too large."""
-        if refusal == "device-full" and self._had_no_room:
+    def _can_retry(self, refusal: str) -> bool:
+        """False also for an inference that two devices had no memory for: it is too large."""
+        if refusal == "device-full" and self._was_device_full:
             return False
-        return self._body.can_be_sent
+        return self._body.is_resendable
 
-    def _refused(self, reason: str, reservation: Reservation) -> _RetryElsewhere:
-        """What a pod's refusal to execute means for the next try, and for other requests."""
+    def _refusal_error(self, reason: str, reservation: Reservation) -> _RetryElsewhere:
+        """Notes what a pod's refusal to execute means for this and other requests."""
         if reason == "draining":
-            self._tools.doubts.suspect(reservation.entry)
+            self._context.passive_health.suspect(reservation.entry)
         elif reason == "device-full":
-            self._had_no_room = True
-            self._tools.doubts.has_no_room(reservation.predict)
-        elif self._tools.reservations.collided(reservation):
-            return _RetryElsewhere(reason, is_own_doing=True)
+            self._was_device_full = True
+            self._context.passive_health.mark_device_full(reservation.predict)
+        elif self._context.reservations.note_collision(reservation):
+            return _RetryElsewhere(reason, is_free=True)
         else:
-            self._tools.reservations.hold_on(reservation.entry)
-            self._tools.doubts.is_full(reservation.entry, self._refusals_total)
+            self._context.reservations.reassert(reservation.entry)
+            self._context.passive_health.mark_full(reservation.entry, self._refusals_total)
             self._refusals_total += 1
         return _RetryElsewhere(reason)
 
-    def _not_answered(self, why: QueueProxyFailure, reservation: Reservation) -> Exception:
-        """What it means that only the queue-proxy before the pod answered."""
-        if why is QueueProxyFailure.FULL and self._body.can_be_sent:
-            return self._refused("slots", reservation)
-        if why is QueueProxyFailure.NOT_REACHED:
-            self._tools.doubts.suspect(reservation.entry)
-            if self._body.can_be_sent:
+    def _unanswered_error(self, cause: QueueProxyFailure, reservation: Reservation) -> Exception:
+        """The error of a response that came from the pod's queue-proxy, not from the pod."""
+        if cause is QueueProxyFailure.FULL and self._body.is_resendable:
+            return self._refusal_error("slots", reservation)
+        if cause is QueueProxyFailure.NOT_REACHED:
+            self._context.passive_health.suspect(reservation.entry)
+            if self._body.is_resendable:
                 return _RetryElsewhere("pod-died")
-        return UpstreamLost(UNANSWERED[why])
+        return UpstreamLost(MESSAGES[cause])
 
-    def _head(self, placement: Placement, until_s: float) -> bytes:
-        """The head of the request to the pod."""
-        left_ms = (until_s - self._loop.time()) * 1000
-        return request_head(self._client.target, self._read, placement, self._body, left_ms=left_ms)
+    # The response
 
-    # The answer
-
-    async def _answer(
-        self, placement: Placement, connection: PodConnection, answer: PodResponse, sent_s: float
+    async def _respond(
+        self, placement: Placement, connection: PodConnection, response: PodResponse, sent_s: float
     ) -> None:
-        client, recorder = self._client, self._tools.recorder
-        if not connection.has_news:
-            await connection.more_body()  # until then it can fail with a clear error
-        used = stage_timings(self.queue_s, time.perf_counter() - sent_s, answer)
-        served = self._served(placement, answer)
-        lines = recorder.head_lines(served, answer, used)
-        client.begin(connection.status, lines, has_length=answer.has_length)
-        is_over = self._pass_on(connection)
-        recorder.answered(served, used, connection.status)  # the client need not wait for it
-        while not is_over:
+        client, telemetry = self._client, self._context.telemetry
+        if not connection.has_body:
+            await connection.wait_body()  # an error until here still gets a clear response
+        timings = stage_timings(self._queue_s, time.perf_counter() - sent_s, response)
+        served = self._served_request(placement, response)
+        lines = telemetry.head_lines(served, response, timings)
+        client.start_response(connection.status, lines, has_length=response.has_length)
+        is_last = self._forward_body(connection)
+        telemetry.answered(served, timings, connection.status)  # after the write: off its path
+        while not is_last:
             await client.drain()
-            await connection.more_body()
-            is_over = self._pass_on(connection)
+            await connection.wait_body()
+            is_last = self._forward_body(connection)
 
-    def _pass_on(self, connection: PodConnection) -> bool:
-        """Send the client what is here of the answer's body; whether that was the end."""
-        pieces = connection.body_so_far()
+    def _forward_body(self, connection: PodConnection) -> bool:
+        """Send the client the received part of the response; returns whether it was the last."""
+        chunks = connection.take_body()
         if connection.is_complete:
-            self._give_back()  # its next request must find the slot
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._client.write(body, is_last=connection.is_complete)
+            self._release()  # before the client can send its next request
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._client.write_body(body, is_last=connection.is_complete)
         return connection.is_complete
 
-    def _served(self, placement: Placement, answer: PodResponse) -> ServedRequest:
+    def _served_request(self, placement: Placement, response: PodResponse) -> ServedRequest:
         target, reservation = self._client.target, placement.reservation
         return ServedRequest(
-            self.arrival.id,
+            self._request.id,
             target.label,
             target.version,
             str(placement.policy),
             placement.decision,
             reservation.entry.name,
             reservation.predict.name,
-            answer.start if answer.start != "warm" else self._waited_from or "warm",
+            response.start if response.start != "warm" else self._awaited_tier or "warm",
         )

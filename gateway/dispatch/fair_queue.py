@@ -1,7 +1,7 @@
-"""The waiting room: bounded queues per model, tenants taking turns.
+"""Queued requests by tenant and model; tenants take turns.
 
-Pure bookkeeping without clock or tasks, shared with the simulator. Whoever owns it asks for the
-heads in fair order, tries each, and takes out those that could be placed.
+Pure bookkeeping without clock or tasks, shared with the simulator: the owner takes the heads in
+fair order, tries to place each, and removes those that were placed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class QueueKey(NamedTuple):
-    """A place in the waiting room. Order inside a model: priority, deadline, arrival.
+    """A queued request. Order within a model: priority, deadline, arrival.
 
-    A tuple, since heads are sorted at every change: a dataclass' comparisons cost ten times that.
+    A tuple, since heads are sorted at every change: a dataclass's comparisons cost ten times that.
     """
 
     negative_priority: int
     deadline_s: float
     sequence: int
-    """Different for each, so that what follows decides nothing."""
+    """Unique, so the fields after it do not affect the order."""
     tenant: str
     model: str
 
@@ -31,49 +31,48 @@ class QueueKey(NamedTuple):
 def queue_key(
     *, tenant: str, model: str, sequence: int, priority: int = 0, deadline_s: float | None = None
 ) -> QueueKey:
-    """A ticket for a request of `model`; `sequence` says who came first."""
+    """The key of a request; `sequence` is the order of arrival."""
     return QueueKey(-priority, inf if deadline_s is None else deadline_s, sequence, tenant, model)
 
 
 class FairQueue:
-    """Tickets by tenant and model, with tenants in the order of their turns."""
+    """Keys by tenant and model, with tenants in the order of their turns."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, dict[str, list[QueueKey]]] = {}
         self.size = 0
-        """How many requests wait."""
 
     def __len__(self) -> int:
         return self.size
 
     def depth(self, tenant: str, model: str) -> int:
-        """How many requests of the model wait."""
+        """Number of queued requests of the model."""
         return len(self._tenants.get(tenant, {}).get(model, ()))
 
-    def add(self, place: QueueKey) -> None:
-        """Let a request wait; one that was taken out too early returns to its old place."""
-        queues = self._tenants.setdefault(place.tenant, {})
-        insort(queues.setdefault(place.model, []), place)
+    def add(self, key: QueueKey) -> None:
+        """Queue a request; one that was removed before returns to its old position."""
+        queues = self._tenants.setdefault(key.tenant, {})
+        insort(queues.setdefault(key.model, []), key)
         self.size += 1
 
-    def remove(self, place: QueueKey) -> bool:
-        """Take a request out; False if it was not there."""
-        queues = self._tenants.get(place.tenant, {})
-        queue = queues.get(place.model, [])
-        if place not in queue:
+    def remove(self, key: QueueKey) -> bool:
+        """Remove a request; returns False if it was not queued."""
+        queues = self._tenants.get(key.tenant, {})
+        queue = queues.get(key.model, [])
+        if key not in queue:
             return False
-        queue.remove(place)
+        queue.remove(key)
         self.size -= 1
         if not queue:
-            del queues[place.model]
+            del queues[key.model]
             if not queues:
-                del self._tenants[place.tenant]
+                del self._tenants[key.tenant]
         return True
 
     def heads(self) -> Iterator[QueueKey]:
-        """The first ticket of every model: tenants in turn, each tenant's most urgent first.
+        """The first key of every model: tenants in turn, each tenant's most urgent first.
 
-        One round takes the most urgent head of each tenant, the next round their second, and so on.
+        One round yields the most urgent head of each tenant, the next round the second, and so on.
         """
         ranked = [
             sorted(queue[0] for queue in queues.values()) for queues in self._tenants.values()
@@ -83,8 +82,8 @@ class FairQueue:
                 if turn < len(heads):
                     yield heads[turn]
 
-    def took_turn(self, tenant: str) -> None:
-        """The tenant was served: everybody else goes before it next time."""
+    def end_turn(self, tenant: str) -> None:
+        """Move a tenant that was served behind all others."""
         queues = self._tenants.pop(tenant, None)
         if queues is not None:
             self._tenants[tenant] = queues

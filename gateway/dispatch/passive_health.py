@@ -1,4 +1,4 @@
-"""What talking to pods has taught this gateway and the registry does not know: for a while only."""
+"""Passive health checks: pods that the gateway avoids for a while after an error or refusal."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ if TYPE_CHECKING:
     from registry.domain.pod_state import PodState
 
 _SUSPECT_S: Final = 1.0
-_NO_ROOM_S: Final = 0.1
-_FULL_FIRST_S: Final = 0.02
-_FULL_LONGEST_S: Final = 0.5
+_DEVICE_FULL_S: Final = 0.1
+_FIRST_FULL_S: Final = 0.02
+_MAX_FULL_S: Final = 0.5
 
 
 class PassiveHealth:
-    """Marks pods in the copy and takes the marks back; `look_again` is called when it does."""
+    """Marks pods in the cluster state and removes the marks; then calls `on_recovery`."""
 
-    def __init__(self, look_again: Callable[[], None]) -> None:
-        self._look_again = look_again
+    def __init__(self, on_recovery: Callable[[], None]) -> None:
+        self._on_recovery = on_recovery
         self._loop = asyncio.get_running_loop()
 
     def suspect(self, pod: PodState) -> None:
-        """Send nothing there until it is heard of again, or a while has passed."""
-        self._pass_by(pod, _SUSPECT_S)
+        """Send nothing to the pod for a while, or until the registry reports it again."""
+        self._avoid(pod, _SUSPECT_S)
 
-    def has_no_room(self, pod: PodState) -> None:
-        """Its device had no room for an inference: let those that fill it end."""
-        self._pass_by(pod, _NO_ROOM_S)
+    def mark_device_full(self, pod: PodState) -> None:
+        """Let inferences end that fill the device's memory."""
+        self._avoid(pod, _DEVICE_FULL_S)
 
-    def _pass_by(self, pod: PodState, for_s: float) -> None:
+    def _avoid(self, pod: PodState, for_s: float) -> None:
         pod.is_suspect = True
 
-        def forgive() -> None:
+        def restore() -> None:
             pod.is_suspect = False
-            self._look_again()
+            self._on_recovery()
 
-        self._loop.call_later(for_s, forgive)
+        self._loop.call_later(for_s, restore)
 
-    def is_full(self, pod: PodState, refusals: int) -> None:
-        """The pod has no slot, whatever the copy says; longer where it refused before."""
+    def mark_full(self, pod: PodState, refusals: int) -> None:
+        """Count all slots of the pod as taken; longer after each of the request's refusals."""
         slots = pod.slots
         pod.slots_pending += slots
 
-        def recount() -> None:
+        def restore() -> None:
             pod.slots_pending -= slots
-            self._look_again()
+            self._on_recovery()
 
-        self._loop.call_later(min(_FULL_FIRST_S * 2**refusals, _FULL_LONGEST_S), recount)
+        self._loop.call_later(min(_FIRST_FULL_S * 2**refusals, _MAX_FULL_S), restore)

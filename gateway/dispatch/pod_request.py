@@ -1,14 +1,18 @@
-"""A request as its pod gets it: the caller's headers, our commands, the framing of its body."""
+"""A request as it is sent to its pod: the caller's headers, ours, and the body."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.upstream.pod_connection import PodConnectionLost
+
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
     from gateway.http.body import RequestBody
+    from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
     from gateway.http.routes import ModelTarget
+    from gateway.upstream.pod_connection import PodConnection
 
 
 def request_head(
@@ -19,11 +23,11 @@ def request_head(
     *,
     left_ms: float,
 ) -> bytes:
-    """The head of the request; `left_ms` is what the pod may take."""
+    """Request line and headers; `left_ms` is the time until the deadline."""
     reservation = placement.reservation
     lines = [
         b"POST ", target.pod_path, b" HTTP/1.1\r\nhost: ", reservation.entry.address.encode(),
-        b"\r\n", read.passed,
+        b"\r\n", read.forwarded,
         b"x-request-id: ", read.request_id.encode(),
         b"\r\nx-pilotlight-model-name: ", target.name.encode(),
         b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
@@ -35,17 +39,47 @@ def request_head(
         lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
     if reservation.predict is not reservation.entry:
         lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
-    if body.is_whole:
-        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.seen_bytes)
-    elif body.declared is not None:
-        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.declared)
+    if body.is_complete:
+        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.received_bytes)
+    elif body.content_length is not None:
+        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.content_length)
     else:
         lines.append(b"\r\ntransfer-encoding: chunked\r\n\r\n")
     return b"".join(lines)
 
 
-def framed(chunk: bytes, is_chunked: bool) -> bytes:
-    """A piece of a body that is streamed."""
+async def send_request(
+    connection: PodConnection, head: bytes, body: RequestBody, client: ClientRequest
+) -> None:
+    """Send the request and wait for the head of the response. Raises PodConnectionLost."""
+    if body.is_complete:
+        connection.write_all(head, body.buffered)
+    else:
+        await _stream(connection, head, body, client)
+    await connection.wait_head()
+
+
+async def _stream(
+    connection: PodConnection, head: bytes, body: RequestBody, client: ClientRequest
+) -> None:
+    is_chunked = body.content_length is None
+    connection.on_data = client.interrupt  # a response may come before the end of the body
+    connection.write_all(head, [_frame(chunk, is_chunked) for chunk in body.buffered])
+    async for chunk in body.stream_rest():
+        if connection.has_head:
+            connection.is_request_cut = True  # the pod responded without reading the rest
+            return
+        if connection.is_closed:
+            raise PodConnectionLost("the pod closed the connection inside the request body",
+                                    was_reused=False)  # fmt: skip
+        connection.write(_frame(chunk, is_chunked))
+        await connection.drain()
+    connection.on_data = None
+    if is_chunked:
+        connection.write(b"0\r\n\r\n")
+
+
+def _frame(chunk: bytes, is_chunked: bool) -> bytes:
     if not is_chunked:
         return chunk
     return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""

@@ -1,10 +1,10 @@
-"""Reservations this gateway holds: asked for, kept alive while their request runs, given back.
+"""Reservations of this gateway: taken, renewed while their request runs, and released.
 
-A brief request at a warm pod does not ask: it is over before anybody could act on hearing of it.
-It is held in the copy, and told to the registry if it is still there after `TOLD_AFTER_S`. Where
-that makes gateways collide (the pod refuses, since pods enforce their own slots), the pod's
-requests ask first for a while. With Redis away every reservation is held in the copy alone, and
-the next snapshot puts the counts right.
+A short request at a warm pod reserves optimistically: it ends before another component could act on
+the registry's knowledge of it. It counts in the local cluster state and is registered if it still
+runs after `REGISTER_AFTER_S`. Where optimistic reservations of several gateways collide (the pod
+refuses, since pods enforce their own slots), requests to that pod use the registry for a while.
+Without Redis every reservation is local, and the next snapshot corrects the counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
 
 TTL_S: Final = 15.0
-BRIEF_S: Final = 0.01
-"""A request that is measured to hold its slot no longer than this does not ask first."""
-TOLD_AFTER_S: Final = 0.25
-ASKING_S: Final = 5.0
-"""How long requests to a pod ask first after it had to refuse one that did not."""
+MAX_OPTIMISTIC_S: Final = 0.01
+"""Requests measured to hold their slot no longer than this reserve optimistically."""
+REGISTER_AFTER_S: Final = 0.25
+COLLISION_PAUSE_S: Final = 5.0
+"""Time without optimistic reservations at a pod that refused one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,13 +43,13 @@ class Reservation:
     """`warm`, or the tier the request waits from."""
     load_token: int
     is_local: bool = False
-    """Held in the copy alone: brief, or Redis was away."""
+    """Counted only in the local state: optimistic, or made without Redis."""
     renewed_at_s: float = field(default=0.0)
-    """When it was taken or last renewed, on the loop's clock."""
+    """Loop time at which it was taken or last renewed."""
 
 
 class Reservations:
-    """Takes, renews and gives back reservations; owner of the pending counts in the copy."""
+    """Takes, renews and releases reservations; owns the pending counts in the local state."""
 
     def __init__(
         self, registry: Registry, state: ClusterState, gateway_id: str, *, ttl_s: float = TTL_S
@@ -61,73 +61,74 @@ class Reservations:
         self._counter = 0
         self._loop = asyncio.get_running_loop()
         self._held: set[Reservation] = set()
-        self._untold: dict[Reservation, tuple[SendTo, str]] = {}
-        """Brief ones the registry does not know of, the oldest first."""
-        self._asking_until_s: dict[str, float] = {}
-        """Per pod whose requests ask first for now: until when, on the loop's clock."""
+        self._unregistered: dict[Reservation, tuple[SendTo, str]] = {}
+        """Optimistic reservations that the registry does not count, oldest first."""
+        self._paused_until_s: dict[str, float] = {}
+        """Loop time by pod until which no reservation there is optimistic."""
         self._unreleased: dict[Reservation, float] = {}
-        """Given back while Redis was away, and when: it still counts them."""
+        """Loop time of releases made without Redis, which still counts these reservations."""
 
     @property
     def held_total(self) -> int:
-        """How many reservations this gateway holds now."""
         return len(self._held)
 
-    def take(self, decision: SendTo, key: str) -> asyncio.Future[Reservation | Refusal]:
-        """Reserve what a decision wants; a refusal means the copy was out of date.
+    def reserve(self, decision: SendTo, key: str) -> asyncio.Future[Reservation | Refusal]:
+        """Reserve what a decision needs; a refusal means that the local state was outdated.
 
-        The slots count as taken in the copy from this call on. Whoever cancels the future has the
-        reservation given back.
+        The slots count as taken in the local state from this call on. Cancelling the future
+        releases the reservation.
         """
-        outcome: asyncio.Future[Reservation | Refusal] = self._loop.create_future()
+        reply: asyncio.Future[Reservation | Refusal] = self._loop.create_future()
         pods = self._state.pods
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
-            outcome.set_result(Refusal.GONE)
-            return outcome
-        wanted = self._request(decision, key)
+            reply.set_result(Refusal.GONE)
+            return reply
+        request = self._request(decision, key)
         entry.slots_pending += 1
         predict.ongoing_pending += 1
 
-        def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
-            settled = self._settle(wanted, entry, predict, result)
-            if not outcome.done():
-                outcome.set_result(settled)
-            elif isinstance(settled, Reservation):
-                self.give_back(settled)  # whoever asked has left meanwhile
+        def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
+            outcome = self._on_reply(request, entry, predict, result)
+            if not reply.done():
+                reply.set_result(outcome)
+            elif isinstance(outcome, Reservation):
+                self.release(outcome)  # the request was cancelled
 
-        self._registry.reserve(wanted, settle)
-        return outcome
+        self._registry.reserve(request, on_reply)
+        return reply
 
-    def take_brief(self, decision: SendTo, key: str) -> Reservation | None:
-        """Reserve without asking, where the request is brief; None: ask."""
+    def reserve_optimistically(self, decision: SendTo, key: str) -> Reservation | None:
+        """Reserve without the registry, if the request is short; None: use `reserve`."""
         if decision.mode is not LoadMode.WARM or decision.target_ongoing:
             return None
         if decision.entry != decision.predict:
             return None
         times = self._state.measured(key).stages
-        if not times.is_measured or times.hold_s > BRIEF_S:
+        if not times.is_measured or times.hold_s > MAX_OPTIMISTIC_S:
             return None
-        until_s = self._asking_until_s.get(decision.entry)
+        until_s = self._paused_until_s.get(decision.entry)
         if until_s is not None and until_s > self._loop.time():
             return None
         pod = self._state.pods[decision.entry]
         pod.slots_pending += 1
         pod.ongoing_pending += 1
         reservation = self._hold(Reservation("", pod, pod, "warm", 0, is_local=True))
-        self._untold[reservation] = (decision, key)
+        self._unregistered[reservation] = (decision, key)
         return reservation
 
-    def collided(self, reservation: Reservation) -> bool:
-        """The pod had no slot for it. Whether asking would have told, and will from now on.
+    def note_collision(self, reservation: Reservation) -> bool:
+        """The pod refused this reservation for want of a slot.
 
-        One that did ask, while Redis was away, is none of these: its next try must wait its time.
+        Returns True if it was optimistic, so that the registry would have refused it; reservations
+        at the pod are then not optimistic for a while. False for one made without Redis: the next
+        attempt must back off.
         """
-        if reservation not in self._untold:
+        if reservation not in self._unregistered:
             return False
         now_s = self._loop.time()
-        asking = {pod: until_s for pod, until_s in self._asking_until_s.items() if until_s > now_s}
-        self._asking_until_s = asking | {reservation.entry.name: now_s + ASKING_S}
+        paused = {pod: until_s for pod, until_s in self._paused_until_s.items() if until_s > now_s}
+        self._paused_until_s = paused | {reservation.entry.name: now_s + COLLISION_PAUSE_S}
         return True
 
     def _request(self, decision: SendTo, key: str) -> ReservationRequest:
@@ -143,112 +144,112 @@ class Reservations:
             ttl_s=self._ttl_s,
         )
 
-    def _settle(
+    def _on_reply(
         self,
-        wanted: ReservationRequest,
+        request: ReservationRequest,
         entry: PodState,
         predict: PodState,
         result: Granted | Refusal | RegistryUnavailable,
     ) -> Reservation | Refusal:
         if isinstance(result, RegistryUnavailable):
-            # the pending counts stay: they are the reservation until it is given back
-            start = _start_without_registry(wanted, self._state)
-            return self._hold(Reservation(wanted.id, entry, predict, start, 0, is_local=True))
+            # the pending counts stay: they are the reservation until it is released
+            start = _start_without_registry(request, self._state)
+            return self._hold(Reservation(request.id, entry, predict, start, 0, is_local=True))
         entry.slots_pending -= 1
         predict.ongoing_pending -= 1
         if isinstance(result, Refusal):
             return result
-        return self._hold(Reservation(wanted.id, entry, predict, result.start, result.load_token))
+        return self._hold(Reservation(request.id, entry, predict, result.start, result.load_token))
 
     def _hold(self, reservation: Reservation) -> Reservation:
         reservation.renewed_at_s = self._loop.time()
         self._held.add(reservation)
         return reservation
 
-    def give_back(self, reservation: Reservation) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Free the slot and the place in the inference stage.
 
-        In the copy they are free at once: a client's next request comes sooner than the reply.
+        In the local state at once: a client's next request comes before the registry's reply.
         """
         self._held.discard(reservation)
         entry, predict = reservation.entry, reservation.predict
         entry.slots_pending -= 1
         predict.ongoing_pending -= 1
         if reservation.is_local:
-            self._untold.pop(reservation, None)
+            self._unregistered.pop(reservation, None)
             return
-        self._release(reservation)
+        self._release_registered(reservation)
 
-    def _release(self, reservation: Reservation) -> None:
+    def _release_registered(self, reservation: Reservation) -> None:
         entry, predict = reservation.entry, reservation.predict
 
-        def on_result(result: object) -> None:
+        def on_reply(result: object) -> None:
             entry.slots_pending += 1
             predict.ongoing_pending += 1
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
                 self._unreleased[reservation] = self._loop.time()
 
-        self._send_release(reservation, on_result)
+        self._send_release(reservation, on_reply)
 
-    def _send_release(self, reservation: Reservation, on_result: Callable[[object], None]) -> None:
+    def _send_release(self, reservation: Reservation, on_reply: Callable[[object], None]) -> None:
         self._registry.release(
             reservation.id,
             entry=reservation.entry.name,
             predict=reservation.predict.name,
-            on_result=on_result,
+            on_result=on_reply,
         )
 
-    def release_again(self) -> None:
-        """Redis is heard of: tell it what was given back while it was away and has not expired."""
+    def retry_releases(self) -> None:
+        """Repeat releases made without Redis of reservations that have not expired."""
         if not self._unreleased:
             return
         unreleased, self._unreleased = self._unreleased, {}
         oldest_s = self._loop.time() - self._ttl_s
-        for reservation, given_back_s in unreleased.items():
-            if given_back_s > oldest_s:
-                self._release_again(reservation, given_back_s)
+        for reservation, released_s in unreleased.items():
+            if released_s > oldest_s:
+                self._retry_release(reservation, released_s)
 
-    def _release_again(self, reservation: Reservation, given_back_s: float) -> None:
-        def on_result(result: object) -> None:
+    def _retry_release(self, reservation: Reservation, released_s: float) -> None:
+        def on_reply(result: object) -> None:
             if isinstance(result, RegistryUnavailable):
-                self._unreleased[reservation] = given_back_s
+                self._unreleased[reservation] = released_s
 
-        self._send_release(reservation, on_result)
+        self._send_release(reservation, on_reply)
 
-    async def tell(self) -> None:
-        """Tell the registry of brief reservations that turn out not to be, until cancelled."""
+    async def register_periodically(self) -> None:
+        """Register optimistic reservations that last longer than expected, until cancelled."""
         while True:
-            await asyncio.sleep(TOLD_AFTER_S / 2)
-            due_s = self._loop.time() - TOLD_AFTER_S
-            for reservation, (decision, key) in list(self._untold.items()):
+            await asyncio.sleep(REGISTER_AFTER_S / 2)
+            due_s = self._loop.time() - REGISTER_AFTER_S
+            for reservation, (decision, key) in list(self._unregistered.items()):
                 if reservation.renewed_at_s > due_s:
                     break
-                del self._untold[reservation]
-                self._tell(reservation, decision, key)
+                del self._unregistered[reservation]
+                self._register(reservation, decision, key)
 
-    def _tell(self, reservation: Reservation, decision: SendTo, key: str) -> None:
-        """One that is refused, since others were told sooner, runs on and is told of again."""
-        wanted = self._request(decision, key)
-        reservation.id = wanted.id
+    def _register(self, reservation: Reservation, decision: SendTo, key: str) -> None:
+        """A refused registration does not stop the request; it is retried at the next interval."""
+        request = self._request(decision, key)
+        reservation.id = request.id
 
-        def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
+        def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
             is_held = reservation in self._held
             if not isinstance(result, Granted):
                 if is_held:
                     reservation.renewed_at_s = self._loop.time()
-                    self._untold[reservation] = (decision, key)
+                    self._unregistered[reservation] = (decision, key)
                 return
             reservation.is_local = False
             reservation.entry.slots_pending -= 1  # Redis counts it from here on
             reservation.predict.ongoing_pending -= 1
             if not is_held:
-                self._release(reservation)
+                self._release_registered(reservation)
 
-        self._registry.reserve(wanted, settle)
+        self._registry.reserve(request, on_reply)
 
-    async def keep_alive(self) -> None:
-        """Renew what is held for long, until cancelled."""
+    async def renew_periodically(self) -> None:
+        """Renew registered reservations before they expire, until cancelled."""
         while True:
             await asyncio.sleep(self._ttl_s / 3)
             due_s = self._loop.time() - self._ttl_s / 3
@@ -262,8 +263,8 @@ class Reservations:
                         ttl_s=self._ttl_s,
                     )
 
-    def hold_on(self, pod: PodState) -> None:
-        """The pod has fewer slots than the registry says: perhaps it forgot what is held here."""
+    def reassert(self, pod: PodState) -> None:
+        """Register again what is held at a pod that refused: the registry may have lost it."""
         for reservation in self._held:
             if reservation.entry.name == pod.name and not reservation.is_local:
                 self._registry.restore(
@@ -274,14 +275,14 @@ class Reservations:
                 )
 
 
-def _start_without_registry(wanted: ReservationRequest, state: ClusterState) -> str:
-    residency = state.holders(wanted.key).get(wanted.predict)
+def _start_without_registry(request: ReservationRequest, state: ClusterState) -> str:
+    residency = state.holders(request.key).get(request.predict)
     if residency is None:
         return "remote"
     return "warm" if residency.is_warm else str(residency.loading_from or residency.tier)
 
 
 def _count_down(reservation: Reservation) -> None:
-    """Redis is away and cannot count: the copy does it, until the next snapshot."""
+    """Count a release in the local state until the next snapshot, since Redis cannot."""
     reservation.entry.slots_used = max(0, reservation.entry.slots_used - 1)
     reservation.predict.ongoing = max(0, reservation.predict.ongoing - 1)

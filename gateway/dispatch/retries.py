@@ -1,4 +1,4 @@
-"""The retry budget: a failing pool is not hit with more requests than it was sent.
+"""The retry budget, which keeps a failing pool from getting many more requests than clients send.
 
 Source: the token form of Finagle's `RetryBudget`: every request earns a part of a retry.
 """
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Tokens for retries; whole ones are spent."""
+    """Tokens; a retry costs one."""
 
     earned_per_request: float = 0.2
-    most: float = 100.0
+    max_tokens: float = 100.0
     tokens: float = 100.0
 
     def earn(self) -> None:
-        """A request came in."""
-        if self.tokens < self.most:
-            self.tokens = min(self.most, self.tokens + self.earned_per_request)
+        """Add the part of a token that a request earns."""
+        if self.tokens < self.max_tokens:
+            self.tokens = min(self.max_tokens, self.tokens + self.earned_per_request)
 
     def spend(self) -> bool:
-        """Take the right to retry once; False if there is none."""
+        """Take a token; False if none is left."""
         if self.tokens < 1.0:
             return False
         self.tokens -= 1.0

@@ -1,1 +1,1 @@
-"""HTTP at the front door: connections, headers, bodies, and which model a request names."""
+"""HTTP on the client side: connections, headers, bodies, and which model a request names."""

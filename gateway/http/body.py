@@ -1,15 +1,19 @@
-"""A request's body: counted while it streams, held while it is small enough to be sent again."""
+"""A request's body: counted while it arrives, and buffered while it is small enough to resend."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.errors import BodyTooSlow, RequestBodyTooLarge
+from gateway.errors import BadRequest, BodyTooSlow, RequestBodyTooLarge
+from gateway.http.openai import find_model_field
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+_MODEL_FIELD_BYTES: Final = 4096
+"""Searched for an OpenAI body's `model` before more is awaited; nearly always contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,103 +22,117 @@ class BodyLimits:
 
     max_bytes: int
     buffer_bytes: int
-    """Bodies up to this size stay in memory until the response, so they can be sent again."""
+    """Bodies up to this size stay in memory until the response, so they can be resent."""
     timeout_s: float
     """Longest pause inside a body."""
 
 
-class Source(Protocol):
-    """Where a body comes from."""
+class BodySource(Protocol):
+    """The client's connection, as far as a body needs it."""
 
-    is_whole: bool
-    """Whether its end came."""
+    is_complete: bool
+    """True once the end of the body was received."""
 
-    def pieces(self) -> list[bytes]:
-        """What came since the last call."""
+    def take_chunks(self) -> list[bytes]:
+        """Chunks received since the last call."""
 
-    async def more_pieces(self) -> list[bytes]:
-        """Wait for more, the end or an interruption. Raises ClientGone."""
+    async def receive_chunks(self) -> list[bytes]:
+        """Wait for more, the end or an interruption. Raises ClientDisconnected."""
 
 
 class RequestBody:
-    """The body of one request. `held` has its beginning, or all of it once `is_whole`.
+    """The body of one request. `buffered` has its beginning, or all of it once `is_complete`.
 
-    It stays in the pieces it came in: to join 200 KB costs about as much as to forward them.
+    Chunks stay as they were received: to join 200 KB costs about as much as to forward them.
     """
 
-    def __init__(self, source: Source, declared: int | None, limits: BodyLimits) -> None:
+    def __init__(self, source: BodySource, content_length: int | None, limits: BodyLimits) -> None:
         self._source = source
-        self._most = limits.max_bytes
-        self._timeout_s = limits.timeout_s
-        self._hold_most = limits.buffer_bytes
-        self._streamed = False
-        self.declared = declared
-        self.held: list[bytes] = []
-        self.seen_bytes = 0
-        """How much of the body came; its length once `is_whole`."""
-        self.is_whole = False
-        if declared is not None and declared > self._most:
-            raise self._too_large(f"content-length {declared}")
+        self._limits = limits
+        self.content_length = content_length
+        self.buffered: list[bytes] = []
+        self.received_bytes = 0
+        self.is_complete = False
+        self.is_resendable = True
+        """False once a part was streamed to a pod, since that part was not kept."""
+        if content_length is not None and content_length > limits.max_bytes:
+            raise self._too_large(f"content-length {content_length}")
 
     @property
-    def can_be_sent(self) -> bool:
-        """Whether the whole body can (still) be sent to a pod: what was streamed is gone."""
-        return not self._streamed
+    def has_started(self) -> bool:
+        """True once the first byte or the end was received."""
+        return self.received_bytes > 0 or self.is_complete
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything of the body came."""
-        return self.seen_bytes > 0 or self.is_whole
+    def buffer_received(self) -> bool:
+        """Buffer the body if all of it was received; returns whether it was.
 
-    def hold_what_is_here(self) -> bool:
-        """Take in what came; whether that is all. Raises BodyTooLarge."""
-        if self._source.is_whole:
-            self.held += self._take(self._source.pieces())
-        return self.is_whole
-
-    async def hold_more(self) -> None:
-        """Take in the next of the body. Raises BodyTooSlow, BodyTooLarge, ClientGone."""
-        self.held += await self._next()
-
-    async def hold(self) -> None:
-        """Take in the body until it is whole or too long to be held.
-
-        The first piece has no time limit here: whoever runs the request has a timer already.
+        Raises RequestBodyTooLarge.
         """
-        self.held += self._take(await self._source.more_pieces())
-        while not self.is_whole and self.seen_bytes <= self._hold_most:
-            self.held += await self._next()
+        if self._source.is_complete:
+            self.buffered += self._count(self._source.take_chunks())
+        return self.is_complete
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """What comes after `held`, nothing where the source was interrupted; it can be had once."""
-        self._streamed = True
-        while not self.is_whole:
-            for piece in await self._next() or (b"",):
-                yield piece
+    async def buffer(self) -> None:
+        """Buffer the body until it is complete or longer than the buffer limit.
 
-    async def _next(self) -> list[bytes]:
+        The first chunk has no timeout here: `RequestCancellation` has a timer for it already.
+        Raises BodyTooSlow, RequestBodyTooLarge, ClientDisconnected.
+        """
+        self.buffered += self._count(await self._source.receive_chunks())
+        while not self.is_complete and self.received_bytes <= self._limits.buffer_bytes:
+            self.buffered += await self._receive()
+
+    async def stream_rest(self) -> AsyncIterator[bytes]:
+        """Chunks after `buffered`; an empty one after each interruption. Callable only once."""
+        self.is_resendable = False
+        while not self.is_complete:
+            for chunk in await self._receive() or (b"",):
+                yield chunk
+
+    async def read_model_field(self) -> str:
+        """The `model` that an OpenAI body names; the body stays complete for the pod.
+
+        Raises BadRequest if there is none within the buffer limit.
+        """
+        while not self.is_complete and self.received_bytes < _MODEL_FIELD_BYTES:
+            self.buffered += await self._receive()
+        name = self._find_model_field()
+        if name is None and not self.is_complete:
+            await self.buffer()
+            name = await asyncio.to_thread(self._find_model_field)  # up to a megabyte
+        if name is None:
+            raise BadRequest(
+                "the body must name a 'model' within its first bytes; searched "
+                f"{self.received_bytes} bytes"
+            )
+        return name
+
+    def _find_model_field(self) -> str | None:
+        return find_model_field(b"".join(self.buffered))
+
+    async def _receive(self) -> list[bytes]:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                pieces = await self._source.more_pieces()
+            async with asyncio.timeout(self._limits.timeout_s):
+                chunks = await self._source.receive_chunks()
         except TimeoutError:
-            raise self.too_slow() from None
-        return self._take(pieces)
+            raise self.timeout_error() from None
+        return self._count(chunks)
 
-    def too_slow(self) -> BodyTooSlow:
-        """The error of a body that stopped coming."""
+    def timeout_error(self) -> BodyTooSlow:
         return BodyTooSlow(
-            f"nothing of the body came for {self._timeout_s:g} s, {self.seen_bytes} bytes are here"
+            f"no part of the body was received for {self._limits.timeout_s:g} s; "
+            f"received {self.received_bytes} bytes"
         )
 
-    def _take(self, pieces: list[bytes]) -> list[bytes]:
-        for piece in pieces:
-            self.seen_bytes += len(piece)
-        if self.seen_bytes > self._most:
-            raise self._too_large(f"already {self.seen_bytes} bytes")
-        self.is_whole = self._source.is_whole
-        return pieces
+    def _count(self, chunks: list[bytes]) -> list[bytes]:
+        for chunk in chunks:
+            self.received_bytes += len(chunk)
+        if self.received_bytes > self._limits.max_bytes:
+            raise self._too_large(f"already {self.received_bytes} bytes")
+        self.is_complete = self._source.is_complete
+        return chunks
 
     def _too_large(self, seen: str) -> RequestBodyTooLarge:
         return RequestBodyTooLarge(
-            f"the body may have {self._most} bytes (--max-body-bytes), was {seen}"
+            f"the body may have up to {self._limits.max_bytes} bytes (--max-body-bytes), was {seen}"
         )

@@ -1,8 +1,8 @@
-"""One inference request on a client's connection: its body as it comes, its answer as it goes.
+"""One inference request on a client's connection: its body, and the response to it.
 
-What uvicorn's own cycle does for an ASGI application, without ASGI's dictionaries, events and
-tasks in between, which cost as much as the rest of the gateway. An answer goes out in one write,
-head and first piece together: a second system call and packet per answer cost a fifth of the time.
+Does what uvicorn's own cycle does for an ASGI application, without ASGI's dictionaries, events and
+tasks in between, which cost as much as the rest of the gateway. Head and first chunk of a response
+go out in one write: a second system call and packet per response cost a fifth of the time.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.flow_control import FlowControl
 
+    from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
 
 logger = logging.getLogger(__name__)
 
-Headers = list[tuple[bytes, bytes]]
-_WITHOUT_BODY: Final = (204, 304)
-_CRASHED: Final = b'{"error": "the gateway failed in a way that was not expected; see its log"}'
+_STATUSES_WITHOUT_BODY: Final = (204, 304)
+_UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection: nobody waits for the answer."""
+    """The client closed its connection before the response was complete."""
 
 
-class _Nobody:
-    """Stands where uvicorn tells its own cycles that something happened."""
+class _NullEvent:
+    """In place of the event that uvicorn sets for its own cycles."""
 
     def set(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing."""
 
 
 class ClientRequest:
     """A request to a model. uvicorn's protocol drives it like a cycle of its own."""
 
-    message_event: Final = _Nobody()
+    message_event: Final = _NullEvent()
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ClientRequest:
         tasks: set[asyncio.Task[None]],
         transport: asyncio.Transport,
         flow: FlowControl,
-        serve: Callable[[ClientRequest], Awaitable[None]],
+        handle: Callable[[ClientRequest], Awaitable[None]],
         on_response: Callable[[], None],
         http_version: str,
         keep_alive: bool,
@@ -66,121 +66,120 @@ class ClientRequest:
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
-        self.is_whole = False
-        """Whether the end of the body came."""
-        self.on_gone: Callable[[], None] | None = None
-        """Called when the client leaves before its answer is complete."""
+        self.is_complete = False
+        """True once the end of the body was received."""
+        self.on_disconnect: Callable[[], None] | None = None
+        """Called when the client disconnects before its response is complete."""
         self._tasks = tasks
         self._transport = transport
         self._flow = flow
-        self._serve = serve
+        self._handle = handle
         self._on_response = on_response
-        self._takes_chunks = http_version != "1.0"
+        self._accepts_chunked = http_version != "1.0"
         self._expects_continue = expects_continue
-        self._pieces: list[bytes] = []
-        self._buffered = 0
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
         self._is_interrupted = False
-        self._wake: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self._head: list[bytes] | None = None
         self._is_chunked = False
 
     def start(self) -> None:
         """Begin to serve it, in a task that uvicorn waits for when it shuts down.
 
-        The task takes itself off the list: a callback for that costs another turn of the loop.
+        The task removes itself from `tasks`: a done callback costs another turn of the loop.
         """
         self._tasks.add(self.loop.create_task(self._run()))
 
     async def _run(self) -> None:
         try:
-            if self._flow.write_paused:  # earlier answers pile up: nobody reads them
+            if self._flow.write_paused:  # the client does not read its earlier responses
                 await self._flow.drain()
-            await self._serve(self)
+            await self._handle(self)
         except Exception:
-            logger.exception("a request failed in a way that was not expected")
+            logger.exception("request failed unexpectedly")
             if self.response_started:
-                self.break_off()
+                self.abort_response()
             else:
-                self.answer(500, [(b"content-type", b"application/json")], _CRASHED)
+                self.respond(500, [(b"content-type", b"application/json")], _UNEXPECTED_ERROR)
         finally:
             self._tasks.discard(asyncio.current_task(self.loop))
 
-    # The body
+    # Request body
 
-    def feed(self, piece: bytes) -> None:
-        """A piece of the body came."""
-        self._pieces.append(piece)
-        self._buffered += len(piece)
-        if self._buffered > HIGH_WATER_LIMIT:
+    def feed(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._buffered_bytes += len(chunk)
+        if self._buffered_bytes > HIGH_WATER_LIMIT:
             self._flow.pause_reading()
-        self._tell()
+        self._wake_reader()
 
     def feed_end(self) -> None:
-        """The body is whole."""
-        self.is_whole = True
-        self._tell()
+        self.is_complete = True
+        self._wake_reader()
 
-    def pieces(self) -> list[bytes]:
-        """What came of the body since the last call.
+    def take_chunks(self) -> list[bytes]:
+        """Chunks of the body received since the last call.
 
-        The connection is read on: that is how a client's end is seen.
+        Reading from the connection goes on afterwards: only so is a disconnect detected.
         """
-        pieces, self._pieces = self._pieces, []
-        if self._buffered > HIGH_WATER_LIMIT:
+        chunks, self._chunks = self._chunks, []
+        if self._buffered_bytes > HIGH_WATER_LIMIT:
             self._flow.resume_reading()
-        self._buffered = 0
-        return pieces
+        self._buffered_bytes = 0
+        return chunks
 
-    async def more_pieces(self) -> list[bytes]:
-        """Wait for more of the body, its end or an interruption. Raises ClientGone."""
+    async def receive_chunks(self) -> list[bytes]:
+        """Wait for more of the body, its end or an interruption. Raises ClientDisconnected."""
         if self._expects_continue and not self._transport.is_closing():
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not self._pieces and not self.is_whole and not self._is_interrupted:
+        while not self._chunks and not self.is_complete and not self._is_interrupted:
             if self.disconnected:
                 raise ClientDisconnected
-            self._wake = self.loop.create_future()
-            await self._wake
+            self._wakeup = self.loop.create_future()
+            await self._wakeup
         self._is_interrupted = False
-        return self.pieces()
+        return self.take_chunks()
 
     def interrupt(self) -> None:
-        """Let whoever waits for more of the body look at something else."""
+        """Make `receive_chunks` return now, if need be with nothing."""
         self._is_interrupted = True
-        self._tell()
+        self._wake_reader()
 
-    def client_gone(self) -> None:
-        """The connection was lost."""
-        self._tell()
-        if self.on_gone is not None and not self.response_complete:
-            self.on_gone()
+    def connection_lost(self) -> None:
+        self._wake_reader()
+        if self.on_disconnect is not None and not self.response_complete:
+            self.on_disconnect()
 
-    def _tell(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def _wake_reader(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
-    # The answer
+    # Response
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer all at once."""
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a complete response."""
         lines = [part for name, value in headers for part in (name, b": ", value, b"\r\n")]
         lines.append(b"content-length: %d\r\n" % len(body))
-        self.begin(status, lines, has_length=True)
-        self.write(body, is_last=True)
+        self.start_response(status, lines, has_length=True)
+        self.write_body(body, is_last=True)
 
-    def begin(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
-        """Set the head, given as pieces of whole header lines; it leaves with the body's start."""
+    def start_response(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
+        """Set the head, given as parts of complete header lines; sent with the first body chunk."""
         self.response_started = True
-        self._is_chunked = not has_length and status not in _WITHOUT_BODY and self._takes_chunks
-        if self._expects_continue:  # nobody told the client to send its body: it may not come
+        self._is_chunked = (
+            not has_length and status not in _STATUSES_WITHOUT_BODY and self._accepts_chunked
+        )
+        if self._expects_continue:  # 100 Continue was not sent, so the body may not come
             self.keep_alive = False
         self._head = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, *lines]
         if not self.keep_alive:
             self._head.append(b"connection: close\r\n")
         self._head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
 
-    def write(self, body: bytes, *, is_last: bool) -> None:
-        """Send a piece of the answer; nothing happens if the client has left."""
+    def write_body(self, body: bytes, *, is_last: bool) -> None:
+        """Send a part of the response; does nothing if the client has disconnected."""
         if self.disconnected:
             return
         out = self._head or []
@@ -200,14 +199,14 @@ class ClientRequest:
             self._on_response()
 
     async def drain(self) -> None:
-        """Return when the client takes more."""
+        """Wait until the client accepts more."""
         if self._flow.write_paused and not self.disconnected:
             await self._flow.drain()
 
-    def break_off(self) -> None:
-        """End an answer that cannot be completed: the client sees it cut."""
+    def abort_response(self) -> None:
+        """Close the connection amid a response that cannot be completed."""
         self.disconnected = True
-        if self._flow.write_paused:  # to close would wait for a client that may never read on
+        if self._flow.write_paused:  # close() would wait for a client that may never read on
             self._transport.abort()
         else:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""Errors as clients read them: `{"error": …}`, as KServe or OpenAI say it."""
+"""Error responses: `{"error": …}` as KServe writes it, or OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
     from gateway.errors import GatewayError
     from gateway.http.client_request import ClientRequest
+    from gateway.http.headers import Headers
 
 
-def _error_answer(
-    error: GatewayError, *, is_openai: bool
-) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """The body, and the headers that go with it."""
+def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, Headers]:
     headers = [
         (b"content-type", b"application/json"),
         (b"x-pilotlight-reason", str(error.reason).encode()),
@@ -34,20 +32,20 @@ def _error_answer(
 
 
 def respond_with_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
-    """Answer an inference request that failed."""
-    body, headers = _error_answer(error, is_openai=client.target.openai_call is not None)
+    """Respond to an inference request that failed."""
+    body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
         client.keep_alive = False  # the rest of the body will not be read
-    client.answer(int(error.status), headers, body)
+    client.respond(int(error.status), headers, body)
 
 
 async def send_error(
     send: Callable[[dict[str, Any]], Awaitable[None]], error: GatewayError, *, is_openai: bool
 ) -> None:
-    """Answer an ASGI request that failed; nothing happens if its client has left."""
-    body, headers = _error_answer(error, is_openai=is_openai)
+    """Respond to an ASGI request that failed; does nothing if its client has disconnected."""
+    body, headers = _body_and_headers(error, is_openai=is_openai)
     headers.append((b"content-length", b"%d" % len(body)))
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": int(error.status), "headers": headers})

@@ -1,13 +1,13 @@
 """Which model a request names, by path or by KServe-style Host header.
 
-OpenAI's paths may name none: then the body does, and `openai` looks there.
+OpenAI's paths may name none; then `RequestBody.read_model_field` reads the name from the body.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from gateway.errors import BadRequest, GatewayError, UnknownModel
@@ -21,94 +21,96 @@ if TYPE_CHECKING:
     from registry.domain.canaries import Canary
     from registry.domain.cluster import ClusterState
 
-_REMEMBERED = 4096
-_LONGEST_REMEMBERED = 512
-"""Bytes of path and Host. Clients choose both, and the parser knows no limit."""
-_SERVING = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
-_INFERENCE = re.compile(
+_MAX_CACHED: Final = 4096
+_MAX_CACHED_LENGTH: Final = 512
+"""Bytes of path and Host. Clients choose both, and the HTTP parser sets no limit."""
+_SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
+_INFERENCE: Final = re.compile(
     r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
 )
-_ADDRESS = re.compile(r"[0-9.]+|\[.*\]|localhost")
+_ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """An inference request's model, and the path it has at a pod."""
+    """The model of an inference request, and the request's path at a pod."""
 
     model: ModelName
     name: str
-    """The model's name as the caller wrote it, for `model_name` in the answer."""
+    """The model's name as the caller wrote it, for `model_name` in the response."""
     pod_path: bytes
     label: str
     """The model as a metric label: `namespace/name`."""
-    openai_call: str | None = None
-    """Which of OpenAI's calls it is; None: none of them."""
+    openai_endpoint: str | None = None
+    """Key of `openai.ENDPOINTS`; None for KServe's protocols."""
     is_named: bool = True
-    """Whether path or Host named the model; where they did not, the body does."""
+    """False if neither path nor Host names the model; then the body does."""
     version: bytes = b""
-    """The version that answers, once one of several is chosen."""
+    """Name of the selected version, where the model has canaries."""
     canaries: tuple[Canary, ...] = ()
-    """What takes a share of the model's requests."""
     without_host: ModelTarget | None = None
-    """What the path alone asks for, where the Host named the model."""
+    """The target that the path alone names, where the Host named the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPath:
-    """A path with its `/serving/NAMESPACE/NAME` prefix taken off."""
+    """A path without its `/serving/NAMESPACE/NAME` prefix."""
 
     path: str
     namespace: str = "default"
     name: str | None = None
-    """The model the prefix or the Host names; None: the path alone does."""
+    """The model that the prefix or the Host names; None if only the path may name one."""
     is_by_host: bool = False
 
 
 class TargetResolver:
-    """Finds the targets of inference requests, and remembers them until the models change."""
+    """Resolves paths and Hosts to targets, and caches the results until the models change."""
 
     def __init__(self, state: ClusterState, *, is_guarded: bool = False) -> None:
+        """With `is_guarded` a Host that contradicts the path is ignored.
+
+        An error would disclose to other tenants that the model exists.
+        """
         self._state = state
         self._canaries = Canaries(state)
         self._is_guarded = is_guarded
-        """A Host then counts only where the path agrees: a refusal would tell that it is known."""
-        self._found: dict[tuple[bytes, bytes], ModelTarget | None] = {}
+        self._cache: dict[tuple[bytes, bytes], ModelTarget | None] = {}
         self._models_version = -1
 
-    def find(self, path: bytes, host: bytes) -> ModelTarget | None:
-        """The target of a path as it was sent; None if it names none, or names one wrongly."""
-        if self._models_version != self._state.models_version or len(self._found) > _REMEMBERED:
-            self._found.clear()
+    def resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
+        """The target of a path as it was sent; None if it is not a valid inference path."""
+        if self._models_version != self._state.models_version or len(self._cache) > _MAX_CACHED:
+            self._cache.clear()
             self._models_version = self._state.models_version
         try:
-            return self._found[path, host]
+            return self._cache[path, host]
         except KeyError:
-            found = self._read(path, host)
-            if len(path) + len(host) <= _LONGEST_REMEMBERED:
-                self._found[path, host] = found
+            found = self._resolve(path, host)
+            if len(path) + len(host) <= _MAX_CACHED_LENGTH:
+                self._cache[path, host] = found
             return found
 
     @property
-    def remembered_bytes(self) -> int:
-        """Length of all paths and Hosts that are remembered."""
-        return sum(len(path) + len(host) for path, host in self._found)
+    def cached_bytes(self) -> int:
+        """Total length of the cached paths and Hosts."""
+        return sum(len(path) + len(host) for path, host in self._cache)
 
-    def _read(self, path: bytes, host: bytes) -> ModelTarget | None:
+    def _resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
         text = path.decode("latin-1")
-        place = ModelPath(text)
+        model_path = ModelPath(text)
         try:
-            place = parse_path(text, host.decode("latin-1"), self._state.models)
-            if not is_inference(place.path):
+            model_path = parse_path(text, host.decode("latin-1"), self._state.models)
+            if not is_inference(model_path.path):
                 return None
-            target = target_of(place)
+            target = target_of(model_path)
         except GatewayError:
-            return self._read(path, b"") if self._is_guarded and place.is_by_host else None
-        if place.is_by_host:
-            target = replace(target, without_host=self._read(path, b""))
+            return self._resolve(path, b"") if self._is_guarded and model_path.is_by_host else None
+        if model_path.is_by_host:
+            target = replace(target, without_host=self._resolve(path, b""))
         return self.with_canaries(target)
 
     def with_canaries(self, target: ModelTarget) -> ModelTarget:
-        """The target with the model's canaries, where there are some."""
+        """The target with the canaries of its model."""
         found = self._canaries.of(target.model) if target.model in self._state.models else ()
         return replace(target, canaries=found) if found else target
 
@@ -117,7 +119,7 @@ def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
     """Read the namespace and model that prefix or Host name. Raises BadRequest."""
     match = _SERVING.fullmatch(path)
     if match:
-        namespace, name = _plain(match[1]), _plain(match[2])
+        namespace, name = _unescape(match[1]), _unescape(match[2])
         return ModelPath(match[3] or "/", namespace, name)
     named = model_of_host(host, known)
     if named is None:
@@ -126,25 +128,26 @@ def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
 
 
 def is_inference(path: str) -> bool:
-    """Whether the path, its prefix taken off, asks for an inference."""
+    """True if a path without prefix is one of an inference request."""
     if path.endswith(("/infer", ":predict")):
         return _INFERENCE.fullmatch(path) is not None
     return openai.PATH.fullmatch(path) is not None
 
 
-def target_of(place: ModelPath) -> ModelTarget:
-    """The target of an inference path. Raises BadRequest, ModelNotFound."""
-    if call := openai.PATH.fullmatch(place.path):
-        return openai_target(place.namespace, place.name, call[1])
-    match = _INFERENCE.fullmatch(place.path)
+def target_of(model_path: ModelPath) -> ModelTarget:
+    """The target of an inference path. Raises BadRequest, UnknownModel."""
+    if endpoint := openai.PATH.fullmatch(model_path.path):
+        return openai_target(model_path.namespace, model_path.name, endpoint[1])
+    match = _INFERENCE.fullmatch(model_path.path)
     if match is None:
-        raise BadRequest(f"{place.path!r} is no inference path")
-    name = _plain(match[1] or match[2])
-    if place.name is not None and place.name != name:
+        raise BadRequest(f"{model_path.path!r} is not an inference path")
+    name = _unescape(match[1] or match[2])
+    if model_path.name is not None and model_path.name != name:
         raise UnknownModel(
-            f"the path names model {name!r}, its prefix or Host {place.namespace}/{place.name}"
+            f"the path names model {name!r}, its prefix or Host "
+            f"{model_path.namespace}/{model_path.name}"
         )
-    model = ModelName(place.namespace, name)
+    model = ModelName(model_path.namespace, name)
     if match[1]:
         pod_path = f"/v1/models/{model.path_segment}:predict"
     else:
@@ -153,21 +156,25 @@ def target_of(place: ModelPath) -> ModelTarget:
 
 
 def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
-    """The same request to one of the model's versions, which its pod knows by its own name."""
+    """The same request to one of the model's versions, under that version's path at pods."""
     version = model.name.encode()
     if model == target.model:
         return replace(target, version=version)
-    own, other = target.model.path_segment.encode(), model.path_segment.encode()
-    pod_path = target.pod_path.replace(b"/%b" % own, b"/%b" % other, 1)
+    requested, selected = target.model.path_segment.encode(), model.path_segment.encode()
+    pod_path = target.pod_path.replace(b"/%b" % requested, b"/%b" % selected, 1)
     return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
 
 
-def openai_target(namespace: str, name: str | None, call: str) -> ModelTarget:
-    """The target of one of OpenAI's calls; without a name it waits for the body's."""
+def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarget:
+    """The target of an OpenAI request; without a name, preliminary until the body was read."""
     model = ModelName(namespace, name or "")
-    path = f"/serving/{model.path_segment}/openai/v1/{call}"
     return ModelTarget(
-        model, model.name, path.encode(), str(model), openai_call=call, is_named=name is not None
+        model,
+        model.name,
+        f"/serving/{model.path_segment}/openai/v1/{endpoint}".encode(),
+        str(model),
+        openai_endpoint=endpoint,
+        is_named=name is not None,
     )
 
 
@@ -194,9 +201,9 @@ def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:
     return None
 
 
-def _plain(segment: str) -> str:
-    """A path segment without escapes. Raises BadRequest for an escaped slash or the like."""
+def _unescape(segment: str) -> str:
+    """A path segment with escapes resolved. Raises BadRequest for an escaped slash and similar."""
     text = unquote(segment)
     if any(c in text for c in "/~\\") or not text.isprintable() or text in (".", ".."):
-        raise BadRequest(f"a name in the path may not hold {segment!r}")
+        raise BadRequest(f"a name in the path may not contain {segment!r}")
     return text

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 server, with inference requests taken out before they become ASGI.
+"""uvicorn's HTTP/1.1 server, with inference requests taken out before they become ASGI requests.
 
-Everything else, FastAPI's part, goes uvicorn's ordinary way. The running request hears at once
-when its client is gone, so that its slot is free.
+Other requests, which FastAPI serves, are delegated to uvicorn. A running request is notified at
+once when its client disconnects, so that its slot is freed.
 """
 
 from __future__ import annotations
@@ -21,39 +21,41 @@ if TYPE_CHECKING:
 
     from gateway.http.routes import ModelTarget
 
-    FindTarget = Callable[[bytes, bytes], ModelTarget | None]
-    Infer = Callable[[ClientRequest], Awaitable[None]]
+    ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
+    HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
-MOST_HEAD_BYTES: Final = 64 * 1024
-"""Longest request line and headers together, give or take one read of the socket."""
-_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MOST_HEAD_BYTES
-_INFERENCE_ENDS: Final = (
-    b"/infer", b":predict", *(f"/{call}".encode() for call in openai.CALLS),
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers together, give or take one read of the socket."""
+_HEAD_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MAX_HEAD_BYTES
+_INFERENCE_SUFFIXES: Final = (
+    b"/infer", b":predict", *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
 )  # fmt: skip
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, find_target: FindTarget, infer: Infer, **uvicorn: Any) -> None:
+    def __init__(
+        self, resolve_target: ResolveTarget, handle_inference: HandleInference, **uvicorn: Any
+    ) -> None:
         super().__init__(**uvicorn)
-        self._find_target = find_target
-        self._infer = infer
+        self._resolve_target = resolve_target
+        self._handle_inference = handle_inference
         self._host = b""
         self._idle_since_s: float | None = None
-        """Since when nothing is served and no head is whole, on the loop's clock."""
+        """Loop time since which no request is served and no head is complete."""
         self._is_in_head = False
         self._head_bytes = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._request: ClientRequest | None = None
-        """The request that is being parsed, if it is one for inference."""
+        """The request that is being parsed, if it is an inference request."""
         self._served: Any = None
-        """The cycle that runs or ran last; `cycle` is the last one parsed, and may be pipelined."""
+        """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
 
     # Parser callbacks
 
     def on_message_begin(self) -> None:
-        """A request begins; uvicorn's scope is made only if it will be needed."""
+        """Reset the parser state; uvicorn's scope is built only for requests delegated to it."""
         self.url = self._host = b""
         self.expect_100_continue = False
         self.headers = []
@@ -62,7 +64,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, its name in lower case."""
         name = name.lower()
         self.headers.append((name, value))
         if name == b"host":
@@ -71,21 +72,20 @@ class GatewayProtocol(HttpToolsProtocol):
             self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
-        """Inference goes straight to the front, everything else uvicorn's way."""
         self._is_in_head = False
         self._idle_since_s = None
         if self.parser.should_upgrade():
-            return  # the parser leaves the body unread: `data_received` begins again
+            return  # the parser does not parse the body: `data_received` starts over
         target = None
-        if self.url.endswith(_INFERENCE_ENDS) or b"?" in self.url:
+        if self.url.endswith(_INFERENCE_SUFFIXES) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
             if self.parser.get_method() == b"POST" and path:
-                target = self._find_target(path, self._host)
+                target = self._resolve_target(path, self._host)
         if target is None:
-            self._go_uvicorns_way()
+            self._delegate_to_uvicorn()
             return
-        headers, self.headers = self.headers, []  # trailers are none of them
-        before = self.cycle
+        headers, self.headers = self.headers, []  # trailers go to another list
+        previous = self.cycle
         self._request = ClientRequest(
             target,
             headers,
@@ -93,20 +93,20 @@ class GatewayProtocol(HttpToolsProtocol):
             tasks=self.tasks,
             transport=self.transport,
             flow=self.flow,
-            serve=self._infer,
+            handle=self._handle_inference,
             on_response=self.on_response_complete,
             http_version=self.parser.get_http_version(),
             keep_alive=self.parser.should_keep_alive(),
             expects_continue=self.expect_100_continue,
         )
         self.cycle = self._request  # type: ignore[assignment]
-        if before is None or before.response_complete:
+        if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:  # pipelined
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
-    def _go_uvicorns_way(self) -> None:
+    def _delegate_to_uvicorn(self) -> None:
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects_continue
@@ -115,29 +115,26 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the request's body."""
         if self._request is None:
             super().on_body(body)
         elif not self._request.response_complete:
             self._request.feed(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         if self._request is None:
             if not self.parser.should_upgrade():
                 super().on_message_complete()
         elif not self._request.response_complete:
             self._request.feed_end()
 
-    # The connection
+    # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client may stay silent, or be slow with its head, as long as between requests."""
+        """The timeout between requests also limits the time to the first complete head."""
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_idle_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -145,37 +142,37 @@ class GatewayProtocol(HttpToolsProtocol):
                     self._count_head(len(data))
                 return
             except httptools.HttpParserError:
-                self._refuse()
+                self._reject_invalid()
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade(data[upgrade.args[0] :])
 
     def _count_head(self, byte_count: int) -> None:
         self._head_bytes += byte_count
-        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             lines = (
                 b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
                 b"content-type: text/plain; charset=utf-8\r\n",
-                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_LONG),
-                _TOO_LONG,
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_HEAD_TOO_LONG),
+                _HEAD_TOO_LONG,
             )
             self.transport.write(b"".join(lines))
             self.transport.close()
 
-    def _refuse(self) -> None:
+    def _reject_invalid(self) -> None:
         message = "Invalid HTTP request received."
         self.logger.warning(message)
         self.send_400_response(message)
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """What to read of a request that offers to upgrade: the same without (RFC 9110, 7.8).
+        """The request without its offer to upgrade, to be parsed instead (RFC 9110, 7.8).
 
-        The parser takes what follows such a head for another protocol, and then for another
-        request, where it is the request's body.
+        The parser treats the bytes after such a head as another protocol, and later as another
+        request, even where they are the request's body.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse()
+            self._reject_invalid()
             return b""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
@@ -192,10 +189,10 @@ class GatewayProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Go on with what was pipelined, else wait for the next request.
+        """Serve the next pipelined request, if any; else start the idle timer.
 
-        One timer per connection that looks how long it has been idle: uvicorn's one per answer
-        costs more than it is worth.
+        One timer per connection, which checks how long the connection has been idle: uvicorn's
+        timer per response costs more.
         """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -204,14 +201,14 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
-        self._wait_for_head()
+        self._start_idle_timer()
 
-    def _wait_for_head(self) -> None:
+    def _start_idle_timer(self) -> None:
         self._idle_since_s = self.loop.time()
         if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
 
-    def _look_if_idle(self) -> None:
+    def _check_idle(self) -> None:
         self._idle_timer = None
         if self._idle_since_s is None:
             return
@@ -219,10 +216,9 @@ class GatewayProtocol(HttpToolsProtocol):
         if rest_s <= 0:
             self.timeout_keep_alive_handler()
         else:
-            self._idle_timer = self.loop.call_later(rest_s, self._look_if_idle)
+            self._idle_timer = self.loop.call_later(rest_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let uvicorn clean up, then tell the request."""
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -231,9 +227,11 @@ class GatewayProtocol(HttpToolsProtocol):
             served.disconnected = True
             served.message_event.set()
         if isinstance(served, ClientRequest):
-            served.client_gone()
+            served.connection_lost()
 
 
-def create_protocol(find_target: FindTarget, infer: Infer) -> Callable[..., GatewayProtocol]:
+def create_protocol(
+    resolve_target: ResolveTarget, handle_inference: HandleInference
+) -> Callable[..., GatewayProtocol]:
     """The protocol factory that uvicorn calls for each connection."""
-    return partial(GatewayProtocol, find_target, infer)
+    return partial(GatewayProtocol, resolve_target, handle_inference)

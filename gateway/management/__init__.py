@@ -1,1 +1,1 @@
-"""Everything but inference: model lists, health, metrics, explanations, OpenAPI."""
+"""Every endpoint but inference: model lists, health, metrics, explanations, OpenAPI."""

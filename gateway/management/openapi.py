@@ -1,4 +1,4 @@
-"""The inference paths in the OpenAPI page. FastAPI does not serve them, so it is told of them."""
+"""Adds the inference paths, which FastAPI does not serve, to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PATHS = {
     "/v2/models/{name}/infer": ("v2", "Infer with a model of the namespace `default`."),
     "/serving/{namespace}/{name}/v1/models/{name}:predict": ("v1", "Predict, any namespace."),
     "/serving/{namespace}/{name}/v2/models/{name}/infer": ("v2", "Infer, any namespace."),
-    **{f"/openai/v1/{call}": ("openai", does) for call, does in openai.CALLS.items()},
+    **{f"/openai/v1/{name}": ("openai", summary) for name, summary in openai.ENDPOINTS.items()},
     **{
-        f"/serving/{{namespace}}/{{name}}/openai/v1/{call}": ("openai", "Any namespace.")
-        for call in openai.CALLS
+        f"/serving/{{namespace}}/{{name}}/openai/v1/{endpoint}": ("openai", "Any namespace.")
+        for endpoint in openai.ENDPOINTS
     },
 }
 _V1_BODY = {
@@ -53,13 +53,13 @@ _OPENAI_BODY = {
 _BODIES = {"v1": _V1_BODY, "v2": _V2_BODY, "openai": _OPENAI_BODY}
 _HEADERS = {
     "x-pilotlight-policy": "Routing policy for this request.",
-    "x-pilotlight-deadline-ms": "Milliseconds from arrival within which an answer is of use.",
-    "x-request-id": "Identity of the request; made if absent, always returned.",
+    "x-pilotlight-deadline-ms": "Milliseconds from arrival within which a response is useful.",
+    "x-request-id": "Request id; generated if absent, always returned.",
 }
-_ANSWERS = {
-    "200": "The answer, with x-pilotlight-pod, -policy, -reason, -start and server-timing.",
-    "400": "The request cannot be understood.",
-    "404": "No such model.",
+_RESPONSES = {
+    "200": "The response, with x-pilotlight-pod, -policy, -reason, -start and server-timing.",
+    "400": "The request is malformed.",
+    "404": "The model does not exist.",
     "413": "The body is over the limit.",
     "429": "The model's queue is full; see Retry-After.",
     "503": "The model could not be loaded; see Retry-After.",
@@ -70,11 +70,11 @@ _ANSWERS = {
 
 def with_inference_paths(api: FastAPI) -> None:
     """Add the inference paths to the application's OpenAPI document."""
-    plain = api.openapi
+    generate = api.openapi
 
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
-            document = plain()
+            document = generate()
             document["paths"].update({path: _operation(path) for path in _PATHS})
             api.openapi_schema = document
         return api.openapi_schema
@@ -101,6 +101,6 @@ def _operation(path: str) -> dict[str, Any]:
                 "required": True,
                 "content": {"application/json": {"schema": _BODIES[protocol]}},
             },
-            "responses": {code: {"description": text} for code, text in _ANSWERS.items()},
+            "responses": {code: {"description": text} for code, text in _RESPONSES.items()},
         }
     }

@@ -1,1 +1,1 @@
-"""Routing policies, one per file, and what they decide by. Pure."""
+"""Routing policies and the data they decide by. Pure."""

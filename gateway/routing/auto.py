@@ -1,15 +1,14 @@
 """Choose per request between colocation, queueing, proxying and a cold start, by forecast.
 
 Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. The forecasts are
-`finish_time`'s; the smallest wins, and where two are equal the one that loads nothing. A copy also
-serves those who come later: what earlier requests lost for want of one is taken off a cold start's
+those of `latency_model`; the shortest wins, on a tie an option without a load. A new copy also
+serves later requests: what earlier requests lost for want of one is subtracted from a cold start's
 forecast (`gateway.routing.ski_rental`), unless the request would then miss its deadline.
 """
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.latency_model import proxy_to, run_at, wait_for
@@ -28,43 +27,40 @@ if TYPE_CHECKING:
     from gateway.routing.decision import LatencyEstimate
     from gateway.routing.views import ClusterView, PodView, RequestView
 
-_COLD_START: Final = "cold start"
-
 
 def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
-    """Weigh every way to serve the request now; take the one that is forecast to end first."""
+    """Take the option that is forecast to end first."""
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
-    ways: list[tuple[LatencyEstimate, SendTo | Wait, str]] = []
+    options: list[RoutingOption] = []
     if pod := fewest_inferring(warm):
         forecast = run_at(pod, request, cluster, now_s)
-        if pod.inferring == 0:  # nothing can be sooner: every way takes at least this long
+        if pod.inferring == 0:  # no option ends sooner: every one takes at least this long
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
-        send = SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
-        ways.append((forecast, send, "colocate"))
+        options.append(
+            RoutingOption("colocate", forecast, Reason.WARM, pod.name, pod.name, LoadMode.WARM)
+        )
     elif pod := fewest_inferring(warming):
-        join = SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
-        ways.append((run_at(pod, request, cluster, now_s), join, "join"))
+        forecast = run_at(pod, request, cluster, now_s)
+        options.append(
+            RoutingOption("join", forecast, Reason.WARMING, pod.name, pod.name, LoadMode.JOIN)
+        )
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
-        ways.append((wait_for(busy, request, cluster, now_s), Wait(reason), "queue"))
-    if proxy := _proxy(request, cluster, warm, warming):
-        predict, entry = cluster.pods[proxy.predict], cluster.pods[proxy.entry]
-        ways.append((proxy_to(predict, entry, request, cluster, now_s), proxy, "proxy"))
-    holding = {pod.name for pod in (*warm, *warming)}
-    if cold := best_cold(cluster, request.key, request.draw, holding):
-        reason = Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD
-        copies = len(warm) + len(warming)
-        start = SendTo(cold.name, cold.name, LoadMode.LOAD, reason, max_other_copies=copies)
-        forecast = run_at(cold, request, cluster, now_s)
-        ways.append((forecast, start, _COLD_START))
-        decision = _smallest(ways, _credit_s(request, forecast, now_s))
-        if decision is not start and warm and not warming:
-            decision.loss = _loss(decision, forecast, cluster.measured(request.key).stages.hold_s)
-        return decision
-    if not ways:
+        options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
+    if proxy := _proxy(request, cluster, warm, warming, now_s):
+        options.append(proxy)
+    cold = _cold_start(request, cluster, warm, warming, now_s)
+    if cold is not None:
+        options.append(cold)
+    if not options:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    return _smallest(ways)
+    best = _soonest(options)
+    loss = None
+    if cold is not None and best is not cold and warm and not warming:
+        hold_s = cluster.measured(request.key).stages.hold_s
+        loss = _loss(best.forecast, cold.forecast, hold_s)
+    return _decision(best, tuple(options), loss)
 
 
 def _proxy(
@@ -72,12 +68,13 @@ def _proxy(
     cluster: ClusterView,
     warm: Sequence[PodView],
     warming: Sequence[PodView],
-) -> SendTo | None:
-    """Proxying by way of a pod that has the model's tokenizer, if there is one."""
+    now_s: float,
+) -> RoutingOption | None:
+    """Proxying through an entry pod that has the model's tokenizer, if there is one."""
     predict = least_busy_below(request.target_ongoing, warm, warming)
     is_warm = predict in warm
     if predict is None or (is_warm and predict.has_free_slot):
-        return None  # to run there is no later than to infer there by way of another
+        return None  # to run there is no later than to infer there through another pod
     prepared = [
         pod
         for name in cluster.holders(request.key)
@@ -89,49 +86,66 @@ def _proxy(
         entry = least_loaded_free(cluster, request.draw, (predict.name,))
     if entry is None:
         return None
-    return SendTo(
+    return RoutingOption(
+        "proxy",
+        proxy_to(predict, entry, request, cluster, now_s),
+        Reason.WARM_REMOTE if is_warm else Reason.WARMING_REMOTE,
         entry.name,
         predict.name,
         LoadMode.WARM if is_warm else LoadMode.JOIN,
-        Reason.WARM_REMOTE if is_warm else Reason.WARMING_REMOTE,
         target_ongoing=request.target_ongoing,
     )
 
 
-def _credit_s(request: RequestView, cold: LatencyEstimate, now_s: float) -> float:
-    """What is taken off a cold start's forecast."""
+def _cold_start(
+    request: RequestView,
+    cluster: ClusterView,
+    warm: Sequence[PodView],
+    warming: Sequence[PodView],
+    now_s: float,
+) -> RoutingOption | None:
+    """A load at a pod that neither holds nor loads the model, if one has a free slot."""
+    pod = best_cold(cluster, request.key, request.draw, {pod.name for pod in (*warm, *warming)})
+    if pod is None:
+        return None
+    forecast = run_at(pod, request, cluster, now_s)
     deadline_s = request.deadline_s
-    return 0.0 if deadline_s is not None and now_s + cold.seconds > deadline_s else request.lost_s
+    is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
+    return RoutingOption(
+        "cold start",
+        forecast,
+        Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD,
+        pod.name,
+        pod.name,
+        LoadMode.LOAD,
+        max_other_copies=len(warm) + len(warming),
+        credit_s=0.0 if is_late else request.lost_s,
+    )
 
 
-def _loss(decision: SendTo | Wait, cold: LatencyEstimate, hold_s: float) -> ColdStartLoss | None:
-    """What a request loses that is served by a warm copy, but not at once and alone."""
-    assert decision.forecast is not None, "every way that was weighed has one"
-    lost_s = decision.forecast.seconds - hold_s
+def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:
+    """The first of equals."""
+    best = options[0]
+    best_s = best.forecast.seconds - best.credit_s
+    for option in options:
+        seconds = option.forecast.seconds - option.credit_s
+        if seconds < best_s:
+            best, best_s = option, seconds
+    return best
+
+
+def _loss(forecast: LatencyEstimate, cold: LatencyEstimate, hold_s: float) -> ColdStartLoss | None:
+    """What a request loses that a warm copy serves, but not at once and alone."""
+    lost_s = forecast.seconds - hold_s
     return ColdStartLoss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
 
 
-def _smallest(
-    ways: list[tuple[LatencyEstimate, SendTo | Wait, str]], credit_s: float = 0.0
+def _decision(
+    best: RoutingOption, options: tuple[RoutingOption, ...], loss: ColdStartLoss | None
 ) -> SendTo | Wait:
-    """The first of equals, with all ways as its options."""
-    forecast, decision, _ = ways[0]
-    least_s = inf
-    for way in ways:
-        seconds = way[0].seconds
-        if credit_s and way[2] is _COLD_START:
-            seconds -= credit_s
-        if seconds < least_s:
-            least_s = seconds
-            forecast, decision, _ = way
-    decision.forecast = forecast
-    decision.options = tuple(
-        [
-            RoutingOption(way, choice.entry, choice.predict, expected,
-                   credit_s if way is _COLD_START else 0.0)
-            if isinstance(choice, SendTo)
-            else RoutingOption(way, "", "", expected)
-            for expected, choice, way in ways
-        ]
+    if best.mode is None:
+        return Wait(best.reason, best.forecast, options, loss)
+    return SendTo(
+        best.entry, best.predict, best.mode, best.reason, best.max_other_copies,
+        best.target_ongoing, best.forecast, options, loss,
     )  # fmt: skip
-    return decision

@@ -1,7 +1,8 @@
-"""Colocation without queueing: run where the model is warm, else start cold at once elsewhere.
+"""Colocation: run where the model is warm, without or with waiting for a slot there.
 
-Source: Liu 2025, section 4.5. A request does not wait for a warm pod whose slots are taken, nor for
-a load under way at a pod without a free slot.
+Source: Liu 2025, section 4.5. `colocation` waits neither for a warm pod whose slots are taken nor
+for a load in progress at a pod without a free slot: it starts cold at once elsewhere.
+`colocation_queueing` starts cold only if no pod is warm or warming.
 """
 
 from __future__ import annotations
@@ -9,10 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
-from gateway.routing.pod_selection import (
-    best_cold,
-    fewest_inferring,
-)
+from gateway.routing.pod_selection import best_cold, fewest_inferring
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
-    """A warm pod with a free slot; else at once any pod with a free slot, which starts cold."""
+    """A warm or warming pod with a free slot, else a cold start at any pod with a free slot."""
     del now_s
     warm = cluster.warm(request.key)
     if pod := fewest_inferring(warm):
@@ -32,3 +30,20 @@ def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Deci
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     reason = Reason.COLD_WARM_BUSY if warm else Reason.COLD
     return SendTo(cold.name, cold.name, LoadMode.LOAD, reason)
+
+
+def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+    """A warm pod, else a warming pod, after a wait for a slot; else a cold start."""
+    del now_s
+    if warm := cluster.warm(request.key):
+        if pod := fewest_inferring(warm):
+            return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
+        return Wait(Reason.QUEUE_WARM_BUSY)
+    if warming := cluster.warming(request.key):
+        if pod := fewest_inferring(warming):
+            return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
+        return Wait(Reason.QUEUE_WARMING)
+    cold = best_cold(cluster, request.key, request.draw)
+    if cold is None:
+        return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
+    return SendTo(cold.name, cold.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)

@@ -1,4 +1,4 @@
-"""What a routing policy answers: send, wait, or reject, each with a reason."""
+"""Decisions of a routing policy: send, wait or reject, each with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why a request went where it went. A closed set: also a metric label."""
+    """The reason of a decision. A closed set: also a metric label."""
 
     WARM = "warm"
     WARM_REMOTE = "warm-remote"
@@ -24,7 +24,7 @@ class Reason(StrEnum):
     QUEUE_WARMING = "queue-warming"
     QUEUE_NO_SLOT = "queue-no-slot"
     QUEUE_TARGET = "queue-target"
-    """A slot is free, but only at pods with as many inferences under way as the target."""
+    """Slots are free only at pods whose ongoing inferences have reached the target."""
     NO_PODS = "no-pods"
     DEADLINE = "deadline"
     QUEUE_FULL = "queue-full"
@@ -35,28 +35,33 @@ class Reason(StrEnum):
 
 @dataclass(slots=True)
 class LatencyEstimate:
-    """When a request would be answered, counted from now, and what that rests on."""
+    """Time from now to the response."""
 
     seconds: float
     is_measured: bool
-    """False where any part is a prior; a deadline is never refused on such a forecast."""
+    """False if any part is a prior; deadlines are never rejected on such an estimate."""
 
 
 @dataclass(slots=True)
 class RoutingOption:
-    """One way a policy weighed, for `pilotlight explain`."""
+    """A way to serve a request that a policy considered, also for `pilotlight explain`."""
 
-    way: str
-    entry: str
-    predict: str
+    name: str
     forecast: LatencyEstimate
+    reason: Reason
+    entry: str = ""
+    predict: str = ""
+    mode: LoadMode | None = None
+    """None: wait in the queue."""
+    max_other_copies: int = -1
+    target_ongoing: int = 0
     credit_s: float = 0.0
-    """Taken off its forecast where ways are compared."""
+    """Subtracted from the forecast when options are compared."""
 
 
 @dataclass(slots=True)
 class ColdStartLoss:
-    """What a request loses for want of another copy, and the time to load one, in seconds."""
+    """Time that a request loses for want of another copy, and the time to load one, in seconds."""
 
     seconds: float
     load_s: float
@@ -64,16 +69,16 @@ class ColdStartLoss:
 
 @dataclass(slots=True)
 class SendTo:
-    """Reserve a slot at `entry`, a place in the inference stage of `predict`, and go."""
+    """Reserve a slot at `entry` and a place in the inference stage of `predict`, and send."""
 
     entry: str
     predict: str
     mode: LoadMode
     reason: Reason
     max_other_copies: int = -1
-    """With `LoadMode.LOAD`: most copies elsewhere for which the load is still wanted; -1: any."""
+    """With `LoadMode.LOAD`: copies elsewhere up to which the load is still wanted; -1: any."""
     target_ongoing: int = 0
-    """Most requests in the predict pod's inference stage; 0: any."""
+    """Maximum number of requests in the predict pod's inference stage; 0: any."""
     forecast: LatencyEstimate | None = None
     options: tuple[RoutingOption, ...] = ()
     loss: ColdStartLoss | None = None
@@ -81,7 +86,7 @@ class SendTo:
 
 @dataclass(slots=True)
 class Wait:
-    """Stay in the gateway's queue until something changes."""
+    """Stay in the gateway's queue until the cluster changes."""
 
     reason: Reason
     forecast: LatencyEstimate | None = None
@@ -91,13 +96,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer now that it cannot be done."""
+    """Respond with an error now."""
 
     reason: Reason
     message: str
     retry_after_s: float | None = None
     http_status: int | None = None
-    """Where the reason alone does not tell: the failed load's own status."""
+    """The status of a failed load; None: the status that belongs to the reason."""
 
 
 Decision = SendTo | Wait | Reject

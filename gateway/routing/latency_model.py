@@ -1,9 +1,9 @@
-"""When a request would be answered, by each way of serving it.
+"""Forecast of the time to the response, for each option of serving a request.
 
 Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
 postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
-on where the weights are), loads under way (their rest), several slots per pod, queue position,
-work that drains while a request is on its way, and requests that share an inference: those ahead
+on where the weights are), loads in progress (their rest), several slots per pod, queue position,
+work that ends while a request is on its way, and requests that share an inference: those ahead
 each take their share of the device, a request's own inference takes as long as its batch. All times
 are medians of live measurements, or priors that mark the forecast as unmeasured.
 """
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.residency_index import Residency
 
-_STEPPED_AHEAD: Final = 64
+_MAX_STEPS: Final = 64
+"""Requests ahead that are simulated one by one; further ones are estimated by rate."""
 
 
 def load_rest(
     residency: Residency | None, pod: PodView, measured: ModelEstimates, now_s: float
 ) -> Estimate | None:
-    """How long until the model is on the pod's device; None where it is there already.
+    """Time until the model is on the pod's device; None if it is there.
 
-    A load that takes longer than expected is expected to take as long again.
+    A load past its expected duration is expected to take as long again.
     """
     if residency is not None and residency.is_warm:
         return None
@@ -50,10 +51,10 @@ def load_rest(
 def run_at(
     pod: PodView, request: RequestView, cluster: ClusterView, now_s: float
 ) -> LatencyEstimate:
-    """Entry and predict pod the same, with a slot free now: cold, warming or warm.
+    """Run at one pod with a free slot: cold, warming or warm.
 
-    Liu's eq. 1 without its second term: the other requests' end is not this one's. Inference waits
-    for the device's backlog, which drains while the model loads.
+    Liu's eq. 1 without its second term: other requests may end later than this one. Inference waits
+    for the device's backlog, which is worked off while the model loads.
     """
     measured = cluster.measured(request.key)
     times = measured.stages
@@ -71,11 +72,10 @@ def wait_for(
 ) -> LatencyEstimate:
     """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
-    Liu's eq. 2, with n counted over all slots of all pods that hold the model or are loading it: a
-    slot of theirs is free after what is left of the load and of one request, and then every
-    T_I + T_P. A queue that has stood still for longer than one wait was forecast must be expected
-    to stand as long again, which lets `auto` leave it; where a slot's request is seen to be past
-    its inference, only one that has stood for the time of two requests.
+    Liu's eq. 2, with n counted over all slots of all pods that hold or load the model: such a slot
+    is free after the rest of the load and of one request, and then every T_I + T_P. A stalled queue
+    is expected to stall as long again, which makes `auto` prefer other options; where a slot's
+    request is past its inference, only a queue stalled for the time of two requests.
     """
     measured = cluster.measured(request.key)
     times = measured.stages
@@ -94,11 +94,11 @@ def wait_for(
 
 
 def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
-    """Per slot of a busy pod: when it is free and the device has served all who infer there now.
+    """Per slot of a busy pod: when it is free and the device has served all inferences there now.
 
     A slot whose request is past its inference has only postprocessing left. Requests of other entry
-    pods take time of the device, but no slot: how much is told by measurements only, since a prior,
-    times all of them, would be dearer than any load.
+    pods take time of the device, but no slot. Their time counts only if it is measured: a prior
+    times their number would exceed any load.
     """
     inferring = min(pod.inferring, pod.slots)
     device_s = load_s + (pod.inferring * times.share_s if times.is_measured else 0.0)
@@ -107,15 +107,15 @@ def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[flo
 
 
 def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
-    """When `ahead` others have each taken the slot that is free first, the next one's time.
+    """When a slot is free after `ahead` others have each taken the slot that is free first.
 
-    Long queues are reckoned by rate: every slot takes one more per `hold_s`.
+    Beyond `_MAX_STEPS` by rate: every slot takes one request per `hold_s`.
     """
-    stepped = min(ahead, _STEPPED_AHEAD)
+    steps = min(ahead, _MAX_STEPS)
     heapify(free_at_s)
-    for _ in range(stepped):
+    for _ in range(steps):
         heapreplace(free_at_s, free_at_s[0] + hold_s)
-    return free_at_s[0] + (ahead - stepped) * hold_s / len(free_at_s)
+    return free_at_s[0] + (ahead - steps) * hold_s / len(free_at_s)
 
 
 def proxy_to(
@@ -123,19 +123,19 @@ def proxy_to(
 ) -> LatencyEstimate:
     """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
 
-    The way there (the entry pod's first fetch of the tokenizer, the network) and the backlog (a
-    load's rest, other inferences) pass at the same time: the longer of them counts, not their sum.
+    The transfer (the entry pod's first fetch of the tokenizer, the network) and the backlog (the
+    rest of a load, other inferences) overlap: the longer of them counts, not their sum.
     """
     measured = cluster.measured(request.key)
     holders = cluster.holders(request.key)
     times = measured.stages
     network = measured.network
     assets = None if entry.name in holders else measured.assets
-    way_s = network.seconds + (assets.seconds if assets else 0.0)
+    transfer_s = network.seconds + (assets.seconds if assets else 0.0)
     load = load_rest(holders.get(predict.name), predict, measured, now_s)
     backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
     return LatencyEstimate(
-        max(way_s, backlog_s) + times.hold_s,
+        max(transfer_s, backlog_s) + times.hold_s,
         times.is_measured
         and network.is_measured
         and (assets is None or assets.is_measured)
@@ -146,7 +146,7 @@ def proxy_to(
 def estimate_of(
     decision: SendTo, request: RequestView, cluster: ClusterView, now_s: float
 ) -> LatencyEstimate:
-    """The forecast of a decision, whichever policy made it."""
+    """The forecast of a decision of any policy."""
     if decision.forecast is not None:
         return decision.forecast
     predict = cluster.pods[decision.predict]

@@ -1,4 +1,4 @@
-"""Model-oblivious baselines: what KServe with Knative does today.
+"""Model-oblivious baselines: how KServe with Knative routes today.
 
 Any pod with a free slot, chosen at random (`random`), in turn (`round-robin`) or by load
 (`least-loaded`); it loads the model if it does not hold it. `random` is the default scheduler of
@@ -25,7 +25,7 @@ def random_pod(request: RequestView, cluster: ClusterView, now_s: float) -> Deci
 
 
 def round_robin(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
-    """The pods with a free slot in turn, in the order of their names."""
+    """The pods with a free slot in turn, by name."""
     del now_s
     pods = sorted(free_pods(cluster), key=lambda pod: pod.name)
     return _send(pods[request.sequence % len(pods)]) if pods else _wait(cluster)

@@ -1,4 +1,4 @@
-"""Small pure choices that routing policies are composed of: filter, rank, pick."""
+"""Filters and rankings of pods that routing policies are composed of."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
 
     from gateway.routing.views import ClusterView, PodView
 
-_NEARNESS: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
-_FAR = _NEARNESS[Tier.REMOTE]
-_FEW: Final = 32
-"""Pods up to which `benchmarks decision` finds it cheaper to rank all for each request."""
+_DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+_REMOTE: Final = _DISTANCE[Tier.REMOTE]
+_MAX_SCANNED: Final = 32
+"""Pods up to which a scan per request is cheaper than the index (`benchmarks decision`)."""
 _name = attrgetter("name")
 
 
 def free_pods(cluster: ClusterView) -> list[PodView]:
-    """Pods that can be an entry pod now."""
+    """Pods that accept another request."""
     return [pod for pod in cluster.pods.values() if pod.has_free_slot]
 
 
 def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
-    """The least loaded pod; equals are chosen among by `draw`, in the order of their names."""
+    """The least loaded pod; ties are broken by `draw`, in the order of names."""
     equals = [pod for pod in pods if not pod.slots_busy and not pod.inferring]
-    if not equals:  # none is idle, which nothing is less loaded than
-        equals = _equals(pods)
+    if not equals:  # no pod is idle
+        equals = _least_loaded_equals(pods)
     _sort_by_name(equals)
     return equals[int(draw * len(equals))]
 
 
 def _sort_by_name(pods: list[PodView]) -> None:
-    """Mostly they are in order: pods register in the order of their names."""
-    before = ""
+    """Checks first: mostly they are sorted, since pods register in the order of their names."""
+    previous = ""
     for pod in pods:
         name = pod.name
-        if name < before:
+        if name < previous:
             pods.sort(key=_name)
             return
-        before = name
+        previous = name
 
 
-def _equals(pods: Sequence[PodView]) -> list[PodView]:
-    """Those with the smallest share of slots taken, then the fewest requests in inference."""
+def _least_loaded_equals(pods: Sequence[PodView]) -> list[PodView]:
+    """The pods with the smallest share of slots taken, then the fewest requests in inference."""
     share, inferring = inf, 0
     equals: list[PodView] = []
     for pod in pods:
@@ -61,10 +61,9 @@ def _equals(pods: Sequence[PodView]) -> list[PodView]:
 
 
 def fewest_inferring(pods: Sequence[PodView]) -> PodView | None:
-    """Of those with a free slot, the pod with the fewest requests in their inference stage.
+    """Of pods with a free slot, the one with the fewest requests in the inference stage.
 
-    Ties go to the one with the fewest slots taken, then to the first by name. None: no slot is
-    free.
+    Ties: fewest slots taken, then by name. None if no slot is free.
     """
     best: PodView | None = None
     for pod in pods:
@@ -82,57 +81,54 @@ def _comes_before(pod: PodView, other: PodView) -> bool:
 
 
 def most_free_memory(pods: Sequence[PodView], draw: float) -> PodView:
-    """The pod whose memory takes the most without an eviction, then as `least_loaded`."""
-    most = max([pod.free_bytes for pod in pods])
-    return least_loaded([pod for pod in pods if pod.free_bytes == most], draw)
+    """The pod with the most memory that needs no eviction; ties as `least_loaded`."""
+    max_bytes = max([pod.free_bytes for pod in pods])
+    return least_loaded([pod for pod in pods if pod.free_bytes == max_bytes], draw)
 
 
 def least_loaded_free(
-    cluster: ClusterView, draw: float, but: Collection[str] = ()
+    cluster: ClusterView, draw: float, excluded: Collection[str] = ()
 ) -> PodView | None:
-    """The least loaded pod that can be an entry pod now; None: there is none.
-
-    A large pool is kept ranked by the cluster; to rank a few anew is cheaper than that.
-    """
-    if len(cluster.pods) > _FEW:
-        return cluster.least_loaded(draw, but)
-    free = _free_but(cluster, but)
+    """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
+    if len(cluster.pods) > _MAX_SCANNED:
+        return cluster.least_loaded(draw, excluded)
+    free = _free_except(cluster, excluded)
     return least_loaded(free, draw) if free else None
 
 
 def best_cold(
-    cluster: ClusterView, key: str, draw: float, but: Collection[str] = ()
+    cluster: ClusterView, key: str, draw: float, excluded: Collection[str] = ()
 ) -> PodView | None:
-    """Where a cold start is cheapest: the nearest tier, then memory that needs no eviction.
+    """The pod with the cheapest cold start: nearest tier, then most memory without an eviction.
 
-    Emptiest first, since a load that evicts makes the next cold start; then least loaded, then by
-    `draw` in the order of names. None: no pod has a free slot, but for those named.
+    A load that evicts causes the next cold start. Ties: least loaded, then by `draw` in the order
+    of names. None if no pod has a free slot, except those in `excluded`.
     """
-    if nearest := _nearest_free(cluster, key, but):
+    if nearest := _nearest_free(cluster, key, excluded):
         return most_free_memory(nearest, draw)
-    if len(cluster.pods) > _FEW:
-        return cluster.most_free_memory(draw, but)
-    free = _free_but(cluster, but)
+    if len(cluster.pods) > _MAX_SCANNED:
+        return cluster.most_free_memory(draw, excluded)
+    free = _free_except(cluster, excluded)
     return most_free_memory(free, draw) if free else None
 
 
-def _free_but(cluster: ClusterView, but: Collection[str]) -> list[PodView]:
+def _free_except(cluster: ClusterView, excluded: Collection[str]) -> list[PodView]:
     free = free_pods(cluster)
-    return [pod for pod in free if pod.name not in but] if but else free
+    return [pod for pod in free if pod.name not in excluded] if excluded else free
 
 
-def _nearest_free(cluster: ClusterView, key: str, but: Collection[str]) -> list[PodView]:
-    """Those with a free slot at whose nearest tier the model is; none where nobody is near it."""
+def _nearest_free(cluster: ClusterView, key: str, excluded: Collection[str]) -> list[PodView]:
+    """Pods with a free slot that hold the model at the nearest tier; none if it is remote only."""
     pods = cluster.pods
-    least = _FAR
+    min_distance = _REMOTE
     nearest: list[PodView] = []
     for name, residency in cluster.holders(key).items():
-        nearness = _NEARNESS[residency.tier]
-        if nearness > least or nearness == _FAR or name in but:
+        distance = _DISTANCE[residency.tier]
+        if distance > min_distance or distance == _REMOTE or name in excluded:
             continue
         pod = pods.get(name)
         if pod is not None and pod.has_free_slot:
-            if nearness < least:
-                least, nearest = nearness, []
+            if distance < min_distance:
+                min_distance, nearest = distance, []
             nearest.append(pod)
     return nearest

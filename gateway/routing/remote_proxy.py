@@ -1,9 +1,9 @@
 """Central registry with remote proxying: pre- and postprocess anywhere, infer where it is warm.
 
-Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is one that is warm or
-warming with fewer ongoing requests than the target. If there is none, the entry pod loads the model
-itself, unless another gateway has meanwhile begun a load that this decision did not see. Then it is
-one that lacks the model and is below the target itself, since others would be refused.
+Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is a warm or warming
+one with fewer ongoing requests than the target. If there is none, the entry pod loads the model
+itself, unless another gateway has meanwhile begun a load that this decision did not see; it is then
+a pod without the model and below the target, since the registry refuses others.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
-from gateway.routing.pod_selection import (
-    least_loaded,
-    least_loaded_free,
-)
+from gateway.routing.pod_selection import least_loaded, least_loaded_free
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
-    """The least loaded pod as entry; the least busy warm or warming one below target predicts."""
+    """Entry: the least loaded pod; predict: the least busy warm or warming pod below the target."""
     del now_s
     entry = least_loaded_free(cluster, request.draw)
     if entry is None:
@@ -33,7 +30,7 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
     warming = cluster.warming(request.key)
     predict = least_busy_below(request.target_ongoing, warm, warming)
     if predict is None:
-        return _one_copy_more(request, cluster, warm, warming)
+        return _load_another_copy(request, cluster, warm, warming)
     is_remote = predict.name != entry.name
     if predict in warm:
         mode, reason = LoadMode.WARM, Reason.WARM_REMOTE if is_remote else Reason.WARM
@@ -42,11 +39,11 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
     return SendTo(entry.name, predict.name, mode, reason, target_ongoing=request.target_ongoing)
 
 
-def _one_copy_more(
+def _load_another_copy(
     request: RequestView, cluster: ClusterView, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> Decision:
     holding = {pod.name for pod in (*warm, *warming)}
-    loading = _lacking_below(request, cluster, holding)
+    loading = _free_without_model(request, cluster, holding)
     if loading is None:
         if warm:
             return Wait(Reason.QUEUE_WARM_BUSY)
@@ -58,8 +55,10 @@ def _one_copy_more(
     )  # fmt: skip
 
 
-def _lacking_below(request: RequestView, cluster: ClusterView, holding: set[str]) -> PodView | None:
-    """The least loaded free pod that lacks the model and is below the target, if there is one."""
+def _free_without_model(
+    request: RequestView, cluster: ClusterView, holding: set[str]
+) -> PodView | None:
+    """The least loaded free pod without the model and below the target, if any."""
     target_ongoing = request.target_ongoing
     first = least_loaded_free(cluster, request.draw, holding)
     if first is None or first.inferring < target_ongoing:
@@ -75,7 +74,7 @@ def _lacking_below(request: RequestView, cluster: ClusterView, holding: set[str]
 def least_busy_below(
     target_ongoing: int, warm: Sequence[PodView], warming: Sequence[PodView]
 ) -> PodView | None:
-    """The pod with the fewest ongoing requests below the target; warm before warming, then name."""
+    """The pod with the fewest ongoing requests below the target; ties: warm first, then by name."""
     best = _least_busy(warm, target_ongoing)
     return _least_busy(warming, best.inferring if best else target_ongoing) or best
 

@@ -1,6 +1,6 @@
 """One routing decision: the model's record, the deadline and the policy put together.
 
-Pure like the policies it calls; the dispatcher and the simulator both go through here.
+Pure like the policies that it calls; gateway and simulator share it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class IncomingRequest:
-    """A request as it came in. Times in seconds on the registry's clock."""
+    """A request as it arrived. Times in seconds on the registry's clock."""
 
     id: str
     model: ModelName
@@ -32,24 +32,24 @@ class IncomingRequest:
     draw: float
     sequence: int
     policy: RoutingPolicy | None = None
-    """What the request itself asks for; None: the model's own policy."""
+    """The policy that the request asks for; None: the model's."""
     deadline_s: float | None = None
     due_s: float | None = None
-    """When it should be answered where that is no deadline: it is starved by it, not refused."""
+    """When it should be served, if that is no deadline: later it is starved, but not rejected."""
 
 
 @dataclass(slots=True)
 class RoutingResult:
-    """A decision and what it was made for."""
+    """A decision with the policy and the model generation it was made for."""
 
     decision: Decision
     policy: RoutingPolicy | None
     spec: ModelSpec | None
-    """The generation that serves; None where the model is gone."""
+    """None if the model is gone."""
 
 
 def route_request(
-    arrival: IncomingRequest,
+    request: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
     cluster: ClusterView,
     *,
@@ -61,63 +61,62 @@ def route_request(
 ) -> RoutingResult:
     """Decide about one request now.
 
-    `ahead` others of its model wait in front of it, in a queue that last moved `stalled_s` ago;
-    `lost_s` is what others lost for want of a copy. Where it may not load, who would begin a load
-    waits for somebody else's.
+    For `ahead`, `stalled_s` and `lost_s` see `RequestView`. Without `may_load`, a request that
+    would start a load waits for a load started elsewhere.
     """
-    record = models.get(arrival.model)
+    record = models.get(request.model)
     if record is None:
-        gone = Reject(Reason.MODEL_GONE, f"model {arrival.model} does not exist")
-        return RoutingResult(gone, arrival.policy, None)
+        gone = Reject(Reason.MODEL_GONE, f"model {request.model} does not exist")
+        return RoutingResult(gone, request.policy, None)
     spec = record.serving
-    policy = arrival.policy or spec.policy.routing
-    if record.failure is not None and _is_shut(record.failure, spec, cluster, now_s):
+    policy = request.policy or spec.policy.routing
+    if record.failure is not None and _is_backing_off(record.failure, spec, cluster, now_s):
         return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
-    request = RequestView(  # by position: names cost a tenth of a decision
-        spec.key, arrival.arrival_s, arrival.draw, arrival.sequence,
-        spec.policy.target_ongoing_requests, ahead, stalled_s, arrival.deadline_s,
+    view = RequestView(  # by position: names cost a tenth of a decision
+        spec.key, request.arrival_s, request.draw, request.sequence,
+        spec.policy.target_ongoing_requests, ahead, stalled_s, request.deadline_s,
         lost_s,
     )  # fmt: skip
-    decision = ROUTING_POLICIES[policy](request, cluster, now_s)
+    decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
         decision = Wait(Reason.QUEUE_NO_SLOT)
-    if arrival.deadline_s is not None:
-        decision = _within_deadline(decision, request, arrival.deadline_s, cluster, now_s)
+    if request.deadline_s is not None:
+        decision = _within_deadline(decision, view, request.deadline_s, cluster, now_s)
     return RoutingResult(decision, policy, spec)
 
 
-def is_proxied(arrival: IncomingRequest, models: Mapping[ModelName, ModelRecord]) -> bool:
-    """Whether the request's policy is `remote-proxy`."""
-    record = models.get(arrival.model)
+def uses_remote_proxy(request: IncomingRequest, models: Mapping[ModelName, ModelRecord]) -> bool:
+    record = models.get(request.model)
     if record is None:
         return False
-    return (arrival.policy or record.serving.policy.routing) is RoutingPolicy.REMOTE_PROXY
+    return (request.policy or record.serving.policy.routing) is RoutingPolicy.REMOTE_PROXY
 
 
 def cannot_be_placed(
-    arrival: IncomingRequest,
+    request: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
     cluster: ClusterView,
     *,
-    least_inferring: int,
-    knows_load: bool,
+    min_inferring: int,
+    has_awaited_tier: bool,
 ) -> bool:
-    """Whether `route_request` is known to say that the request waits on, at a fraction of the cost.
+    """True if `route_request` is sure to let the request wait; costs a fraction of a decision.
 
-    Under `remote-proxy` whoever is sent takes a place below the target in some pod's inference
-    stage, and no pod has fewer than `least_inferring` there. Unless the request `knows_load`, a
-    load that it waits for is worth the cost: the decision tells of it.
+    Under `remote-proxy` a request needs a pod below the target, and every pod has `min_inferring`
+    or more inferences. False if the decision could still set `QueuedRequest.awaited_tier`.
     """
-    if not is_proxied(arrival, models):
+    if not uses_remote_proxy(request, models):
         return False
-    spec = models[arrival.model].serving
-    return least_inferring >= spec.policy.target_ongoing_requests and (
-        knows_load or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key)
+    spec = models[request.model].serving
+    return min_inferring >= spec.policy.target_ongoing_requests and (
+        has_awaited_tier or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key)
     )
 
 
-def _is_shut(failure: LoadFailure, spec: ModelSpec, cluster: ClusterView, now_s: float) -> bool:
-    """Whether the last load of this generation failed, it is warm nowhere, and it is too early."""
+def _is_backing_off(
+    failure: LoadFailure, spec: ModelSpec, cluster: ClusterView, now_s: float
+) -> bool:
+    """True if the last load of this generation failed recently and no pod is warm."""
     if failure.key != spec.key or now_s >= failure.retry_at_s:
         return False
     return not any(residency.is_warm for residency in cluster.holders(spec.key).values())
@@ -134,19 +133,19 @@ def _load_failed(failure: LoadFailure, now_s: float) -> Reject:
 
 def _within_deadline(
     decision: Decision,
-    request: RequestView,
+    view: RequestView,
     deadline_s: float,
     cluster: ClusterView,
     now_s: float,
 ) -> Decision:
-    """Refuse early what cannot be answered in time, on measured forecasts only."""
+    """The decision, or an early rejection if a measured forecast is past the deadline."""
     left_s = deadline_s - now_s
     if left_s <= 0:
-        return Reject(Reason.DEADLINE, "the deadline passed before a pod could take the request")
+        return Reject(Reason.DEADLINE, "the deadline passed before a pod accepted the request")
     if isinstance(decision, Reject):
         return decision
     if isinstance(decision, SendTo):
-        forecast = estimate_of(decision, request, cluster, now_s)
+        forecast = estimate_of(decision, view, cluster, now_s)
     elif decision.forecast is not None:
         forecast = decision.forecast
     else:
@@ -154,7 +153,7 @@ def _within_deadline(
     if forecast.is_measured and forecast.seconds > left_s:
         return Reject(
             Reason.DEADLINE,
-            f"an answer is expected in {forecast.seconds * 1000:.0f} ms, "
+            f"a response is expected in {forecast.seconds * 1000:.0f} ms, "
             f"the deadline is in {left_s * 1000:.0f} ms",
         )
     return decision

@@ -1,12 +1,11 @@
-"""The routing policies by the name they have in annotations, headers, metrics and plots."""
+"""Routing policies by their name in annotations, headers, metrics and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from gateway.routing.auto import auto
-from gateway.routing.colocation import colocation
-from gateway.routing.colocation_queueing import colocation_queueing
+from gateway.routing.colocation import colocation, colocation_queueing
 from gateway.routing.decision import Decision
 from gateway.routing.load_balancing import least_loaded_pod, random_pod, round_robin
 from gateway.routing.remote_proxy import remote_proxy

@@ -1,6 +1,6 @@
-"""What a routing policy may see: the request and the cluster, read-only.
+"""The request and the cluster as a routing policy sees them, read-only.
 
-`registry.domain.cluster.ClusterState` fits `ClusterView`; the simulator's own state does as well.
+`registry.domain.cluster.ClusterState`, which gateway and simulator use, implements `ClusterView`.
 """
 
 from __future__ import annotations
@@ -17,83 +17,82 @@ if TYPE_CHECKING:
 
 
 class PodView(Protocol):
-    """One pod, as a policy sees it."""
+    """One pod."""
 
     @property
     def name(self) -> str:
-        """Its name, the last tie-break everywhere."""
+        """The last tie-break everywhere."""
 
     @property
     def info(self) -> PodInfo:
-        """What does not change while it lives."""
+        """Facts that stay the same while the pod lives."""
 
     @property
     def slots(self) -> int:
-        """How many requests it may be the entry pod of at once."""
+        """Maximum number of requests for which it is the entry pod."""
 
     @property
-    def slots_busy(self) -> int:
-        """How many of them are taken."""
+    def slots_busy(self) -> int: ...
 
     @property
     def inferring(self) -> int:
-        """Requests in their inference stage there, local and proxied."""
+        """Requests in the inference stage, local and proxied."""
 
     @property
     def is_accepting(self) -> bool:
-        """Whether requests may be sent to it at all."""
+        """True if requests may be sent to it: it is neither draining nor suspect."""
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether it can be an entry pod now."""
+        """True if it is accepting and a slot is free."""
 
     @property
     def free_bytes(self) -> int:
-        """Device memory a load can take without an eviction."""
+        """Device memory available to a load without an eviction."""
 
 
 class ClusterView(Protocol):
-    """The pool, as a policy sees it."""
+    """The pods of a pool and the models on them."""
 
     @property
     def pods(self) -> Mapping[str, PodView]:
-        """All pods by name."""
+        """All pods of the pool by name."""
 
     def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodView | None:
-        """The least loaded pod with a free slot that is not `excluded`."""
+        """`pod_selection.least_loaded` of the pods with a free slot, except those in `excluded`."""
 
     def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodView | None:
-        """The pod with a free slot and the most free memory, then as `least_loaded`."""
+        """`pod_selection.most_free_memory`, otherwise as `least_loaded`."""
 
     def warm(self, key: str) -> Sequence[PodView]:
         """Accepting pods that hold the model on their device."""
 
     def warming(self, key: str) -> Sequence[PodView]:
-        """Accepting pods to whose device a load of the model is under way."""
+        """Accepting pods that load the model to their device."""
 
     def holders(self, key: str) -> Mapping[str, Residency]:
-        """Per pod that has anything of the model: where it is."""
+        """By pod, the tier at which it holds any part of the model."""
 
     def measured(self, key: str) -> ModelEstimates:
-        """What is known of the model's times."""
+        """Estimates of the model's times."""
 
 
 @dataclass(slots=True)
 class RequestView:
-    """One request, as a policy sees it. Times in seconds on the registry's clock."""
+    """One request. Times in seconds on the registry's clock."""
 
     key: str
-    """The model generation it goes to."""
+    """Key of the model generation."""
     arrival_s: float
     draw: float = 0.0
     """A uniform number in [0, 1), drawn once per request: seeds every random choice."""
     sequence: int = 0
-    """How many requests this gateway placed before it."""
+    """Number of requests that this gateway received before."""
     target_ongoing: int = 3
     ahead: int = 0
-    """Requests of the same model that wait in front of it."""
+    """Requests of the same model queued before it."""
     stalled_s: float = 0.0
-    """How long the queue it waits in has not moved; 0 for who does not wait."""
+    """Time since its queue last became shorter; 0 if it is not queued."""
     deadline_s: float | None = None
     lost_s: float = 0.0
-    """What earlier requests of its model lost for want of another copy (`ski_rental`)."""
+    """Time that earlier requests of its model lost for want of another copy (`ski_rental`)."""

@@ -1,1 +1,1 @@
-"""Which version or variant of a model answers a request."""
+"""Selection of the model version that serves a request. Pure."""

@@ -1,1 +1,1 @@
-"""What is recorded of requests: metrics, response headers, explanations, arrivals."""
+"""Metrics, response headers, explanations and arrival counts of requests."""

@@ -1,6 +1,6 @@
-"""Counts the requests of each model and tells the registry, once a second and beside all requests.
+"""Reports arrivals and queued requests by model to the registry, apart from the request path.
 
-What waits is told as soon as somebody waits, since pods and copies are started for it.
+Queued requests are reported soon after the first, since pods and copies are started for them.
 """
 
 from __future__ import annotations
@@ -20,80 +20,76 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
     from registry.redis.client import Registry
 
-TELL_S: Final = 1.0
-LOOK_S: Final = 0.2
-"""Between two looks at whether anybody waits."""
-MOST_SECONDS: Final = 300
-"""Of an outage, the last seconds are told afterwards; what came before is forgotten."""
+REPORT_INTERVAL_S: Final = 1.0
+POLL_INTERVAL_S: Final = 0.2
+"""Interval of checks for newly queued requests."""
+MAX_UNREPORTED_SECONDS: Final = 300
+"""The last seconds of an outage are reported after it; earlier ones are dropped."""
 
 _Counts = dict["ModelName", int]
 
 
 class ArrivalCounter:
-    """One gateway's counts that the registry has not heard of yet. Owned by the event loop."""
+    """One gateway's unreported counts. Owned by the event loop."""
 
     def __init__(
         self,
         registry: Registry,
         gateway: str,
-        waiting: Callable[[], Mapping[ModelName, QueueStats]],
-        waiting_total: Callable[[], int],
+        queue_stats: Callable[[], Mapping[ModelName, QueueStats]],
+        queued_total: Callable[[], int],
     ) -> None:
-        """`waiting_total` is asked at every look, `waiting` only for a report."""
-        self._arrivals = ArrivalLog(registry)
+        """`queued_total` is called at every poll, `queue_stats` only for a report."""
+        self._log = ArrivalLog(registry)
         self._gateway = gateway
-        self._waiting = waiting
-        self._waiting_total = waiting_total
+        self._queue_stats = queue_stats
+        self._queued_total = queued_total
         self._by_second: dict[int, _Counts] = {}
         self._report: dict[int, _Counts] = {}
-        """On its way, or lost: it goes again under its number, since it may have been counted."""
+        """Sent, or lost. A lost one is sent again under its number: it may have been counted."""
         self._sequence = 0
-        self._told_waiting = False
-        self._told_at_s = 0.0
+        self._reported_queued = False
+        self._reported_at_s = 0.0
 
     def count(self, model: ModelName) -> None:
-        """A request of a declared model came."""
+        """Count a request for a declared model."""
         second = int(time.monotonic())
         counts = self._by_second.get(second)
         if counts is None:
             counts = self._by_second[second] = defaultdict(int)
-            if len(self._by_second) > MOST_SECONDS:
+            if len(self._by_second) > MAX_UNREPORTED_SECONDS:
                 del self._by_second[min(self._by_second)]
         counts[model] += 1
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Report until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             if self._is_due():
-                await self._tell()
+                await self._send_report()
 
     def _is_due(self) -> bool:
-        has_waiting = self._waiting_total() > 0
-        if has_waiting and not self._told_waiting:
+        has_queued = self._queued_total() > 0
+        if has_queued and not self._reported_queued:
             return True
-        has_news = has_waiting or self._told_waiting or self._by_second or self._report
-        return bool(has_news) and time.monotonic() - self._told_at_s >= TELL_S
+        has_changes = has_queued or self._reported_queued or self._by_second or self._report
+        return bool(has_changes) and time.monotonic() - self._reported_at_s >= REPORT_INTERVAL_S
 
-    async def _tell(self) -> None:
+    async def _send_report(self) -> None:
         if not self._report:
             self._report, self._by_second = self._by_second, {}
             self._sequence += 1
         now = int(time.monotonic())
-        waiting = self._waiting()
-        self._told_at_s = time.monotonic()
+        queue_stats = self._queue_stats()
+        self._reported_at_s = time.monotonic()
+        counts = [
+            (model, number, now - second)
+            for second, by_model in self._report.items()
+            for model, number in by_model.items()
+        ]
         try:
-            await self._arrivals.report(
-                self._gateway,
-                self._sequence,
-                [
-                    (model, number, now - second)
-                    for second, counts in self._report.items()
-                    for model, number in counts.items()
-                ],
-                waiting,
-            )
+            await self._log.report(self._gateway, self._sequence, counts, queue_stats)
         except RegistryUnavailable:
-            return  # they go again with the next report
+            return  # sent again with the next report
         self._report = {}
-        self._told_waiting = bool(waiting)
+        self._reported_queued = bool(queue_stats)

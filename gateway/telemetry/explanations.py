@@ -1,4 +1,4 @@
-"""Why requests went where they went: the last decisions, kept for `pilotlight explain`."""
+"""The last decisions with their options and candidates, for `pilotlight explain`."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.residency_index import Residency
 
-KEPT: Final = 4096
-_MOST_CANDIDATES: Final = 32
+MAX_EXPLANATIONS: Final = 4096
+_MAX_CANDIDATES: Final = 32
 
 
 @dataclass(slots=True)
 class _Explanation:
-    arrival: IncomingRequest
-    decided: RoutingResult
+    request: IncomingRequest
+    result: RoutingResult
     pods: list[tuple[str, int, int, int, bool]]
-    """Name, slots taken, slots, requests inferring, accepting: as the decision saw them."""
+    """At the decision: name, slots taken, slots, requests inferring, accepting."""
     holders: Mapping[str, Residency]
-    waits: list[str] = field(default_factory=list)
+    wait_reasons: list[str] = field(default_factory=list)
 
 
 class Explanations:
-    """A bounded memory of decisions by request id; the oldest go first."""
+    """Decisions by request id; beyond `max_explanations` the oldest is dropped."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
+    def __init__(self, max_explanations: int = MAX_EXPLANATIONS) -> None:
+        self._max_explanations = max_explanations
         self._by_id: dict[str, _Explanation] = {}
 
-    def record(self, arrival: IncomingRequest, decided: RoutingResult, state: ClusterState) -> None:
-        """Remember a decision; one to wait again for the same reason is not news."""
-        known = self._by_id.get(arrival.id)
-        if known is not None and known.arrival is not arrival:
-            known = None  # another request under the same id
-            del self._by_id[arrival.id]
-        decision = decided.decision
-        waits = known.waits if known else []
+    def record(self, request: IncomingRequest, result: RoutingResult, state: ClusterState) -> None:
+        """Record a decision, unless it is to wait on for the same reason."""
+        known = self._by_id.get(request.id)
+        if known is not None and known.request is not request:
+            known = None  # another request with the same id
+            del self._by_id[request.id]
+        decision = result.decision
+        wait_reasons = known.wait_reasons if known else []
         if isinstance(decision, Wait):
-            if waits and waits[-1] == decision.reason:
+            if wait_reasons and wait_reasons[-1] == decision.reason:
                 return
-            waits.append(decision.reason)
-        if known is None and len(self._by_id) >= self._kept:
+            wait_reasons.append(decision.reason)
+        if known is None and len(self._by_id) >= self._max_explanations:
             del self._by_id[next(iter(self._by_id))]
-        holders = dict(state.holders(decided.spec.key)) if decided.spec else {}
+        holders = dict(state.holders(result.spec.key)) if result.spec else {}
         pods = [
             (pod.name, pod.slots_busy, pod.slots, pod.inferring, pod.is_accepting)
             for pod in _candidates(state, decision, holders)
         ]
-        self._by_id[arrival.id] = _Explanation(arrival, decided, pods, holders, waits)
+        self._by_id[request.id] = _Explanation(request, result, pods, holders, wait_reasons)
 
     def get(self, request_id: str) -> dict[str, Any] | None:
-        """The explanation of one request as JSON, if it is still remembered."""
+        """The explanation of one request as JSON; None if it is unknown or was dropped."""
         known = self._by_id.get(request_id)
         if known is None:
             return None
         return {
             "request_id": request_id,
-            "model": str(known.arrival.model),
-            "policy": known.decided.policy,
-            "decision": _decision(known.decided.decision),
-            "waited_for": known.waits,
-            "options": _options(known.decided.decision),
+            "model": str(known.request.model),
+            "policy": known.result.policy,
+            "decision": _decision(known.result.decision),
+            "waited_for": known.wait_reasons,
+            "options": _options(known.result.decision),
             "candidates": [_candidate(pod, known.holders) for pod in known.pods],
         }
 
@@ -76,9 +76,9 @@ class Explanations:
 def _candidates(
     state: ClusterState, decision: SendTo | Wait | Reject, holders: Mapping[str, Residency]
 ) -> list[Any]:
-    if len(state.pods) <= _MOST_CANDIDATES:
+    if len(state.pods) <= _MAX_CANDIDATES:
         return list(state.pods.values())
-    names = list(holders)[:_MOST_CANDIDATES]
+    names = list(holders)[:_MAX_CANDIDATES]
     if isinstance(decision, SendTo):
         names += [decision.entry, decision.predict]
     return [state.pods[name] for name in dict.fromkeys(names) if name in state.pods]
@@ -105,7 +105,7 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
     options: tuple[RoutingOption, ...] = () if isinstance(decision, Reject) else decision.options
     return [
         {
-            "way": option.way,
+            "way": option.name,
             "entry": option.entry,
             "predict": option.predict,
             **_forecast(option.forecast),

@@ -28,7 +28,6 @@ class HistogramSeries:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -59,10 +58,9 @@ class LatencyHistogram(Collector):
         return series
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """What prometheus_client writes out."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
         names = [*(str(bound) for bound in self._bounds), "+Inf"]
-        known = dict(self._series)  # FastAPI calls this from a thread; a list could be interrupted
+        known = dict(self._series)  # called in a thread: an iteration could see a change
         for value, series in known.items():
             buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
             family.add_metric([value], buckets, series.total)

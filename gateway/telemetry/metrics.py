@@ -1,4 +1,4 @@
-"""What the gateway counts. Labels are closed sets; a model is a label, a pod or request never."""
+"""Metrics of the gateway. Labels are closed sets and models, never pods or requests."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ class GatewayMetrics:
         )
         self.durations = self._histogram(
             "pilotlight_gateway_request_seconds",
-            "Time from arrival to the end of the answer.",
+            "Time from arrival to the response.",
             "policy",
         )
         self.predicted = self._histogram(
             "pilotlight_gateway_predicted_seconds",
-            "Measured forecast of the decision that was taken.",
+            "Measured forecast of the decision.",
             "policy",
         )
         self.prediction_errors = self._histogram(
             "pilotlight_gateway_prediction_error_seconds",
-            "Absolute difference between a measured forecast and what happened.",
+            "Absolute difference between a measured forecast and the actual time.",
             "policy",
         )
         self.retries = Counter(
-            "pilotlight_gateway_retries", "Requests tried again on another pod.", ("reason",),
+            "pilotlight_gateway_retries", "Requests retried at another pod.", ("reason",),
             registry=self.registry,
         )  # fmt: skip
         self.disconnects = Counter(
-            "pilotlight_gateway_client_disconnects", "Clients that left before their answer.",
+            "pilotlight_gateway_client_disconnects", "Clients that left before the response.",
             registry=self.registry,
         )  # fmt: skip
         self.waiting = Gauge(
-            "pilotlight_gateway_waiting_requests", "Requests in the waiting room.",
+            "pilotlight_gateway_waiting_requests", "Requests in the queue.",
             registry=self.registry,
         )  # fmt: skip
         self.reserved = Gauge(
             "pilotlight_gateway_reservations", "Reservations held now.", registry=self.registry
         )
         self.registry_age = Gauge(
-            "pilotlight_gateway_registry_age_seconds", "Age of the copy of the registry.",
+            "pilotlight_gateway_registry_age_seconds", "Age of the local cluster state.",
             registry=self.registry,
         )  # fmt: skip
         self.registry_repairs = Gauge(
-            "pilotlight_gateway_registry_repairs", "Snapshots taken since pushes were missed.",
+            "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed.",
             registry=self.registry,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Counters of requests: one count per request, told to Prometheus as three metrics.
+"""Counters of requests: one count per request, exposed to Prometheus as three metrics.
 
 prometheus_client takes a lock and several calls for each of them; one event loop needs neither.
 """
@@ -16,42 +16,40 @@ if TYPE_CHECKING:
 
 
 class RequestOutcome(NamedTuple):
-    """How a request ended, in labels."""
+    """Labels of a request that ended."""
 
     model: str
     policy: str
     reason: str
     tier: str
-    """The tier it had to wait from; empty if no pod answered it."""
+    """The tier it had to wait from; empty if no pod responded."""
     code: int
 
 
 class RequestCounts(Collector):
-    """How many requests ended in which way."""
+    """Number of requests by outcome."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
         registry.register(self)
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Count one request."""
         self._counts[outcome] += 1
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """What prometheus_client writes out."""
         requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
-        counts = dict(self._counts)  # FastAPI calls this from a thread; a list could be interrupted
+        counts = dict(self._counts)  # called in a thread: an iteration could see a change
         for outcome, count in counts.items():
             requests[outcome.model, outcome.policy, str(outcome.code)] += count
             decisions[outcome.policy, outcome.reason] += count
             if outcome.tier:
                 starts[outcome.model, outcome.tier] += count
-        yield _family("requests", "Requests answered.", ("model", "policy", "code"), requests)
+        yield _family("requests", "Responses to requests.", ("model", "policy", "code"), requests)
         yield _family(
             "decisions", "Requests by the reason of their last decision.",
             ("policy", "reason"), decisions,
         )  # fmt: skip
-        yield _family("starts", "Answers by the tier they had to wait from.", ("model", "tier"),
+        yield _family("starts", "Responses by the tier they had to wait from.", ("model", "tier"),
                       starts)  # fmt: skip
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request that a pod answered, as response headers and metrics show it."""
+    """A request with a response from a pod, as response headers and metrics show it."""
 
     id: str
     model: str
     """Metric label `NAMESPACE/NAME`."""
     version: bytes
-    """The version that answered, where the model has canaries."""
+    """The version that responded, if the model has canaries."""
     policy: str
     decision: SendTo
     entry: str
@@ -34,11 +34,11 @@ class ServedRequest:
 
 
 class StageTimings(NamedTuple):
-    """Where the time of one request went, in milliseconds."""
+    """Time of one request by stage, in milliseconds."""
 
     queue_ms: float
     pod_ms: float
-    """From the request's first byte to the pod to the head of its answer."""
+    """From the first byte sent to the pod to the head of its response."""
     load_ms: float
     preprocess_ms: float
     infer_ms: float
@@ -46,9 +46,9 @@ class StageTimings(NamedTuple):
 
     @property
     def network_ms(self) -> float:
-        """What the pod does not account for."""
-        told_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
-        return max(0.0, self.pod_ms - told_ms)
+        """The part of `pod_ms` that the pod does not report."""
+        reported_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
+        return max(0.0, self.pod_ms - reported_ms)
 
     def server_timing(self) -> bytes:
         """The value of the `server-timing` header."""
@@ -59,30 +59,28 @@ class StageTimings(NamedTuple):
         ).encode()
 
 
-def stage_timings(queue_s: float, pod_s: float, answer: PodResponse) -> StageTimings:
-    """Where the time went, by the gateway's clock and the pod's own `server-timing`."""
-    told = (answer.stages_ms or {}).get
+def stage_timings(queue_s: float, pod_s: float, response: PodResponse) -> StageTimings:
+    """Timings by the gateway's clock and the pod's `server-timing`."""
+    reported = (response.stages_ms or {}).get
     return StageTimings(
         queue_s * 1000,
         pod_s * 1000,
-        told("load", 0.0),
-        told("preprocess", 0.0),
-        told("infer", 0.0),
-        told("postprocess", 0.0),
+        reported("load", 0.0),
+        reported("preprocess", 0.0),
+        reported("infer", 0.0),
+        reported("postprocess", 0.0),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _StageHistograms:
-    """The histograms of one policy."""
-
+class _PolicyHistograms:
     duration: HistogramSeries
     predicted: HistogramSeries
     prediction_error: HistogramSeries
 
 
 class RequestTelemetry:
-    """Writes `server-timing` and counts, with the label lookups done once per label set."""
+    """Writes response headers and counts, with one label lookup per set of labels."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -94,17 +92,17 @@ class RequestTelemetry:
         self._preprocess, self._infer, self._postprocess = map(
             stage, (Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
         )
-        self._times: dict[str, _StageHistograms] = {}
+        self._by_policy: dict[str, _PolicyHistograms] = {}
 
     def head_lines(
-        self, request: ServedRequest, answer: PodResponse, timings: StageTimings
+        self, request: ServedRequest, response: PodResponse, timings: StageTimings
     ) -> list[bytes]:
-        """The header lines of the response to the client, in pieces."""
-        lines = answer.passed
+        """Parts of the header lines of the response to the client."""
+        lines = response.forwarded
         lines += (
             b"x-request-id: ", request.id.encode(),
-            b"\r\nx-pilotlight-pod: ", answer.pod or request.entry.encode(),
-            b"\r\nx-pilotlight-predict-pod: ", answer.predict_pod or request.predict.encode(),
+            b"\r\nx-pilotlight-pod: ", response.pod or request.entry.encode(),
+            b"\r\nx-pilotlight-predict-pod: ", response.predict_pod or request.predict.encode(),
             b"\r\nx-pilotlight-policy: ", request.policy.encode(),
             b"\r\nx-pilotlight-reason: ", request.decision.reason.encode(),
             b"\r\nx-pilotlight-start: ", request.start.encode(),
@@ -115,7 +113,7 @@ class RequestTelemetry:
         return lines
 
     def answered(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
-        """Count a pod's answer."""
+        """Count a pod's response."""
         decision, policy = request.decision, request.policy
         self._count(
             RequestOutcome(request.model, policy, str(decision.reason), request.start, status)
@@ -126,32 +124,31 @@ class RequestTelemetry:
         self._infer.observe(timings.infer_ms / 1000)
         self._postprocess.observe(timings.postprocess_ms / 1000)
         self._network.observe(timings.network_ms / 1000)
-        times = self._times.get(policy) or self._times_of(policy)
+        histograms = self._by_policy.get(policy) or self._histograms_of(policy)
         pod_s = timings.pod_ms / 1000
-        times.duration.observe(timings.queue_ms / 1000 + pod_s)
+        histograms.duration.observe(timings.queue_ms / 1000 + pod_s)
         forecast = decision.forecast
         if forecast is not None and forecast.is_measured:
-            times.predicted.observe(forecast.seconds)
-            times.prediction_error.observe(abs(forecast.seconds - pod_s))
+            histograms.predicted.observe(forecast.seconds)
+            histograms.prediction_error.observe(abs(forecast.seconds - pod_s))
 
     def failed(self, model: str, policy: str | None, error: GatewayError) -> None:
-        """Count a request that the gateway answered itself; `policy`: None if not placed."""
+        """Count an error response of the gateway; `policy` is None if it was not placed."""
         reason = str(error.reason)
         self._count(RequestOutcome(model, policy or "none", reason, "", int(error.status)))
 
     def retried(self, reason: str) -> None:
-        """Count a request that goes to another pod."""
         self._metrics.retries.labels(reason).inc()
 
-    def client_left(self) -> None:
-        """Count a client that left before its answer."""
+    def client_disconnected(self) -> None:
+        """Count a client that disconnected before its response."""
         self._metrics.disconnects.inc()
 
-    def _times_of(self, policy: str) -> _StageHistograms:
+    def _histograms_of(self, policy: str) -> _PolicyHistograms:
         metrics = self._metrics
-        times = self._times[policy] = _StageHistograms(
+        histograms = self._by_policy[policy] = _PolicyHistograms(
             duration=metrics.durations.labels(policy),
             predicted=metrics.predicted.labels(policy),
             prediction_error=metrics.prediction_errors.labels(policy),
         )
-        return times
+        return histograms

@@ -27,7 +27,6 @@ MODULES: Final = (
     "gateway/routing/auto.py",
     "gateway/routing/pod_selection.py",
     "gateway/routing/colocation.py",
-    "gateway/routing/colocation_queueing.py",
     "gateway/routing/decision.py",
     "gateway/routing/latency_model.py",
     "gateway/routing/remote_proxy.py",

@@ -31,13 +31,13 @@ class Connections:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed and connection.idle_since_s > fresh_s:
-                connection.begin()
+                connection.start_exchange()
                 return connection
             connection.close()
         _, connection = await self._loop.create_connection(
             PodConnection, self._origin.host, self._origin.port, ssl=self._tls
         )
-        connection.begin()
+        connection.start_exchange()
         return connection
 
     def give_back(self, connection: PodConnection) -> None:

@@ -62,19 +62,19 @@ class HttpSender:
     async def _exchange(
         self, connection: PodConnection, head: bytes, body: Body, outcome: RequestResult
     ) -> None:
-        def on_news() -> None:
+        def on_data() -> None:
             if outcome.first_byte_s is None and connection.has_head:
                 outcome.first_byte_s = self._now_s()
 
-        connection.on_news = on_news
+        connection.on_data = on_data
         connection.write_all(head, [body.data])
-        await connection.head()
+        await connection.wait_head()
         outcome.status = connection.status
         outcome.read_headers(connection.headers)
-        tail = b"".join(connection.body_so_far())[-MOST_KEPT:]
+        tail = b"".join(connection.take_body())[-MOST_KEPT:]
         while not connection.is_complete:
-            await connection.more_body()
-            tail = (tail + b"".join(connection.body_so_far()))[-MOST_KEPT:]
+            await connection.wait_body()
+            tail = (tail + b"".join(connection.take_body()))[-MOST_KEPT:]
         if not 200 <= outcome.status < 300:
             outcome.error = error_of(outcome.status, tail)
         elif body.is_streamed:

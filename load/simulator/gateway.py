@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest, rejected
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest, rejection_error
 from gateway.dispatch.retries import RetryBudget
 from gateway.errors import Rejected
 from gateway.routing.decision import Reject, SendTo, Wait
@@ -148,7 +148,7 @@ class SimulatedGateway:
         for _ in range(_DIRECT_TRIES):  # decide and reserve again where the state had changed
             if self._is_changed:  # who waits goes first, so that tenants take turns
                 self._pump()
-            decided = self._line.decide(arrival)
+            decided = self._line.route(arrival)
             decision = decided.decision
             if isinstance(decision, SendTo):
                 if self._reserve(flight, decided, decision):
@@ -156,7 +156,7 @@ class SimulatedGateway:
             elif isinstance(decision, Wait):
                 break
             else:
-                self._reject(flight, rejected(decision))
+                self._reject(flight, rejection_error(decision))
                 return
         self._wait(flight, decided)
 
@@ -206,24 +206,24 @@ class SimulatedGateway:
             self._reject(flight, error)
             return
         waiter = _QueuedSimulatedRequest(arrival, place, flight=flight)
-        self._line.enter(waiter, decided)
+        self._line.enqueue(waiter, decided)
         flight.policy = decided.policy
         self._in_flight[arrival.id] = flight
-        self._kernel.after(self._line.patience_s(waiter, spec), self._ran_out, waiter)
+        self._kernel.after(self._line.timeout_s(waiter, spec), self._ran_out, waiter)
         self.kick()
         self._look_again()
 
     def _ran_out(self, waiter: _QueuedSimulatedRequest) -> None:
         if not waiter.flight.is_over and waiter.tries >= 0:
-            record = self._state.models.get(waiter.arrival.model)
+            record = self._state.models.get(waiter.request.model)
             spec = record.serving if record else waiter.flight.plan.spec
-            error = self._line.ran_out(waiter, spec)
+            error = self._line.timeout_error(waiter, spec)
             self._leave(waiter)
             self._reject(waiter.flight, error)
 
     def _leave(self, waiter: _QueuedSimulatedRequest) -> None:
         waiter.tries = -1
-        self._line.leave(waiter)
+        self._line.remove(waiter)
 
     def kick(self) -> None:
         """Something changed: whoever waits may have a place now."""
@@ -250,14 +250,17 @@ class SimulatedGateway:
         self._is_changed = False
         if self.before_placing is not None and self._line:
             self.before_placing()
-        self._line.pump(
-            is_leaving=_never, send=self._send, refuse=self._refuse, only_if_free=only_if_free
+        self._line.dispatch_ready(
+            is_cancelled=_never,
+            on_send=self._send,
+            on_reject=self._refuse,
+            only_if_free=only_if_free,
         )
 
     def _send(
         self, waiter: _QueuedSimulatedRequest, decided: RoutingResult, decision: SendTo
     ) -> None:
-        waiter.flight.waited_from = waiter.waited_from
+        waiter.flight.waited_from = waiter.awaited_tier
         if self._reserve(waiter.flight, decided, decision):
             self._leave(waiter)
             return
@@ -266,12 +269,12 @@ class SimulatedGateway:
 
     def _return(self, waiter: _QueuedSimulatedRequest) -> None:
         if waiter.tries >= 0:
-            self._line.return_to_place(waiter)
+            self._line.requeue(waiter)
             self.kick()
 
     def _refuse(self, waiter: _QueuedSimulatedRequest, decision: Reject) -> None:
         self._leave(waiter)
-        self._reject(waiter.flight, rejected(decision))
+        self._reject(waiter.flight, rejection_error(decision))
 
     @property
     def is_waiting(self) -> bool:
@@ -280,7 +283,7 @@ class SimulatedGateway:
 
     def waiting(self) -> dict[ModelName, QueueStats]:
         """Who waits, by model."""
-        return self._line.by_model()
+        return self._line.stats()
 
     # What pods say
 

@@ -22,7 +22,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryUnavailable
 from tests import servers
-from tests.gateway.desk import Test, WithDesk, a_desk
+from tests.gateway.dispatcher_harness import Test, WithDesk, a_desk
 from tests.registry.actors import Result, act
 
 if TYPE_CHECKING:

@@ -209,9 +209,9 @@ async def _client(
 ) -> None:
     while time.monotonic() < end_s:
         pod, key = rng.choice(places)
-        taken = await reservations.take(SendTo(pod, pod, LoadMode.WARM, Reason.WARM), key)
+        taken = await reservations.reserve(SendTo(pod, pod, LoadMode.WARM, Reason.WARM), key)
         if isinstance(taken, Reservation):
             counts[0] += 1
-            reservations.give_back(taken)
+            reservations.release(taken)
         else:
             counts[1] += 1

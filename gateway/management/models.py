@@ -1,0 +1,117 @@
+"""Lists, metadata and readiness of models: KServe's V1 and V2 protocols, and OpenAI's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from gateway.errors import UnknownModel
+from gateway.http.openai import error_document
+from gateway.selection.select_version import can_be_served
+from registry.domain.model import ModelName
+
+if TYPE_CHECKING:
+    from registry.domain.model import ModelRecord
+    from registry.redis.watch import ClusterWatch
+
+
+def _model(request: Request, name: str) -> ModelName:
+    return ModelName(request.scope.get("pilotlight.namespace", "default"), name)
+
+
+def _names(request: Request, watch: ClusterWatch) -> list[str]:
+    namespace = request.scope.get("pilotlight.namespace", "default")
+    return sorted(name.name for name in watch.state.models if name.namespace == namespace)
+
+
+def kserve_models(watch: ClusterWatch) -> APIRouter:
+    """Endpoints of the V1 and V2 protocols."""
+    router = APIRouter()
+    # all asynchronous: a thread of FastAPI's would read the cluster state while it changes
+
+    def record(request: Request, name: str) -> ModelRecord:
+        model = _model(request, name)
+        found = watch.state.models.get(model)
+        if found is None:
+            raise UnknownModel(f"model {model} does not exist")
+        return found
+
+    def readiness(request: Request, name: str) -> JSONResponse:
+        is_ready = can_be_served(record(request, name), watch.state)
+        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+
+    def entry(name: str, found: ModelRecord) -> dict[str, str]:
+        return {
+            "name": name,
+            "version": found.serving.generation,
+            "state": "READY" if can_be_served(found, watch.state) else "UNAVAILABLE",
+            "reason": "" if found.failure is None else found.failure.message,
+        }
+
+    @router.get("/v1/models", tags=["v1"])
+    async def v1_models(request: Request) -> dict[str, list[str]]:
+        """Names of the namespace's models."""
+        return {"models": _names(request, watch)}
+
+    @router.get("/v1/models/{name}", tags=["v1"])
+    async def v1_model(request: Request, name: str) -> JSONResponse:
+        """Whether a model can be served, if need be after a cold start."""
+        return readiness(request, name)
+
+    @router.get("/v2/models", tags=["v2"])
+    async def v2_models(request: Request) -> dict[str, list[str]]:
+        """Names of the namespace's models."""
+        return {"models": _names(request, watch)}
+
+    @router.get("/v2/models/{name}", tags=["v2"])
+    async def v2_model(request: Request, name: str) -> dict[str, Any]:
+        """Model metadata."""
+        spec = record(request, name).serving
+        return {
+            "name": name,
+            "versions": [spec.generation],
+            "platform": spec.format,
+            "inputs": [],
+            "outputs": [],
+        }
+
+    @router.get("/v2/models/{name}/ready", tags=["v2"])
+    async def v2_ready(request: Request, name: str) -> JSONResponse:
+        """Whether a model can be served, if need be after a cold start."""
+        return readiness(request, name)
+
+    @router.post("/v2/repository/index", tags=["v2"])
+    async def index(request: Request) -> list[dict[str, str]]:
+        """All models of the namespace with their state."""
+        return [entry(name, record(request, name)) for name in _names(request, watch)]
+
+    return router
+
+
+def openai_models(watch: ClusterWatch) -> APIRouter:
+    """Endpoints of OpenAI's protocol."""
+    router = APIRouter()
+
+    @router.get("/openai/v1/models", tags=["openai"])
+    async def models(request: Request) -> dict[str, Any]:
+        """Models of the namespace."""
+        cards = [_card(_model(request, name)) for name in _names(request, watch)]
+        return {"object": "list", "data": cards}
+
+    @router.get("/openai/v1/models/{name}", tags=["openai"])
+    async def model(request: Request, name: str) -> JSONResponse:
+        """One model."""
+        found = _model(request, name)
+        if found not in watch.state.models:
+            error = UnknownModel(f"model {found} does not exist")
+            return JSONResponse(error_document(error), int(error.status))
+        return JSONResponse(_card(found))
+
+    return router
+
+
+def _card(name: ModelName) -> dict[str, Any]:
+    """One model; `created` is 0, since the registry stores no dates."""
+    return {"id": name.name, "object": "model", "created": 0, "owned_by": name.namespace}

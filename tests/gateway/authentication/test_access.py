@@ -1,0 +1,205 @@
+"""Tokens at the real gateway process: what passes, what is told, what stays hidden."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from registry.settings_table import settings_from_fields
+from tests import servers
+from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
+from tests.gateway.conftest import Floor
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from registry.domain.model import ModelSpec
+
+BODY = b'{"instances": [1]}'
+PREDICT = "/serving/red/wise/v1/models/wise:predict"
+API_KEY = "red-key-red-key-red"
+
+
+@dataclass
+class Guarded:
+    """A gateway that wants tokens of the issuer, or API keys."""
+
+    floor: Floor
+    issuer: Issuer
+    folder: Path
+
+    def ask(
+        self, path: str, credential: str = "", *, host: str = "", method: str = "POST"
+    ) -> httpx.Response:
+        headers = {"host": host} if host else {}
+        if credential:
+            headers["authorization"] = f"Bearer {credential}"
+        return self.floor.client.request(
+            method,
+            self.floor.gateway.url + path,
+            content=BODY if method == "POST" else None,
+            headers=headers,
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    issuer = Issuer({"first": new_key()})
+    folder, keys = tmp_path_factory.mktemp("issuers"), tmp_path_factory.mktemp("keys")
+    (keys / "red").write_text(API_KEY)
+    with ExitStack() as stack:
+        jwks = stack.enter_context(published(issuer))
+        for tenant in ("red", "blue", "default", "_operator"):
+            trust(folder, tenant, jwks, audience=tenant)
+        gateway = stack.enter_context(
+            servers.gateway(
+                tmp_path_factory.mktemp("guarded"), redis_url=redis.url, pool="tokens",
+                token_issuers=folder, api_keys=keys,
+            )
+        )  # fmt: skip
+        floor = Floor(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
+        started = Guarded(floor, issuer, folder)
+        token = issuer.token("first", aud="red")
+        wait_until(
+            lambda: started.ask("/serving/red/x/v1/models", token, method="GET").status_code == 200,
+            timeout_s=120,
+            what="the gateway has read the issuer's keys",
+        )
+        yield started
+        floor.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def model(guarded: Guarded) -> ModelSpec:
+    """A model of tenant red; blue has one, too, that nobody else may hear of."""
+    guarded.floor.declare("secret", namespace="blue")
+    declared = guarded.floor.declare("wise", namespace="red")
+    guarded.floor.pods("pod-a", slots=4, warm=declared)
+    return declared
+
+
+def test_a_token_of_the_tenant_passes_and_stays_at_the_gateway(
+    guarded: Guarded, model: ModelSpec
+) -> None:
+    floor, token = guarded.floor, guarded.issuer.token("first", aud="red")
+    answer = floor.client.post(
+        floor.gateway.url + PREDICT,
+        content=BODY,
+        headers={"authorization": f"Bearer {token}", "x-test": "answer=headers"},
+    )
+    assert answer.status_code == 200
+    assert "authorization" not in answer.json()["headers"]
+
+
+def test_an_api_key_passes_beside_tokens(guarded: Guarded, model: ModelSpec) -> None:
+    assert guarded.ask(PREDICT, API_KEY).status_code == 200
+
+
+def test_a_refusal_says_what_is_wrong(guarded: Guarded, model: ModelSpec) -> None:
+    missing = guarded.ask(PREDICT)
+    assert (missing.status_code, missing.headers["www-authenticate"]) == (401, "Bearer")
+    expired = guarded.ask(
+        PREDICT, guarded.issuer.token("first", aud="red", exp=int(time.time()) - 900)
+    )
+    assert expired.status_code == 401
+    assert expired.headers["www-authenticate"] == 'Bearer error="invalid_token"'
+    assert "expired" in expired.json()["error"]
+    other = guarded.ask(PREDICT, guarded.issuer.token("first", aud="blue"))
+    assert other.status_code == 403
+    assert other.headers["www-authenticate"] == 'Bearer error="insufficient_scope"'
+
+
+def _said(answer: httpx.Response) -> tuple[int, str, str | None]:
+    return answer.status_code, answer.text, answer.headers.get("www-authenticate")
+
+
+@pytest.mark.parametrize("tenant", ["red", "default", "absent", ""])
+@pytest.mark.parametrize(
+    ("method", "suffix"),
+    [("POST", "/v1/models/{}:predict"), ("POST", "/v1/models/other:predict"),
+     ("GET", "/v1/models/{}"), ("GET", "/v1/models")],
+    ids=["predict", "predict-another", "metadata", "list"],
+)  # fmt: skip
+def test_what_others_have_looks_like_what_nobody_has(
+    guarded: Guarded, model: ModelSpec, tenant: str, method: str, suffix: str
+) -> None:
+    token = guarded.issuer.token("first", aud=tenant) if tenant else ""
+
+    def told(name: str, *, by_host: bool) -> tuple[int, str, str | None]:
+        path = suffix.format(name) if by_host else f"/serving/blue/{name}{suffix.format(name)}"
+        host = f"{name}.blue.example.com" if by_host else ""
+        status, text, challenge = _said(guarded.ask(path, token, host=host, method=method))
+        return status, text.replace(name, "NAME"), challenge
+
+    for by_host in (True, False):
+        assert told("secret", by_host=by_host) == told("absent", by_host=by_host)
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [("/serving/red/wise/v1/models", "red"), ("/metrics", "_operator"), ("/docs", "_operator"),
+     ("/pilotlight/v1/explain/x", "_operator"), ("/openai/v1/models", "default")],
+)  # fmt: skip
+def test_lists_and_metrics_are_for_their_owner(
+    guarded: Guarded, model: ModelSpec, path: str, owner: str
+) -> None:
+    for tenant in ("red", "blue", "default", "_operator"):
+        token = guarded.issuer.token("first", aud=tenant)
+        is_refused = guarded.ask(path, token, method="GET").status_code == 403
+        assert is_refused is (tenant != owner)
+
+
+def test_a_host_still_names_ones_own_model(guarded: Guarded, model: ModelSpec) -> None:
+    token = guarded.issuer.token("first", aud="red")
+    path = "/v1/models/wise:predict"
+    assert guarded.ask(path, token, host="wise.red.example.com").status_code == 200
+    assert guarded.ask(path, token, host="wise.blue.example.com").status_code == 403
+
+
+def test_new_keys_of_an_issuer_are_found_and_old_ones_end(
+    guarded: Guarded, model: ModelSpec
+) -> None:
+    before = guarded.issuer.token("first", aud="red")
+    assert guarded.ask(PREDICT, before).status_code == 200
+    guarded.issuer.keys = {"second": new_key("RS256")}
+    after = guarded.issuer.token("second", algorithm="RS256", aud="red")
+    wait_until(
+        lambda: guarded.ask(PREDICT, after).status_code == 200, timeout_s=120, what="the new key"
+    )
+    assert guarded.ask(PREDICT, before).status_code == 401
+
+
+def test_who_is_trusted_may_change_while_the_gateway_runs(
+    guarded: Guarded, model: ModelSpec
+) -> None:
+    assert guarded.ask("/serving/new/x/v1/models/x:predict", API_KEY).status_code == 401
+    jwks = (guarded.folder / "red").read_text()
+    (guarded.folder / "new").write_text(jwks.replace("audience: red", "audience: new"))
+    [key, *_] = guarded.issuer.keys
+    algorithm = "RS256" if key == "second" else "ES256"
+    token = guarded.issuer.token(key, algorithm=algorithm, aud="new")
+    wait_until(
+        lambda: guarded.ask("/serving/new/x/v1/models/x:predict", token).status_code == 404,
+        timeout_s=120,
+        what="the new tenant",
+    )
+
+
+def test_a_folder_with_mistakes_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a readable folder"):
+        settings_from_fields(GatewaySettings, {"token_issuers": str(tmp_path / "absent")})
+    (tmp_path / "red").write_text("- {}")
+    with pytest.raises(ValueError, match="issuer must be a string"):
+        settings_from_fields(GatewaySettings, {"token_issuers": str(tmp_path)})

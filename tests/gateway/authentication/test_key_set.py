@@ -1,0 +1,193 @@
+"""An issuer's keys: which count, and when they are read again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from gateway.authentication.key_set import (
+    MAX_AGE_S,
+    MAX_BYTES,
+    MIN_REFRESH_INTERVAL_S,
+    KeySet,
+    read_document,
+    read_key_set,
+)
+from gateway.errors import InvalidToken, NotReady
+from tests.gateway.authentication.identity_provider import (
+    Issuer,
+    key_set,
+    new_key,
+    public_jwk,
+    published,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Place:
+    """Where keys are read from, on a clock of the test's own."""
+
+    def __init__(self, *documents: bytes | Exception) -> None:
+        self.documents = list(documents)
+        self.reads = 0
+        self.changes = 0
+        self.now_s = 1000.0
+
+    def read(self, _: str) -> bytes:
+        self.reads += 1
+        document = self.documents.pop(0) if len(self.documents) > 1 else self.documents[0]
+        if isinstance(document, Exception):
+            raise document
+        return document
+
+    def keys(self) -> KeySet:
+        def changed() -> None:
+            self.changes += 1
+
+        return KeySet("/keys", changed, read=self.read, clock=lambda: self.now_s)
+
+
+OLD, NEW = new_key(), new_key("RS256")
+BEFORE = key_set(public_jwk(OLD, "old"))
+AFTER = key_set(public_jwk(NEW, "new"))
+
+
+def test_an_unknown_key_is_looked_for_once_whoever_asks() -> None:
+    place = Place(BEFORE, AFTER)
+
+    async def rotate() -> None:
+        keys = place.keys()
+        await keys.key("old", "ES256")
+        place.now_s += MIN_REFRESH_INTERVAL_S
+        async with asyncio.TaskGroup() as asking:
+            for _ in range(20):
+                asking.create_task(keys.key("new", "RS256"))
+        assert place.reads == 2
+        with pytest.raises(InvalidToken):
+            await keys.key("old", "ES256")
+
+    asyncio.run(rotate())
+    assert (place.reads, place.changes) == (2, 2)
+
+
+def test_unknown_keys_cause_few_readings() -> None:
+    place = Place(BEFORE)
+
+    async def ask() -> None:
+        keys = place.keys()
+        for number in range(50):
+            with pytest.raises(InvalidToken):
+                await keys.key(f"made-up-{number}", "ES256")
+        await keys.key("old", "ES256")
+
+    asyncio.run(ask())
+    assert (place.reads, place.changes) == (1, 1)
+
+
+def test_keys_that_cannot_be_read_stay_as_they_were() -> None:
+    place = Place(BEFORE, ValueError("no keys"), OSError("away"))
+
+    async def read() -> None:
+        keys = place.keys()
+        for _ in range(3):
+            await keys.refresh_if_old()
+            place.now_s += MAX_AGE_S
+            await keys.key("old", "ES256")
+
+    asyncio.run(read())
+    assert place.reads == 3
+
+
+def test_until_keys_are_read_nobody_is_called_wrong() -> None:
+    place = Place(OSError("away"), BEFORE)
+
+    async def read() -> None:
+        keys = place.keys()
+        for _ in range(2):
+            with pytest.raises(NotReady):
+                await keys.key("old", "ES256")
+        place.now_s += MIN_REFRESH_INTERVAL_S
+        await keys.key("old", "ES256")
+
+    asyncio.run(read())
+    assert place.reads == 2
+
+
+def test_keys_are_read_again_when_they_are_old() -> None:
+    place = Place(BEFORE, BEFORE, AFTER)
+
+    async def follow() -> None:
+        keys = place.keys()
+        await keys.refresh_if_old()
+        place.now_s += MAX_AGE_S / 2
+        await keys.refresh_if_old()
+        assert place.reads == 1
+        for _ in range(2):
+            place.now_s += MAX_AGE_S
+            await keys.refresh_if_old()
+
+    asyncio.run(follow())
+    assert (place.reads, place.changes) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("entry", "algorithms"),
+    [
+        pytest.param(public_jwk(OLD, "k"), {"ES256"}, id="elliptic"),
+        pytest.param(public_jwk(NEW, "k", alg="RS256"), {"RS256"}, id="rsa-for-one-algorithm"),
+        pytest.param(public_jwk(NEW, "k", alg="HS256"), set(), id="rsa-as-a-shared-secret"),
+        pytest.param(public_jwk(NEW, "k", use="enc"), set(), id="for-encryption"),
+        pytest.param({"kty": "oct", "k": "c2VjcmV0", "kid": "k"}, set(), id="shared-secret"),
+        pytest.param({"kty": "EC", "crv": "P-256", "x": "", "y": "", "kid": "k"}, set(), id="bad"),
+        pytest.param({**public_jwk(OLD, None), "kid": 7}, set(), id="odd-name"),
+        pytest.param("text", set(), id="no-object"),
+    ],
+)
+def test_only_public_keys_for_signatures_count(entry: Any, algorithms: set[str]) -> None:
+    [found] = read_key_set(key_set(entry)).values() or [()]
+    assert {each for _, usable in found for each in usable} == algorithms
+
+
+def test_short_and_private_keys_do_not_count() -> None:
+    short = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    private = {**public_jwk(NEW, "private"), "d": "AQAB"}
+    assert read_key_set(key_set(public_jwk(short, "short"), private)) == {}
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b'{"keys": 1}', b"null", b'{"key": []}'])
+def test_what_is_no_key_set_is_told(document: bytes) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        read_key_set(document)
+
+
+def test_a_token_without_a_keys_name_needs_the_only_one() -> None:
+    async def ask(*entries: dict[str, Any]) -> None:
+        await Place(key_set(*entries)).keys().key(None, "ES256")
+
+    asyncio.run(ask(public_jwk(OLD, "a"), public_jwk(NEW, "b")))
+    with pytest.raises(InvalidToken, match="must be named"):
+        asyncio.run(ask(public_jwk(OLD, "a"), public_jwk(new_key(), "b")))
+
+
+def test_documents_come_from_urls_and_files_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gateway.authentication.key_set.TIMEOUT_S", 120.0
+    )  # this machine may be busy
+    issuer = Issuer({"old": OLD})
+    with published(issuer) as url:
+        assert read_document(url) == issuer.document
+    file = tmp_path / "keys"
+    file.write_bytes(BEFORE)
+    assert read_document(str(file)) == BEFORE
+    file.write_bytes(b" " * (MAX_BYTES + 1))
+    with pytest.raises(ValueError, match="at most"):
+        read_document(str(file))
+    with pytest.raises(FileNotFoundError):
+        read_document(str(tmp_path / "absent"))

@@ -1,0 +1,157 @@
+"""API keys of tenants, through the real gateway process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from registry.settings_table import settings_from_fields
+from tests import servers
+from tests.gateway.conftest import Floor
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from registry.domain.model import ModelSpec
+
+RED, BLUE, OPERATOR = "red-key-red-key-red", "blue-key-blue-key-blue", "operator-key-operator"
+BODY = b'{"instances": [1]}'
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "red").write_text(f"older-key-older-key\n{RED}\n")
+    (folder / "blue").write_text(BLUE)
+    (folder / "_operator").write_text(OPERATOR)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    redis: servers.RedisServer, client: httpx.Client, keys: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Floor]:  # fmt: skip
+    with ExitStack() as stack:
+        gateway = stack.enter_context(
+            servers.gateway(
+                tmp_path_factory.mktemp("guarded"), redis_url=redis.url, pool="guarded",
+                api_keys=keys,
+            )
+        )  # fmt: skip
+        floor = Floor(redis.url, "guarded", gateway, client, stack, ThreadPoolExecutor(1))
+        yield floor
+        floor.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def model(guarded: Floor) -> ModelSpec:
+    declared = guarded.declare("wise", namespace="red")
+    guarded.pods("pod-a", slots=4, warm=declared)
+    return declared
+
+
+def ask(floor: Floor, path: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
+    method = "GET" if body is None else "POST"
+    url = floor.gateway.url + path
+    return floor.client.request(method, url, content=body, headers=headers).status_code
+
+
+PREDICT = "/serving/red/wise/v1/models/wise:predict"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param({"authorization": f"Bearer {RED}"}, 200, id="bearer"),
+        pytest.param({"x-api-key": RED}, 200, id="x-api-key"),
+        pytest.param({"x-api-key": "older-key-older-key"}, 200, id="second-key-of-a-rotation"),
+        pytest.param({}, 401, id="none"),
+        pytest.param({"x-api-key": BLUE}, 401, id="another-tenants"),
+        pytest.param({"x-api-key": OPERATOR}, 401, id="the-operators"),
+        pytest.param({"authorization": f"Basic {RED}"}, 401, id="another-scheme"),
+        pytest.param({"x-api-key": RED[:-1]}, 401, id="a-part"),
+    ],
+)
+def test_a_tenants_model_takes_a_key_of_the_tenant(
+    guarded: Floor, model: ModelSpec, headers: dict[str, str], status: int
+) -> None:
+    assert ask(guarded, PREDICT, headers) == status
+
+
+def test_a_model_that_is_not_there_looks_like_one_that_is(guarded: Floor, model: ModelSpec) -> None:
+    absent = PREDICT.replace("wise", "absent")
+    assert ask(guarded, absent, {"x-api-key": BLUE}) == ask(guarded, PREDICT, {"x-api-key": BLUE})
+    assert ask(guarded, absent, {"x-api-key": RED}) == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [
+        pytest.param("/serving/red/wise/v1/models", RED, id="list"),
+        pytest.param("/serving/red/wise/openai/v1/models", RED, id="openai-list"),
+        pytest.param("/metrics", OPERATOR, id="metrics"),
+        pytest.param("/pilotlight/v1/explain/none", OPERATOR, id="explanations"),
+        pytest.param("/openapi.json", OPERATOR, id="anything-else"),
+    ],
+)
+def test_what_tells_of_models_takes_the_right_key(
+    guarded: Floor, model: ModelSpec, path: str, needed: str
+) -> None:
+    answers = {
+        key: ask(guarded, path, {"x-api-key": key}, None) for key in (RED, BLUE, OPERATOR, "")
+    }
+    assert answers.pop(needed) != 401
+    assert set(answers.values()) == {401}
+
+
+def test_openais_calls_take_the_key_of_the_model_in_path_or_body(
+    guarded: Floor, model: ModelSpec
+) -> None:
+    body = b'{"model": "wise", "input": "x"}'
+    under_red = "/serving/red/wise/openai/v1/embeddings"
+    assert ask(guarded, under_red, {"x-api-key": BLUE}, body) == 401
+    assert ask(guarded, under_red, {"x-api-key": RED}, body) == 200
+    assert ask(guarded, "/openai/v1/embeddings", {"x-api-key": RED}, body) == 401  # of `default`
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
+def test_health_is_free(guarded: Floor, path: str) -> None:
+    assert ask(guarded, path, {}, None) == 200
+
+
+def test_pods_never_see_a_key(guarded: Floor, model: ModelSpec) -> None:
+    url = guarded.gateway.url + PREDICT
+    answer = guarded.client.post(
+        url,
+        content=BODY,
+        headers={"x-api-key": RED, "authorization": f"Bearer {RED}", "x-test": "answer=headers"},
+    )
+    seen = answer.json()["headers"]
+    assert seen["x-test"] == "answer=headers"
+    assert not {"x-api-key", "authorization"} & seen.keys()
+
+
+def test_a_new_key_is_taken_up(guarded: Floor, model: ModelSpec, keys: Path) -> None:
+    assert ask(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 401
+    (keys / "red").write_text(f"{RED}\nfresh-key-fresh-key\n")
+    wait_until(
+        lambda: ask(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 200,
+        what="the new key",
+    )
+
+
+def test_a_folder_that_is_none_and_keys_that_are_too_short_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a readable folder"):
+        settings_from_fields(GatewaySettings, {"api_keys": str(tmp_path / "absent")})
+    (tmp_path / "red").write_text("short")
+    with pytest.raises(ValueError, match="a key must have 16 bytes or more"):
+        settings_from_fields(GatewaySettings, {"api_keys": str(tmp_path)})

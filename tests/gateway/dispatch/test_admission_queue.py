@@ -1,0 +1,35 @@
+"""The line of waiting requests by itself: which of its limits a request is told of."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
+from gateway.routing.decision import Reason
+from gateway.routing.route_request import IncomingRequest
+from tests.gateway.cluster_states import NOW_S, cluster, declare
+
+
+@pytest.mark.parametrize("at_the_end_s", [9.995, 10.0, 11.0], ids=["early", "on-time", "late"])
+@pytest.mark.parametrize(
+    ("deadline_in_s", "reason"),
+    [
+        pytest.param(10.0, Reason.DEADLINE, id="deadline"),
+        pytest.param(40.0, Reason.QUEUE_TIMEOUT, id="queue-timeout"),
+        pytest.param(None, Reason.QUEUE_TIMEOUT, id="no-deadline"),
+    ],
+)
+def test_the_nearer_limit_is_told_whatever_the_clock_says_by_then(
+    deadline_in_s: float | None, reason: Reason, at_the_end_s: float
+) -> None:
+    now_s = NOW_S
+    state = cluster()
+    spec = declare(state, queue_timeout_s=20.0)
+    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
+    deadline_s = None if deadline_in_s is None else NOW_S + deadline_in_s
+    arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
+    waiter = QueuedRequest(arrival, line.admit(arrival)[1])
+    line.enqueue(waiter, line.route(arrival))
+    assert line.timeout_s(waiter, spec) == min(20.0, deadline_in_s or 20.0)
+    now_s = NOW_S + at_the_end_s
+    assert line.timeout_error(waiter, spec).reason is reason

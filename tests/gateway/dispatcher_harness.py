@@ -1,0 +1,115 @@
+"""A dispatcher in the test's own process, with a real Redis behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gateway.dispatch.dispatcher import Dispatcher, Placement
+from gateway.dispatch.reservations import Reservations
+from gateway.routing.route_request import IncomingRequest
+from gateway.telemetry.explanations import Explanations
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.domain.reservation import Granted, LoadMode, ReservationRequest
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@dataclass
+class Desk:
+    """A dispatcher in this process, with what it works on."""
+
+    registry: Registry
+    watch: ClusterWatch
+    reservations: Reservations
+    dispatcher: Dispatcher
+    running: asyncio.Task[None]
+    sequence: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def pod(self, name: str, *, slots: int = 1, warm: ModelSpec | None = None) -> int:
+        """Register a pod; returns its epoch."""
+        info = PodInfo(name, "127.0.0.1:1", name, slots=slots)
+        epoch = await self.registry.register_pod(info, lease_ttl_s=60)
+        if warm is not None:
+            await self.registry.set_tier(name, epoch, warm.key, Tier.DEVICE, 1)
+        return epoch
+
+    async def declare(self, name: str, *, namespace: str = "default", **policy: Any) -> ModelSpec:
+        spec = ModelSpec(ModelName(namespace, name), "file:///m", policy=ModelPolicy(**policy))
+        await self.registry.put_models([spec])
+        return spec
+
+    def ask(
+        self, spec: ModelSpec, *, deadline_in_s: float | None = None
+    ) -> asyncio.Task[Placement]:
+        """A request that wants a place."""
+        now_s = self.watch.registry_now_s()
+        number = next(self.sequence)
+        arrival = IncomingRequest(
+            f"r{number}", spec.name, now_s, 0.0, number,
+            deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
+        )  # fmt: skip
+        return asyncio.create_task(self.dispatcher.place(arrival))
+
+    async def foreign_reservation(self, spec: ModelSpec, pod: str) -> str:
+        """A slot taken by another gateway; returns the reservation's identity."""
+        wanted = ReservationRequest(
+            f"other:{next(self.sequence)}", pod, pod, spec.key, LoadMode.WARM
+        )
+        granted = asyncio.get_running_loop().create_future()
+        self.registry.reserve(wanted, granted.set_result)
+        assert isinstance(await granted, Granted)
+        return wanted.id
+
+    async def waiting(self, count: int) -> None:
+        await until(lambda: self.dispatcher.queued_total == count)
+
+    async def slots_used(self, pod: str) -> int:
+        """Slots in use as Redis counts them."""
+        _, _, snapshot = await self.registry.transactions.snapshot()
+        return next(int(entry[6]) for entry in snapshot[0] if entry[0] == pod)
+
+    async def redis_counts(self, pod: str, slots: int) -> None:
+        """Return when Redis counts so many slots in use."""
+        async with asyncio.timeout(60):
+            while await self.slots_used(pod) != slots:
+                pass
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # nobody tells when it becomes true
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def a_desk(url: str, pool: str) -> AsyncIterator[Desk]:
+    registry = await Registry.connect(url, pool)
+    watch = ClusterWatch(registry)
+    reservations = Reservations(registry, watch.state, "g")
+    dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
+    watch.subscribe(dispatcher.notify_change)
+    tasks = [
+        asyncio.create_task(run())
+        for run in (watch.run, dispatcher.run, reservations.register_periodically)
+    ]
+    await watch.wait_synced()
+    try:
+        yield Desk(registry, watch, reservations, dispatcher, tasks[1])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await registry.close()
+
+
+Test = Callable[[Desk], Coroutine[Any, Any, None]]
+WithDesk = Callable[[Test], None]

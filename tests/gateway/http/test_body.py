@@ -1,0 +1,121 @@
+"""A request's body: counted, held while small, streamed once otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.errors import BodyTooSlow, RequestBodyTooLarge
+from gateway.http.body import BodyLimits, RequestBody
+from gateway.http.client_request import ClientDisconnected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
+
+
+@dataclass
+class Pieces:
+    """A body that comes piece by piece, and how it ends."""
+
+    left: list[bytes]
+    ends: str
+    is_complete: bool = False
+
+    def take_chunks(self) -> list[bytes]:
+        return []
+
+    async def receive_chunks(self) -> list[bytes]:
+        if not self.left and self.ends == "gone":
+            raise ClientDisconnected
+        if not self.left:
+            await asyncio.Event().wait()
+        piece = self.left.pop(0)
+        self.is_complete = not self.left and self.ends == "whole"
+        return [piece]
+
+
+def body_of(
+    *chunks: bytes, declared: int | None = None, ends: str = "whole"
+) -> Callable[[], RequestBody]:
+    return lambda: RequestBody(Pieces(list(chunks), ends), declared, LIMITS)
+
+
+def run(
+    made: Callable[[], RequestBody], use: Callable[[RequestBody], Coroutine[Any, Any, None]]
+) -> None:
+    async def inside() -> None:
+        await use(made())
+
+    asyncio.run(inside())
+
+
+def test_a_small_body_is_held_whole() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.buffer()
+        assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
+            b"abcd",
+            True,
+            True,
+        )
+
+    run(body_of(b"ab", b"cd"), use)
+
+
+def test_a_long_body_is_held_in_part_and_streamed_once() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.buffer()
+        assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
+            b"a" * 12,
+            False,
+            True,
+        )
+        assert [chunk async for chunk in body.stream_rest()] == [b"b", b"c"]
+        assert not body.is_resendable
+
+    run(body_of(b"a" * 12, b"b", b"c"), use)
+
+
+def test_a_body_that_streamed_to_its_end_cannot_be_sent_again() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.buffer()
+        async for _ in body.stream_rest():
+            pass
+        assert not body.is_resendable
+
+    run(body_of(b"a" * 12, b"b"), use)
+
+
+def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(RequestBodyTooLarge, match="content-length 101"):
+        body_of(b"x", declared=101)()
+
+
+def test_an_undeclared_length_over_the_limit_is_refused_by_count() -> None:
+    async def use(body: RequestBody) -> None:
+        await body.buffer()
+        with pytest.raises(RequestBodyTooLarge, match="already 102"):
+            async for _ in body.stream_rest():
+                pass
+
+    run(body_of(b"a" * 51, b"b" * 51), use)
+
+
+def test_a_body_that_stops_coming_is_refused() -> None:
+    async def use(body: RequestBody) -> None:
+        with pytest.raises(BodyTooSlow, match="received 1 bytes"):
+            await body.buffer()
+
+    run(body_of(b"a", ends="stalls"), use)
+
+
+def test_a_client_that_leaves_is_noticed() -> None:
+    async def use(body: RequestBody) -> None:
+        with pytest.raises(ClientDisconnected):
+            await body.buffer()
+
+    run(body_of(b"a", ends="gone"), use)

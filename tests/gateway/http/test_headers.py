@@ -1,0 +1,120 @@
+"""What is read of headers, what is passed on, what stays here."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.http.headers import read_headers, read_response
+from registry.domain.model import RoutingPolicy
+
+
+def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
+    return b"\r\n" + read_headers(list(headers)).forwarded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
+        "transfer-encoding", "upgrade", "host", "content-length", "expect", "x-request-id",
+        "k-network-probe", "k-proxy-request",
+        "x-pilotlight-load-token", "x-pilotlight-reservation", "x-pilotlight-seed",
+        "x-pilotlight-predict", "x-pilotlight-stage", "x-pilotlight-deadline-ms",
+    ],
+)  # fmt: skip
+def test_a_header_that_ends_here(name: str) -> None:
+    assert name.encode() not in forwarded((name.encode(), b"1"), (b"accept", b"*/*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "authorization", "content-type", "x-pilotlight-simulate",
+        "inference-header-content-length",
+    ],
+)  # fmt: skip
+def test_a_header_that_is_passed_on(name: str) -> None:
+    assert b"\r\n" + name.encode() + b": kept\r\n" in forwarded((name.encode(), b"kept"))
+
+
+def test_blanks_behind_a_value_are_none_of_it() -> None:
+    """The parser leaves them in (RFC 9110, section 5.5)."""
+    read = read_headers([(b"content-length", b"12 "), (b"x-request-id", b"mine\t")])
+    assert (read.content_length, read.request_id) == (12, "mine")
+
+
+def test_headers_named_by_connection_end_here() -> None:
+    head = forwarded((b"x-hop", b"1"), (b"connection", b"Keep-Alive, X-Hop"), (b"x-far", b"2"))
+    assert head == b"\r\nx-far: 2\r\n"
+
+
+def test_reads_what_routing_needs() -> None:
+    read = read_headers(
+        [
+            (b"x-request-id", b"abc"),
+            (b"x-pilotlight-policy", b"remote-proxy"),
+            (b"x-pilotlight-deadline-ms", b"250"),
+            (b"content-length", b"12"),
+        ]
+    )
+    assert read.request_id == "abc"
+    assert read.policy is RoutingPolicy.REMOTE_PROXY
+    assert read.deadline_s == 0.25
+    assert read.content_length == 12
+
+
+def test_a_request_without_identity_gets_one() -> None:
+    one, other = read_headers([]), read_headers([])
+    assert len(one.request_id) == 32
+    assert one.request_id != other.request_id
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        pytest.param("x-pilotlight-deadline-ms", b"soon", "positive number", id="deadline-text"),
+        pytest.param("x-pilotlight-deadline-ms", b"0", "positive number", id="deadline-zero"),
+        pytest.param("x-pilotlight-deadline-ms", b"-5", "positive number", id="deadline-negative"),
+        pytest.param("x-pilotlight-deadline-ms", b"nan", "positive number", id="deadline-nan"),
+        pytest.param("x-pilotlight-deadline-ms", b"inf", "positive number", id="deadline-inf"),
+        pytest.param("x-pilotlight-deadline-ms", b"", "positive number", id="deadline-empty"),
+        pytest.param("x-pilotlight-deadline-ms", b"\xff", "positive number", id="deadline-bytes"),
+        pytest.param("x-pilotlight-policy", b"magic", "must be one of auto", id="policy"),
+        pytest.param("x-pilotlight-policy", b"\xff", "must be one of auto", id="policy-bytes"),
+        pytest.param("x-pilotlight-seed", b"x", "whole number", id="seed"),
+        pytest.param("x-request-id", b"a b", "visible ASCII", id="request-id-blank"),
+        pytest.param("x-request-id", b"", "visible ASCII", id="request-id-empty"),
+        pytest.param("x-request-id", b"a" * 129, "visible ASCII", id="request-id-long"),
+        pytest.param("content-length", b"-1", "whole number", id="length"),
+        pytest.param("content-length", "٣".encode(), "whole number", id="length-other-digits"),
+    ],
+)
+def test_a_bad_header_is_refused_with_what_is_allowed(
+    name: str, value: bytes, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
+        read_headers([(name.encode(), value)])
+    assert name in str(caught.value)
+
+
+def test_an_answers_own_headers_are_split_from_ours() -> None:
+    answer = read_response(
+        [
+            (b"content-type", b"application/json"),
+            (b"connection", b"close"),
+            (b"transfer-encoding", b"chunked"),
+            (b"x-request-id", b"pods"),
+            (b"x-pilotlight-pod", b"pod-a"),
+            (b"x-pilotlight-predict-pod", b"pod-b"),
+            (b"x-pilotlight-start", b"disk"),
+            (b"x-pilotlight-not-executed", b"slots"),
+            (b"server-timing", b"load;dur=5, infer;dur=1.5;desc=x, odd, bad;dur=?"),
+        ]
+    )
+    assert b"".join(answer.forwarded) == b"content-type: application/json\r\n"
+    assert not answer.has_length
+    assert (answer.pod, answer.predict_pod, answer.start) == (b"pod-a", b"pod-b", "disk")
+    assert answer.not_executed == "slots"
+    assert answer.stages_ms is not None
+    assert answer.stages_ms["load"] == 5

@@ -1,0 +1,116 @@
+"""Which model an OpenAI body names, found without reading the body whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+import pytest
+
+from gateway.errors import BadRequest, UnknownModel
+from gateway.http.body import BodyLimits, RequestBody
+from gateway.http.openai import find_model_field, parse_model_name
+from registry.domain.model import ModelName
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        pytest.param(b'{"model": "chat"}', id="alone"),
+        pytest.param(b'{"model":"chat","messages":[', id="rest-not-here"),
+        pytest.param(b'{"messages": [{"model": "x"}], "model": "chat"', id="key-of-a-message"),
+        pytest.param(b'{"prompt": "\\"model\\": \\"x\\"", "model": "chat"', id="inside-a-string"),
+        pytest.param(b'{"stop": ["model", "x"], "model": "chat"', id="element-of-a-list"),
+        pytest.param(b'{"user": "model", "model": "chat"', id="value-of-another-key"),
+        pytest.param(b'{"n": 1, "temperature": 0.5e-3, "model": "chat"', id="after-numbers"),
+        pytest.param(b' \n{ "a" : null , "model"\t:\t"ch\\u0061t"', id="white-space-and-escapes"),
+        pytest.param(b'{"prompt": "\\\\", "model": "chat"', id="escaped-backslash"),
+    ],
+)
+def test_finds_the_outermost_model(beginning: bytes) -> None:
+    assert find_model_field(beginning) == "chat"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"{}", id="empty-object"),
+        pytest.param(b'{"prompt": "x"}', id="no-model"),
+        pytest.param(b'[{"model": "chat"}]', id="a-list"),
+        pytest.param(b"hello", id="no-json"),
+        pytest.param(b'{"model": 3}', id="a-number"),
+        pytest.param(b'{"model": ""}', id="no-name"),
+        pytest.param(b'{"model": {"model": "chat"}}', id="an-object"),
+        pytest.param(b'{"model" "chat"}', id="no-colon"),
+        pytest.param(b'{"model": "\\x"}', id="bad-escape"),
+    ],
+)
+def test_refuses_a_body_that_names_none(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="model"):
+        find_model_field(body)
+
+
+@pytest.mark.parametrize("name", ["team/chat", "team~chat", "a\nb", "x" * 300])
+def test_names_of_other_namespaces_are_not_found(name: str) -> None:
+    with pytest.raises(UnknownModel, match="/serving/NAMESPACE/NAME"):
+        parse_model_name(name)
+    assert parse_model_name("chat") == ModelName("default", "chat")
+
+
+class Pieces:
+    """A body that comes in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.left = list(pieces)
+        self.asked = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.left
+
+    @is_complete.setter
+    def is_complete(self, value: bool) -> None:
+        raise AssertionError(value)
+
+    def take_chunks(self) -> list[bytes]:
+        return []
+
+    async def receive_chunks(self) -> list[bytes]:
+        self.asked += 1
+        return [self.left.pop(0)] if self.left else []
+
+
+def look(source: Pieces, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBody]:
+    body = RequestBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
+    return asyncio.run(body.read_model_field()), body
+
+
+def test_reads_no_further_than_the_name() -> None:
+    source = Pieces(b'{"model": "chat", "prompt": "' + b"x" * 5000, *[b"x" * 1000] * 50, b'"}')
+    name, body = look(source)
+    assert name == "chat"
+    assert source.asked == 1
+    assert len(body.buffered) == 1
+
+
+def test_reads_on_to_a_name_behind_a_long_prompt() -> None:
+    source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
+    name, body = look(source)
+    assert name == "chat"
+    assert body.is_complete
+    assert orjson.loads(b"".join(body.buffered))["model"] == "chat"
+
+
+def test_gives_up_at_the_buffer_limit() -> None:
+    source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
+    with pytest.raises(BadRequest, match="must name a 'model'"):
+        look(source, buffer_bytes=50_000)
+    assert not source.is_complete
+
+
+def test_a_megabyte_of_brackets_is_scanned_in_seconds() -> None:
+    began_s = time.process_time()
+    with pytest.raises(BadRequest):
+        look(Pieces(b'{"a": ' + b"[" * 1_000_000))
+    assert time.process_time() - began_s < 10

@@ -1,0 +1,296 @@
+"""Client connections on their own: what a front is given, whatever a client sends, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from gateway.__main__ import running_app
+from gateway.http.client_request import ClientRequest
+from gateway.http.routes import ModelTarget
+from gateway.http.server import MAX_HEAD_BYTES, GatewayProtocol
+from gateway.settings import GatewaySettings
+from registry.domain.model import ModelName, Tier
+from registry.domain.pod import PodInfo
+from tests import servers
+from tests.gateway.dispatcher_harness import a_desk, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+Serve = Callable[[ClientRequest], Awaitable[None]]
+
+TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
+
+
+def find_target(path: bytes, host: bytes) -> ModelTarget | None:
+    return TARGET if path == TARGET.pod_path else None
+
+
+async def not_inference(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application that sends a body back."""
+    body, is_whole = b"", False
+    while not is_whole:
+        message = await receive()
+        body += message["body"]
+        is_whole = not message["more_body"]
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def connected(
+    serve: Serve, *, keep_alive_s: int = 75
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
+    """A client's connection to a server with such a front, and the server's side of it."""
+    config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
+    made: list[GatewayProtocol] = []
+    make = partial(GatewayProtocol, find_target, serve, config=config, app_state={})
+
+    def protocol() -> GatewayProtocol:
+        made.append(make(server_state=ServerState()))
+        return made[-1]
+
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    async with server, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield reader, writer, made
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test on the gateway's own kind of loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test)
+
+
+async def body_of(client: ClientRequest) -> bytes:
+    pieces: list[bytes] = []
+    while not client.is_complete or not pieces:
+        pieces += await client.receive_chunks()
+        if client.is_complete:
+            break
+    return b"".join(pieces)
+
+
+async def echo(client: ClientRequest) -> None:
+    client.respond(200, [], await body_of(client))
+
+
+async def an_answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+
+
+def test_a_body_is_read_whatever_upgrade_its_head_offers() -> None:
+    """Java's own client offers h2c with its first request, whatever it sends."""
+
+    async def test() -> None:
+        for head in (HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")):
+            async with connected(echo) as (reader, writer, _):
+                body = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+                offer = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n"
+                writer.write(head + offer % len(body) + body[:5])
+                await asyncio.sleep(0.05)
+                writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
+                assert await an_answer(reader) == body
+                assert await an_answer(reader) == b"ok"
+
+    run(test())
+
+
+def test_trailers_are_no_headers() -> None:
+    async def test() -> None:
+        async def names(client: ClientRequest) -> None:
+            await body_of(client)
+            client.respond(200, [], b",".join(name for name, _ in client.headers))
+
+        async with connected(names) as (reader, writer, _):
+            chunks = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: me\r\n\r\n"
+            writer.write(HEAD + chunks)
+            assert await an_answer(reader) == b"host,transfer-encoding"
+
+    run(test())
+
+
+def test_a_running_request_hears_of_its_client_whatever_is_pipelined() -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        async def stream(client: ClientRequest) -> None:
+            client.on_disconnect = gone.set
+            client.start_response(200, [], has_length=False)
+            while not gone.is_set():
+                client.write_body(b"x" * 1000, is_last=False)
+                await asyncio.sleep(0.01)
+            assert client.disconnected
+
+        for second in (HEAD, b"GET /other HTTP/1.1\r\nhost: x\r\n"):
+            gone.clear()
+            async with connected(stream) as (reader, writer, made):
+                writer.write(HEAD + b"\r\n" + second + b"\r\n")
+                await reader.readexactly(1000)
+                writer.transport.abort()
+                await gone.wait()
+                await until(lambda: not made[0].tasks)
+
+    run(test())
+
+
+def test_a_client_that_reads_no_answers_is_not_served_on() -> None:
+    async def test() -> None:
+        served = 0
+
+        async def large(client: ClientRequest) -> None:
+            nonlocal served
+            served += 1
+            client.respond(200, [], b"x" * 1_000_000)
+
+        async with connected(large) as (reader, writer, made):
+            writer.write((HEAD + b"\r\n") * 100)
+            await asyncio.sleep(0.3)
+            assert made[0].transport.get_write_buffer_size() < 3_000_000
+            for _ in range(100):
+                assert len(await an_answer(reader)) == 1_000_000
+            assert served == 100
+
+    run(test())
+
+
+def test_a_connection_is_not_idle_while_a_request_runs() -> None:
+    async def test() -> None:
+        release = [asyncio.Event() for _ in range(2)]
+        served = iter(release)
+
+        async def held(client: ClientRequest) -> None:
+            await next(served).wait()
+            client.respond(200, [], b"ok")
+
+        async with connected(held, keep_alive_s=1) as (reader, writer, _):
+            writer.write(HEAD + b"\r\n" + HEAD)
+            await asyncio.sleep(0.05)
+            release[0].set()
+            assert await an_answer(reader) == b"ok"
+            writer.write(b"\r\n")  # the second began before the first was answered
+            await asyncio.sleep(1.2)
+            release[1].set()
+            assert await an_answer(reader) == b"ok"
+
+    run(test())
+
+
+@pytest.mark.parametrize("begun", [b"", HEAD, b"POST /v2/models/m/infer HT"])
+def test_a_client_that_does_not_finish_its_head_is_left(begun: bytes) -> None:
+    async def test() -> None:
+        async with connected(echo, keep_alive_s=1) as (reader, writer, made):
+            writer.write(begun)
+            assert await reader.read() == b""
+            await until(lambda: not made[0].connections)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
+)
+def test_a_head_without_an_end_is_refused(begun: bytes, more: bytes) -> None:
+    async def test() -> None:
+        async with connected(echo) as (reader, writer, _):
+            writer.write(begun + more * (MAX_HEAD_BYTES // len(more)))
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+
+    run(test())
+
+
+def test_a_head_of_many_reads_is_no_longer_than_it_is() -> None:
+    async def test() -> None:
+        async with connected(echo) as (reader, writer, _):
+            for _ in range(3):  # each is counted by itself
+                writer.write(HEAD + b"x-long: " + b"y" * (MAX_HEAD_BYTES // 2))
+                await asyncio.sleep(0.02)
+                writer.write(b"\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000)
+                assert await an_answer(reader) == b"z" * 100_000
+
+    run(test())
+
+
+def test_a_status_that_has_no_name_is_passed_on() -> None:
+    async def test() -> None:
+        async def odd(client: ClientRequest) -> None:
+            client.respond(799, [], b"odd")
+
+        async with connected(odd) as (reader, writer, _):
+            writer.write(HEAD + b"\r\n")
+            assert await reader.readline() == b"HTTP/1.1 799 \r\n"
+
+    run(test())
+
+
+def test_an_answer_that_is_broken_off_does_not_wait_for_its_client() -> None:
+    async def test() -> None:
+        broken = asyncio.Event()
+
+        async def broken_off(client: ClientRequest) -> None:
+            client.start_response(200, [], has_length=False)
+            client.write_body(b"x" * 50_000_000, is_last=False)
+            client.abort_response()
+            broken.set()
+
+        async with connected(broken_off) as (_, writer, made):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(HEAD + b"\r\n")
+            await broken.wait()
+            await until(lambda: not made[0].connections)
+
+    run(test())
+
+
+def test_who_leaves_while_the_model_is_asked_for_is_not_served(tmp_path: Path) -> None:
+    """The registry is asked before anything listens for the client's end."""
+
+    async def test() -> None:
+        asked: list[asyncio.StreamWriter] = []
+        pod = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
+        with servers.redis_server(tmp_path) as redis:
+            settings = GatewaySettings(redis_url=redis.url)
+            async with pod, running_app(settings) as app, a_desk(redis.url, "default") as desk:
+                spec = await desk.declare("m")
+                host, port = pod.sockets[0].getsockname()
+                info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
+                epoch = await desk.registry.register_pod(info, lease_ttl_s=60)
+                await desk.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
+                models = app._watch.state.models
+                await until(lambda: app._watch.state.holders(spec.key))
+                async with connected(app.infer) as (_, writer, made):
+                    del models[spec.name]  # as if its push had not arrived
+                    assert redis.process is not None
+                    redis.process.send_signal(signal.SIGSTOP)
+                    writer.write(HEAD + b"\r\n")
+                    await until(lambda: made and made[0].tasks)
+                    writer.transport.abort()
+                    await until(lambda: made[0].cycle.disconnected)
+                    redis.process.send_signal(signal.SIGCONT)
+                    await until(lambda: not made[0].tasks)
+                assert spec.name in models
+        assert not asked
+
+    run(test())

@@ -1,0 +1,158 @@
+"""One decision with the model's record and the deadline: what is refused, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.routing.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.route_request import IncomingRequest, RoutingResult, route_request
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+
+if TYPE_CHECKING:
+    from registry.domain.cluster import ClusterState
+
+NAME = ModelName("default", "m")
+KEY = ModelSpec(NAME, "file:///m").key
+MEASURED = {
+    "load:remote": 0.8, "infer": 0.3, "preprocess": 0.0, "postprocess": 0.0, "network": 0.002,
+}  # fmt: skip
+
+
+def decided(state: ClusterState, **fields: Any) -> RoutingResult:
+    arrival = IncomingRequest(
+        **{"id": "r", "model": NAME, "arrival_s": NOW_S, "draw": 0.0, "sequence": 1, **fields}
+    )
+    return route_request(arrival, state.models, state, now_s=NOW_S)
+
+
+def a_cluster(*pods: PodSketch, measured: dict[str, float] | None = None) -> ClusterState:
+    return cluster(*pods, key=KEY, measured=measured)
+
+
+def failure(**fields: Any) -> LoadFailure:
+    known = {
+        "key": KEY, "reason": "ModelLoadFailed", "message": "truncated", "attempts": 1,
+        "retry_at_s": NOW_S + 7.0,
+    }  # fmt: skip
+    return LoadFailure(**{**known, **fields})
+
+
+def test_a_model_that_is_gone_is_refused() -> None:
+    decision = decided(a_cluster(PodSketch("pod-a"))).decision
+    assert isinstance(decision, Reject)
+    assert decision.reason is Reason.MODEL_GONE
+
+
+def test_the_models_own_policy_is_used() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    assert decided(state).decision == Wait(Reason.QUEUE_WARM_BUSY)
+    assert decided(state).policy is RoutingPolicy.COLOCATION_QUEUEING
+
+
+def test_the_requests_policy_beats_the_models() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    found = decided(state, policy=RoutingPolicy.COLOCATION)
+    assert isinstance(found.decision, SendTo)
+    assert found.policy is RoutingPolicy.COLOCATION
+
+
+def test_the_previous_generation_serves_until_the_new_one_is_warm() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"))
+    old = ModelSpec(NAME, "file:///m")
+    declare(state, "m", previous=old)
+    assert decided(state).spec == old
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_refused"),
+    [
+        pytest.param(0.2, True, id="shorter-than-the-forecast"),
+        pytest.param(0.4, False, id="longer-than-the-forecast"),
+    ],
+)
+@pytest.mark.parametrize("policy", list(RoutingPolicy))
+def test_a_deadline_is_refused_early_on_measurements(
+    policy: RoutingPolicy, left_s: float, is_refused: bool
+) -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state, routing=policy)
+    decision = decided(state, deadline_s=NOW_S + left_s).decision
+    assert isinstance(decision, Reject) is is_refused
+    if isinstance(decision, Reject):
+        assert decision.reason is Reason.DEADLINE
+        assert "300 ms" in decision.message
+
+
+@pytest.mark.parametrize("policy", list(RoutingPolicy))
+def test_a_deadline_is_never_refused_early_on_priors(policy: RoutingPolicy) -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), PodSketch("pod-b"))
+    declare(state, routing=policy)
+    assert isinstance(decided(state, deadline_s=NOW_S + 0.001).decision, SendTo)
+
+
+def test_a_cold_start_is_refused_only_when_the_load_was_measured() -> None:
+    partly = {name: value for name, value in MEASURED.items() if name != "load:remote"}
+    for measured, kind in ((MEASURED, Reject), (partly, SendTo)):
+        state = a_cluster(PodSketch("pod-a"), measured=measured)
+        declare(state, routing=RoutingPolicy.COLOCATION)
+        assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, kind)
+
+
+def test_who_may_not_load_waits_for_who_does() -> None:
+    cold, warm = a_cluster(PodSketch("pod-a")), a_cluster(PodSketch("pod-a", "warm"))
+    for state, expected in ((cold, Wait), (warm, SendTo)):
+        declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+        arrival = IncomingRequest("r", NAME, NOW_S, 0.0, 1)
+        found = route_request(arrival, state.models, state, now_s=NOW_S, may_load=False)
+        assert isinstance(found.decision, expected)
+
+
+def test_when_it_should_be_answered_is_no_ground_to_refuse() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    assert isinstance(decided(state, due_s=NOW_S - 1.0).decision, SendTo)
+
+
+def test_a_deadline_that_has_passed_is_refused() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"))
+    declare(state)
+    decision = decided(state, deadline_s=NOW_S - 0.001).decision
+    assert isinstance(decision, Reject)
+    assert decision.reason is Reason.DEADLINE
+
+
+def test_a_wait_that_is_forecast_to_be_too_long_is_refused() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm", busy=1), measured=MEASURED)
+    declare(state)
+    assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, Reject)
+    assert isinstance(decided(state, deadline_s=NOW_S + 0.7).decision, Wait)
+
+
+def test_a_failed_load_is_not_tried_again_at_once() -> None:
+    state = a_cluster(PodSketch("pod-a"))
+    declare(state, failure=failure(http_status=507))
+    decision = decided(state).decision
+    assert isinstance(decision, Reject)
+    assert decision.reason is Reason.LOAD_FAILED
+    assert decision.retry_after_s == pytest.approx(7.0)
+    assert decision.http_status == 507
+    assert "truncated" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("pods", "known"),
+    [
+        pytest.param([PodSketch("pod-a")], {"retry_at_s": NOW_S}, id="its-pause-is-over"),
+        pytest.param([PodSketch("pod-a")], {"key": "default/m@old"}, id="another-generation"),
+        pytest.param([PodSketch("pod-a", "warm")], {}, id="warm-somewhere"),
+    ],
+)
+def test_a_failed_load_is_no_hindrance_when(pods: list[PodSketch], known: dict[str, Any]) -> None:
+    state = a_cluster(*pods)
+    declare(state, failure=failure(**known))
+    assert isinstance(decided(state).decision, SendTo)

@@ -1,0 +1,100 @@
+"""What was lost for want of a copy counts once a load would have helped, and until there is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
+from gateway.routing.decision import ColdStartLoss, Reason, SendTo, Wait
+from gateway.routing.route_request import IncomingRequest
+from gateway.routing.ski_rental import ColdStartCredit
+from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.model import ModelName
+from registry.domain.reservation import LoadMode
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+
+NAME = ModelName("default", "m")
+LOAD_S = 4.0
+LOADS = SendTo("pod-b", "pod-b", LoadMode.LOAD, Reason.COLD_WARM_BUSY)
+
+
+def waits(lost_s: float) -> Wait:
+    return Wait(Reason.QUEUE_WARM_BUSY, loss=ColdStartLoss(lost_s, LOAD_S))
+
+
+def noted(*at_s: float) -> ColdStartCredit:
+    """Losses of 1 s each."""
+    losses = ColdStartCredit()
+    for each in at_s:
+        losses.note(NAME, waits(1.0), each)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("at_s", "asked_s", "counted_s"),
+    [
+        pytest.param((), 9.0, 0.0, id="nothing"),
+        pytest.param((0.0, 1.0, 2.0), 3.9, 0.0, id="within-the-time-of-a-load"),
+        pytest.param((0.0, 1.0, 2.0), 8.0, 3.0, id="two-loads-later"),
+        pytest.param((0.0, 100.0), 101.0, 1.0, id="only-what-is-old-enough"),
+        pytest.param((0.0, 5.0, 10.0, 15.0), 20.0, 3.0, id="as-time-goes-on"),
+    ],
+)
+def test_a_loss_counts_once_a_load_would_have_ended(
+    at_s: tuple[float, ...], asked_s: float, counted_s: float
+) -> None:
+    assert noted(*at_s).counted_s(NAME, asked_s) == pytest.approx(counted_s)
+
+
+def test_none_counts_before_the_time_of_a_load_is_over() -> None:
+    losses = noted(0.0)
+    for tenth in range(1, 200):
+        losses.note(NAME, waits(1.0), tenth / 10)
+        old_enough = sum(each / 10 <= tenth / 10 - LOAD_S for each in range(tenth + 1))
+        assert losses.counted_s(NAME, tenth / 10) <= old_enough
+
+
+def test_a_load_settles_what_was_lost() -> None:
+    losses = noted(0.0, 1.0)
+    losses.note(NAME, LOADS, 50.0)
+    assert losses.counted_s(NAME, 100.0) == 0.0
+
+
+def test_models_do_not_share_their_losses() -> None:
+    assert noted(0.0).counted_s(ModelName("default", "other"), 100.0) == 0.0
+
+
+def test_keeps_no_more_models_than_it_may() -> None:
+    losses = ColdStartCredit(max_models=2)
+    names = [ModelName("default", f"m-{number}") for number in range(4)]
+    for name in names:
+        losses.note(name, waits(1.0), 0.0)
+    assert [losses.counted_s(name, 100.0) for name in names] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_who_queues_again_and_again_gets_a_copy_in_the_end() -> None:
+    times = {
+        "load:remote": 3.0, "infer": 1.0, "preprocess": 0.0, "postprocess": 0.0, "network": 9.0,
+    }  # fmt: skip
+    now_s = NOW_S
+    state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), measured=times)
+    spec = declare(state)
+    ChangeApplier(state).apply(
+        state.version + 1,
+        [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
+        + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],
+    )
+    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
+    decisions = []
+    for number in range(12):
+        arrival = IncomingRequest(f"r-{number}", spec.name, now_s, 0.0, number)
+        decisions.append(line.route(arrival).decision)
+        now_s += 10.0
+    loads = [number for number, each in enumerate(decisions) if isinstance(each, SendTo)]
+    assert loads == [3, 7, 11]
+    bought = decisions[3]
+    assert isinstance(bought, SendTo)
+    assert bought.mode is LoadMode.LOAD
+    assert {option.name: option.credit_s for option in bought.options} == {
+        "queue": 0.0, "proxy": 0.0, "cold start": pytest.approx(3.0),
+    }  # fmt: skip

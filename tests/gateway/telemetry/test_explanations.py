@@ -1,0 +1,91 @@
+"""The memory of decisions is bounded and says what was weighed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.routing.route_request import IncomingRequest, route_request
+from gateway.telemetry.explanations import Explanations
+from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+
+NAME = ModelName("default", "m")
+KEY = ModelSpec(NAME, "file:///m").key
+
+
+def arrival(request_id: str, **fields: Any) -> IncomingRequest:
+    return IncomingRequest(request_id, NAME, NOW_S, 0.0, 1, **fields)
+
+
+def record(kept: Explanations, asked: IncomingRequest, *pods: PodSketch) -> None:
+    state = cluster(*pods, key=KEY, measured={"infer": 0.1})
+    declare(state)
+    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
+
+
+def test_tells_decision_candidates_and_options() -> None:
+    kept = Explanations()
+    record(kept, arrival("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    found = kept.get("r")
+    assert found is not None
+    assert found["model"] == "default/m"
+    assert found["policy"] == "auto"
+    assert found["decision"]["reason"]
+    assert [option["way"] for option in found["options"]] == [
+        "queue", "proxy", "cold start",
+    ]  # fmt: skip
+    assert {pod["pod"]: pod["tier"] for pod in found["candidates"]} == {
+        "pod-a": "device",
+        "pod-b": "remote",
+    }
+
+
+def test_what_is_kept_shows_the_state_of_then() -> None:
+    kept = Explanations()
+    asked = arrival("r", policy=RoutingPolicy.COLOCATION)
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    declare(state)
+    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
+    ChangeApplier(state).apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
+    found = kept.get("r")
+    assert found is not None
+    assert found["candidates"][0]["slots_used"] == 0
+    assert found["candidates"][0]["tier"] == "device"
+
+
+def test_keeps_no_more_than_it_may() -> None:
+    kept = Explanations(max_explanations=3)
+    for n in range(10):
+        record(kept, arrival(f"r{n}"), PodSketch("pod-a"))
+    assert [n for n in range(10) if kept.get(f"r{n}")] == [7, 8, 9]
+
+
+def test_lists_what_was_waited_for_once_per_reason() -> None:
+    kept = Explanations()
+    asked = arrival("r")
+    for _ in range(3):
+        record(kept, asked, PodSketch("pod-a", busy=1))
+    record(kept, asked, PodSketch("pod-a"))
+    found = kept.get("r")
+    assert found is not None
+    assert found["waited_for"] == ["queue-no-slot"]
+    assert found["decision"]["action"] == "send"
+
+
+def test_a_request_id_used_again_tells_of_the_last_request() -> None:
+    kept = Explanations()
+    record(kept, arrival("r"), PodSketch("pod-a", busy=1))
+    record(kept, arrival("r"), PodSketch("pod-a"))
+    found = kept.get("r")
+    assert found is not None
+    assert found["waited_for"] == []
+
+
+def test_many_pods_are_not_all_listed() -> None:
+    kept = Explanations()
+    pods = [PodSketch(f"pod-{n:03}", "warm" if n == 70 else "nothing") for n in range(100)]
+    record(kept, arrival("r"), *pods)
+    found = kept.get("r")
+    assert found is not None
+    assert [pod["pod"] for pod in found["candidates"]] == ["pod-070"]

@@ -1,0 +1,190 @@
+"""The pool of connections to pods: reuse, staleness, tidiness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
+from tests.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+
+@asynccontextmanager
+async def a_pod(*answers: bytes, closes: bool = False) -> AsyncIterator[str]:
+    """A server that gives these answers, one per request, on any number of connections."""
+    left = list(answers)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while left:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(left.pop(0))
+                await writer.drain()
+        if closes:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def ask(pool: PodConnectionPool, address: str) -> tuple[int, bytes]:
+    """One exchange; its connection goes back to the pool."""
+    connection = pool.take_idle(address) or await pool.connect(address)
+    connection.write(REQUEST)
+    await connection.wait_head()
+    body = b""
+    while not connection.is_complete:
+        await connection.wait_body()
+        body += b"".join(connection.take_body())
+    body += b"".join(connection.take_body())
+    pool.release(address, connection)
+    return connection.status, body
+
+
+def test_a_connection_is_used_again() -> None:
+    async def test() -> None:
+        pool = PodConnectionPool()
+        async with a_pod(OK, OK) as address:
+            first = await pool.connect(address)
+            pool.release(address, first)
+            assert not first.can_be_reused  # it has not exchanged anything
+            assert await ask(pool, address) == (200, b"ok")
+            second = pool.take_idle(address)
+            assert second is not None
+            assert second.used_total == 2
+            second.close()
+        pool.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        pytest.param(OK, b"ok", id="length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+            b"ok",
+            id="chunked",
+        ),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + OK, b"ok", id="interim"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", b"", id="no-content"),
+    ],
+)
+def test_an_answer_is_read(answer: bytes, body: bytes) -> None:
+    async def test() -> None:
+        pool = PodConnectionPool()
+        async with a_pod(answer) as address:
+            assert (await ask(pool, address))[1] == body
+        pool.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"HTTP/1.1 200 O", id="half-a-head"),
+        pytest.param(b"NONSENSE\r\n\r\n", id="nonsense"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", id="half-a-body"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", id="no-last-chunk"
+        ),
+    ],
+)
+def test_a_broken_answer_is_told(answer: bytes) -> None:
+    async def test() -> None:
+        pool = PodConnectionPool()
+        async with a_pod(answer, closes=True) as address:
+            with pytest.raises(PodConnectionLost):
+                await ask(pool, address)
+        pool.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Time"], ids=["whole", "half"])
+@pytest.mark.parametrize("is_idle", [False, True], ids=["at-once", "while-idle"])
+def test_more_than_was_asked_for_is_not_passed_on_and_ends_the_connection(
+    more: bytes, is_idle: bool
+) -> None:
+    async def test() -> None:
+        is_back, is_closed = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(OK if is_idle else OK + more)
+            if is_idle:
+                await is_back.wait()
+                writer.write(more)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            is_closed.set()
+
+        pool = PodConnectionPool()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            assert await ask(pool, address) == (200, b"ok")
+            is_back.set()
+            async with asyncio.timeout(60):
+                await is_closed.wait()
+            assert pool.take_idle(address) is None
+        pool.close()
+
+    asyncio.run(test())
+
+
+def test_trailers_are_no_headers() -> None:
+    async def test() -> None:
+        answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
+        async with a_pod(answer) as address:
+            connection = await PodConnectionPool().connect(address)
+            connection.write(REQUEST)
+            await connection.wait_head()
+            await connection.wait_body()
+            assert connection.headers == [(b"transfer-encoding", b"chunked")]
+            connection.close()
+
+    asyncio.run(test())
+
+
+def test_nobody_listening_is_told_soon() -> None:
+    async def test() -> None:
+        with pytest.raises(PodUnreachable):
+            await PodConnectionPool().connect(f"127.0.0.1:{free_port()}")
+
+    asyncio.run(test())
+
+
+def test_what_is_idle_for_long_is_dropped() -> None:
+    async def test() -> None:
+        pool = PodConnectionPool()
+        async with a_pod(OK) as address:
+            await ask(pool, address)
+            now_s = asyncio.get_running_loop().time()
+            pool.close_idle_since(now_s - 60)
+            assert pool.addresses == [address]
+            pool.close_idle_since(now_s + 60)
+            assert pool.addresses == []
+
+    asyncio.run(test())
