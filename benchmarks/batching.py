@@ -28,8 +28,8 @@ from benchmarks.marks import Mark
 from benchmarks.proxy.generator import Load, load
 from benchmarks.proxy.processes import Running, answer_of, start
 from benchmarks.quantiles import spread
+from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
-from pilotlight.platform.redis_server import redis_command
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from registry.redis.client import Registry
 

@@ -1,22 +1,23 @@
-"""What can go wrong on the command line and in the platform; `cli` maps each to an exit status."""
+"""Expected failures of the command line and the platform; `cli` maps each to an exit status."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class PilotlightError(Exception):
-    """Root: an expected failure. Its text tells the user what to do; no traceback is shown."""
+    """Root. The message tells the user what to do; no traceback is printed."""
 
-    kept: Mapping[str, Any] | None = None
-    """What was done before it failed and is not undone, as `--json` tells it; None: nothing."""
+    partial_result: Mapping[str, Any] | None = None
+    """What was completed before the failure and stays, as `--json` prints it; None: nothing."""
 
 
 class InvalidInput(PilotlightError):
-    """What the user gave is wrong; `problems` holds every mistake, one line each."""
+    """The user's input is wrong; `problems` holds every mistake, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -24,42 +25,48 @@ class InvalidInput(PilotlightError):
 
 
 class MissingExtra(PilotlightError):
-    """A package is not installed that comes with one of our extras."""
-
-    def __init__(self, missing: ModuleNotFoundError, extra: str) -> None:
-        package = (missing.name or "a package").partition(".")[0]
-        super().__init__(
-            f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
-        )
+    """A package of an optional extra is not installed."""
 
 
 class AlreadyRunning(PilotlightError):
-    """A platform holds this home folder."""
+    """Another platform holds the lock of this state directory."""
 
 
 class NotRunning(PilotlightError):
-    """No platform holds this home folder, and no address was given."""
+    """No platform runs in this state directory, and no address was given."""
 
 
 class StartFailed(PilotlightError):
-    """A part of the platform did not come up."""
+    """A part of the platform did not start."""
 
 
 class RequestFailed(PilotlightError):
-    """The gateway, the registry or a pod refused what was asked."""
+    """The gateway, the registry or a pod did not carry out a request."""
 
 
 class NotFound(RequestFailed):
-    """There is no such model or request."""
+    """The model, pod or request does not exist."""
 
 
 class ExpectationFailed(PilotlightError):
-    """The demo ran, and something it promises did not show."""
+    """The demo ran, and at least one of its expectations was not met."""
 
 
 class Interrupted(PilotlightError):
-    """A signal ended it before it was done; everything was stopped in order."""
+    """A signal ended the command; everything that it had started is stopped."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted")
         self.signal_number = signal_number
+
+
+@contextmanager
+def requires_extra(extra: str) -> Iterator[None]:
+    """Wraps the imports of a verb; raises MissingExtra if a package is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
+        raise MissingExtra(
+            f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
+        ) from error

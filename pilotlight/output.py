@@ -1,7 +1,7 @@
-"""What the user sees: results on standard output, everything else on standard error.
+"""Output of the command line: results on standard output, everything else on standard error.
 
-With `--json` standard output carries one JSON document (or one per line where said so) and nothing
-else. Colour, tables with lines and progress bars are for terminals only.
+With `--json` standard output holds one JSON document and nothing else. Colours, ruled tables and
+progress bars are for terminals only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_AROUND: Final = 3
-"""Characters that lines take per column."""
+_RULE_WIDTH: Final = 3
+"""Characters that a ruled table adds per column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How to talk to the one who called: `as_json`, or for eyes."""
+    """Prints the result of a command as JSON or as text."""
 
     as_json: bool = False
 
     def result(self, document: Any, lines: Sequence[str] = ()) -> None:
-        """The result of a command: the document with `--json`, else the lines."""
+        """Print the document with `--json`, else the lines."""
         if self.as_json:
             sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         else:
@@ -40,48 +40,47 @@ class Output:
         sys.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """A table: with lines on a terminal, aligned columns elsewhere; none with `--json`."""
+        """Print a table; nothing with `--json`."""
         if not self.as_json:
             write_table(columns, rows, title=title)
 
     def line(self, text: str = "") -> None:
-        """A line of the result; none with `--json`."""
+        """Print a line of the result; nothing with `--json`."""
         if not self.as_json:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """A remark that is not the result."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        """Print a line on standard error."""
+        _write_error_line(text)
 
     def failure(
         self,
         message: str,
         problems: Sequence[str] = (),
         *,
-        kept: Mapping[str, Any] | None = None,
+        partial: Mapping[str, Any] | None = None,
     ) -> None:
-        """Why a command failed; with `--json` also as a document, together with what is kept."""
+        """Print why a command failed; with `--json` also a document with the partial result."""
         for line in problems or [message]:
             sys.stderr.write(f"error: {line}\n")
         sys.stderr.flush()
         if self.as_json:
             listed = {"problems": list(problems)} if problems else {}
-            self.result({"error": message, **listed, **(kept or {})})
+            self.result({"error": message, **listed, **(partial or {})})
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table to standard output: on a terminal with lines, where it is wide enough.
+    """Print a table on standard output: with rules if it is a terminal of sufficient width.
 
-    A row is never broken, so that every value can be read and copied whole.
+    A row is always one line, so that every value can be copied whole.
     """
     cells = [[*map(str, columns)], *[list(row) for row in rows]]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     if sys.stdout.isatty():
         console = Console()
-        if sum(widths) + _AROUND * len(widths) < console.width:
-            console.print(_with_lines(columns, rows, title))
+        if sum(widths) + _RULE_WIDTH * len(widths) < console.width:
+            console.print(_ruled_table(columns, rows, title))
             return
     if title:
         sys.stdout.write(title + "\n")
@@ -91,7 +90,7 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     sys.stdout.flush()
 
 
-def _with_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
+def _ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
     table = Table(title=title or None, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=True)
@@ -102,9 +101,9 @@ def _with_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error: call it with done, total and a text; plain lines off a terminal."""
+    """Yields a function of done, total and text: a bar on a terminal, else lines."""
     if not sys.stderr.isatty():
-        yield lambda _done, _total, text: _plain(f"{title}: {text}")
+        yield lambda _done, _total, text: _write_error_line(f"{title}: {text}")
         return
     with Progress(
         TextColumn("{task.description}"), BarColumn(),
@@ -120,6 +119,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         yield update
 
 
-def _plain(line: str) -> None:
+def _write_error_line(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

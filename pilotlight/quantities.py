@@ -1,4 +1,4 @@
-"""Sizes and rates as users write them: `4Gi`, `512Mi`, `100MB/s`; and back to readable text."""
+"""Sizes and rates as flags write them (`4Gi`, `100MB/s`), and sizes as tables print them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
 
 def parse_bytes(text: str, *, field: str) -> int:
-    """Bytes of a Kubernetes quantity such as `4Gi`, or `100MB`, or a plain number."""
+    """Bytes of a Kubernetes quantity (`4Gi`), a size (`100MB`) or a plain number."""
     found = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(found[2].lower()) if found else None
     amount = int(float(found[1]) * factor) if found and factor else 0
@@ -36,7 +36,7 @@ def parse_rate(text: str, *, field: str) -> float | None:
 
 
 def format_bytes(amount: float) -> str:
-    """A short size in decimal units: `242 MB`."""
+    """A size in decimal units: `242 MB`."""
     for factor, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if amount >= factor:
             scaled = amount / factor

@@ -1,34 +1,70 @@
-"""Ctrl-C and SIGTERM for commands that work without an event loop."""
+"""Ctrl-C, SIGTERM and SIGHUP: for commands without an event loop, and for tasks of one."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from pilotlight.errors import Interrupted
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from types import FrameType
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def on_signal(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call `handle` with the number of the first signal; the second ends the process as ever."""
+def on_first_signal(handle: Callable[[int], None]) -> Iterator[None]:
+    """Calls `handle` with the number of the first signal; a second one acts as usual."""
     before = {each: signal.getsignal(each) for each in _SIGNALS}
 
     def restore() -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    def heard(number: int, _: FrameType | None) -> None:
+    def on_signal(number: int, _: FrameType | None) -> None:
         restore()
         handle(number)
 
     for each in _SIGNALS:
-        signal.signal(each, heard)
+        signal.signal(each, on_signal)
     try:
         yield
     finally:
         restore()
+
+
+@asynccontextmanager
+async def cancelled_by_signals() -> AsyncIterator[None]:
+    """Cancels the body at the first SIGINT, SIGTERM or SIGHUP, and ignores later ones.
+
+    Raises:
+        Interrupted: after the body has cleaned up.
+    """
+    body = asyncio.current_task()
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if body is not None and len(received) == 1:
+            body.cancel()
+
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGHUP)}
+    for number in before:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not received or body is None:
+            raise
+        body.uncancel()
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+    if received:
+        raise Interrupted(received[0])

@@ -1,7 +1,7 @@
-"""The home folder of a platform: its lock, its state file, and where everything else lies.
+"""The state directory of a platform (`--home`): its lock, its state file, and all other paths.
 
-The lock alone says whether a platform runs: the kernel frees it however the process ends, so a
-state file left by a crash never passes for a running platform.
+Only the lock decides whether a platform runs: the kernel frees it however the process ends, so a
+state file left by a crash is never taken for a running platform.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import AlreadyRunning, NotRunning
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-_LOCK_PATIENCE_S = 0.3
-"""A reader holds the lock for microseconds when it looks; a starter tries again for this long."""
+_LOCK_TIMEOUT_S = 0.3
+"""`is_locked` holds the lock for microseconds; a starting platform retries for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformState:
-    """What a running platform says of itself in `platform.json`."""
+    """The contents of `platform.json`, which a running platform writes."""
 
     pid: int
     phase: str
@@ -37,13 +37,17 @@ class PlatformState:
     pool: str = "default"
     s3_endpoint: str | None = None
     autoscaler_metrics: str | None = None
-    """Where the autoscaler's metrics are; None: none runs."""
-    pods: tuple[str, ...] = field(default=())
+    """URL of the autoscaler's metrics; None: no autoscaler runs."""
+    pods: tuple[str, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(**{**fields, "pods": tuple(fields["pods"])})
 
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """Paths under one home folder."""
+    """Paths in one state directory, and whether a platform runs in it."""
 
     root: Path
 
@@ -55,17 +59,17 @@ class StateDir:
 
     @classmethod
     def of(cls, folder: Path | None) -> StateDir:
-        """The home that a flag names, with an absolute path; else the default."""
+        """The folder as an absolute path; without one, the default."""
         return cls(folder.expanduser().absolute()) if folder else cls.default()
 
     @property
     def lock_file(self) -> Path:
-        """Held by the supervisor for as long as it lives."""
+        """Held by the platform's process for as long as it runs."""
         return self.root / "lock"
 
     @property
     def state_file(self) -> Path:
-        """`platform.json`; means nothing while the lock is free."""
+        """`platform.json`; invalid while the lock is free."""
         return self.root / "platform.json"
 
     @property
@@ -80,32 +84,32 @@ class StateDir:
 
     @property
     def memory(self) -> Path:
-        """Where the nodes' tier `host` lies: memory, under a name of this home's own."""
+        """Folder in memory (tmpfs) of the nodes' tier `host`; its name is unique to this root."""
         digest = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return Path("/dev/shm") / f"pilotlight-{digest}"
 
     def clear_nodes(self) -> None:
-        """Forget all model files, on disk and in memory."""
+        """Delete the model files of all nodes, on disk and in memory."""
         shutil.rmtree(self.nodes, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
 
     @property
     def objects(self) -> Path:
-        """What the object store serves: a folder per bucket."""
+        """Served by the object store: one folder per bucket."""
         return self.root / "objects"
 
     @property
-    def sums(self) -> Path:
-        """ETags of the objects: each is read once, not at every start."""
+    def checksums(self) -> Path:
+        """ETags of the objects, so that each object is read once and not at every start."""
         return self.root / "sums"
 
     @property
     def redis(self) -> Path:
-        """Working folder of the embedded Redis."""
+        """Working directory of the embedded Redis."""
         return self.root / "redis"
 
     def is_locked(self) -> bool:
-        """Whether a platform runs here."""
+        """Whether a platform runs in this directory."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY)
         except FileNotFoundError:
@@ -118,19 +122,18 @@ class StateDir:
             os.close(descriptor)
         return False
 
-    def running(self) -> PlatformState | None:
-        """The state of the platform that runs here; None when none does."""
+    def read_state(self) -> PlatformState | None:
+        """The state of the running platform; None if no platform runs. `pid` is 0 while unknown."""
         if not self.is_locked():
             return None
         try:
-            state = json.loads(self.state_file.read_text())
-            return PlatformState(**{**state, "pods": tuple(state["pods"])})
+            return PlatformState.from_fields(json.loads(self.state_file.read_text()))
         except (OSError, ValueError, KeyError, TypeError):
-            return PlatformState(pid=0, phase="starting")  # the moment before the first write
+            return PlatformState(pid=0, phase="starting")  # locked, and not yet written
 
-    def require_running(self) -> PlatformState:
-        """The state of the platform that is ready here, or `NotRunning` with what to do."""
-        state = self.running()
+    def require_ready(self) -> PlatformState:
+        """The state of the platform; raises NotRunning unless it is ready."""
+        state = self.read_state()
         if state is None:
             raise NotRunning(
                 f"no platform runs in {self.root}: start one with `pilotlight up --detach`, "
@@ -144,14 +147,13 @@ class StateDir:
         return state
 
     def write_state(self, state: PlatformState) -> None:
-        """Replace the state file in one step; the caller holds the lock."""
+        """Replace the state file atomically; the caller holds the lock."""
         aside = self.state_file.with_suffix(".tmp")
         aside.write_text(json.dumps(asdict(state), indent=2) + "\n")
         aside.replace(self.state_file)
 
-    def already_running(self) -> AlreadyRunning:
-        """The error that tells what runs here."""
-        state = self.running() or PlatformState(pid=0, phase="starting")
+    def already_running_error(self) -> AlreadyRunning:
+        state = self.read_state() or PlatformState(pid=0, phase="starting")
         address = f" at {state.gateway}" if state.gateway else ""
         return AlreadyRunning(
             f"a platform is already running in {self.root}: pid {state.pid}, "
@@ -159,30 +161,30 @@ class StateDir:
         )
 
 
-class HomeLock:
-    """Holds a home folder for the life of this process, or of a `with` block."""
+class StateDirLock:
+    """Locks a state directory until the context or the process ends; raises AlreadyRunning."""
 
-    def __init__(self, home: StateDir) -> None:
-        self._home = home
+    def __init__(self, state_dir: StateDir) -> None:
+        self._state_dir = state_dir
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        self._home.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._home.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-        give_up_at_s = time.monotonic() + _LOCK_PATIENCE_S
+        self._state_dir.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._state_dir.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() < give_up_at_s:
+                if time.monotonic() < deadline_s:
                     time.sleep(0.01)
                     continue
                 os.close(descriptor)
-                raise self._home.already_running() from None
+                raise self._state_dir.already_running_error() from None
             break
         self._descriptor = descriptor
-        self._home.state_file.unlink(missing_ok=True)  # left by a crash, if there is one
-        self._home.write_state(PlatformState(pid=os.getpid(), phase="starting"))
+        self._state_dir.state_file.unlink(missing_ok=True)  # left by a crash
+        self._state_dir.write_state(PlatformState(pid=os.getpid(), phase="starting"))
         return self
 
     def __exit__(
@@ -191,7 +193,7 @@ class HomeLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._home.state_file.unlink(missing_ok=True)
+        self._state_dir.state_file.unlink(missing_ok=True)
         if self._descriptor is not None:
             os.close(self._descriptor)  # closing frees the lock
             self._descriptor = None

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from pilotlight.demo.calls import call
-from pilotlight.demo.workloads import make_cold, until_idle
+from pilotlight.live_experiments.liu_workloads import make_cold, wait_idle
+from pilotlight.live_experiments.timed_requests import timed_request
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import StateDir
@@ -114,7 +114,7 @@ class LivePlatform:
             if answer.is_cold:
                 loads.setdefault(answer.start, []).append(answer.stages_s["load"])
         warm = [answer for answer in answers if not answer.is_cold]
-        holders = self._platform.watch.state.residency.values()
+        holders = self._platform.cluster.state.residency.values()
         sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
         return ServiceTimes(
             infer_s=median(each.stages_s["infer"] for each in warm),
@@ -130,7 +130,7 @@ class LivePlatform:
         for number in range(MODELS):
             for _ in range(1 + _WARM_REQUESTS):
                 answers.append(await self._ask(number, "colocation", 0))
-                await until_idle(self._platform)
+                await wait_idle(self._platform)
         return answers
 
     async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
@@ -143,11 +143,11 @@ class LivePlatform:
             for each in trace:
                 await asyncio.sleep(began_s + each.at_s - time.perf_counter())
                 tasks.append(group.create_task(self._outcome(each, policy, began_s)))
-        await until_idle(self._platform)
+        await wait_idle(self._platform)
         return [task.result() for task in tasks]
 
     def _known_s(self, key: str) -> dict[str, float]:
-        measured = self._platform.watch.state.measured(key)
+        measured = self._platform.cluster.state.measured(key)
         found = {measure: measured.get(measure) for measure in _MEASURES}
         return {measure: each.seconds for measure, each in found.items() if each is not None}
 
@@ -166,16 +166,16 @@ class LivePlatform:
             "x-pilotlight-simulate": _WORK,
         }
         path = f"/v1/models/{self._specs[number].name.name}:predict"
-        return await call(self._client, path, {"instances": [_TEXT]}, headers)
+        return await timed_request(self._client, path, {"instances": [_TEXT]}, headers)
 
     async def _all_cold(self) -> None:
         """No pod holds a model, and all have said that their memory is free."""
         for spec in self._specs:
             await make_cold(self._platform, self._client, spec)
-        await self._platform.until(
+        await self._platform.cluster.wait_until(
             lambda: all(
                 pod.free_bytes == pod.memory_bytes
-                for pod in self._platform.watch.state.pods.values()
+                for pod in self._platform.cluster.state.pods.values()
             ),
             timeout_s=_SETTLE_S,
             what="all pods say that they are empty",
@@ -195,7 +195,7 @@ async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
     weights = folder / "objects" / "models" / "all-minilm-l6-v2"
     shutil.copytree(Path(found.origin).parent / "model", weights)
     settings = PlatformSettings(
-        home=StateDir(folder / "home"),
+        state_dir=StateDir(folder / "home"),
         objects=folder / "objects",
         pods=PODS,
         port=0,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.peers import peers_python
 from benchmarks.proxy.pod import ANSWER, MODEL, NAME, TIMING
 from benchmarks.proxy.processes import Running, answer_of, start
+from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
-from pilotlight.platform.redis_server import redis_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

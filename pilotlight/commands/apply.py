@@ -1,42 +1,92 @@
-"""`apply` and `delete`: what models there are. All mistakes together, and then nothing is done."""
+"""`apply` and `delete`: register models from InferenceService YAML and remove them.
 
-from __future__ import annotations
+The files are checked as a whole: with any mistake in them, all mistakes are printed and nothing is
+changed.
+"""
 
+import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+import typer
+
+from pilotlight.commands.shared_flags import (
+    FilesOption,
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformTarget,
+    PoolOption,
+    RedisOption,
+    parse_model_names,
+)
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.output import Output
+from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
+from registry.redis.client import Registry
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+_RESOURCE = "inferenceservice.serving.kserve.io"
 
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.model import ModelName, ModelSpec
-    from registry.redis.client import Registry
+app = typer.Typer()
 
-RESOURCE = "inferenceservice.serving.kserve.io"
+
+@app.command()
+def apply(
+    *,
+    filename: FilesOption,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Create or update models from InferenceService YAML; change nothing if any is invalid."""
+    specs = read_models(filename, namespace)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_apply(target, Output(json_), specs))
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str] | None, typer.Argument(help="NAME or NAMESPACE/NAME")] = None,
+    *,
+    filename: FilesOption = [],  # noqa: B006 - typer copies it
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Delete models, by name or by the files that define them."""
+    if bool(names) == bool(filename):
+        raise InvalidInput(["give either names or -f FILE"])
+    models = parse_model_names(names or [], namespace)
+    if filename:
+        models = [spec.name for spec in read_models(filename, namespace)]
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_delete(target, Output(json_), models))
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """What became of one declaration: `created`, `configured` or `unchanged`."""
+    """One applied model; `outcome` is `created`, `configured` or `unchanged`."""
 
     name: ModelName
     outcome: str
 
 
 def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
-    """Specifications in files, folders and standard input; `InvalidInput` with every mistake."""
+    """Specifications in files, folders and standard input; InvalidInput holds every mistake."""
     sources: list[tuple[str, str]] = []
     problems: list[str] = []
     for path in paths:
         try:
-            sources += _texts(path)
+            sources += _read_sources(path)
         except (OSError, UnicodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
         except InvalidInput as error:
@@ -51,56 +101,52 @@ def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
     return specs
 
 
-def _texts(path: str) -> list[tuple[str, str]]:
+def _read_sources(path: str) -> list[tuple[str, str]]:
+    """Names and contents of the YAML at `path`."""
     if path == "-":
         return [("standard input", sys.stdin.read())]
-    place = Path(path)
-    if not place.is_dir():
-        return [(path, place.read_text(encoding="utf-8"))]
-    files = sorted(file for file in place.iterdir() if file.suffix in {".yaml", ".yml"})
+    source = Path(path)
+    if not source.is_dir():
+        return [(path, source.read_text(encoding="utf-8"))]
+    files = sorted(file for file in source.iterdir() if file.suffix in {".yaml", ".yml"})
     if not files:
         raise InvalidInput([f"{path}: the folder holds no .yaml or .yml file"])
     return [(str(file), file.read_text(encoding="utf-8")) for file in files]
 
 
-async def put(registry: Registry, specs: Sequence[ModelSpec]) -> list[ApplyResult]:
-    """Declare models, hundreds at once; one step for all would keep Redis from everybody else."""
+async def put_models(registry: Registry, specs: Sequence[ModelSpec]) -> list[ApplyResult]:
     outcomes = await registry.put_models(specs)
     return [ApplyResult(spec.name, done) for spec, done in zip(specs, outcomes, strict=True)]
 
 
-def tell_applied(output: Output, applied: Sequence[ApplyResult]) -> None:
-    """Print what became of each, as kubectl does."""
+def print_applied(output: Output, applied: Sequence[ApplyResult]) -> None:
+    """One line per model, as kubectl prints it."""
     output.result(
         [
             {"namespace": each.name.namespace, "name": each.name.name, "outcome": each.outcome}
             for each in applied
         ],
-        [f"{RESOURCE}/{each.name.name} {each.outcome}" for each in applied],
+        [f"{_RESOURCE}/{each.name.name} {each.outcome}" for each in applied],
     )
 
 
-async def apply(
-    target: PlatformTarget, output: Output, paths: Sequence[str], namespace: str | None
-) -> None:
-    """Declare every model in the files; none where one of them has a mistake."""
-    specs = read_models(paths, namespace)
+async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
-        applied = await put(registry, specs)
-    tell_applied(output, applied)
+        applied = await put_models(registry, specs)
+    print_applied(output, applied)
 
 
-async def delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
-    """Withdraw models; those that were not there are an error, after the others are gone."""
+async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
+    """Delete the models that exist; then raise NotFound for the others."""
     async with target.registry() as registry:
         unknown = await registry.delete_models(names)
-    gone = [name for name in names if name not in unknown]
-    lines = [f'{RESOURCE} "{name.name}" deleted' for name in gone]
+    deleted = [name for name in names if name not in unknown]
+    lines = [f'{_RESOURCE} "{name.name}" deleted' for name in deleted]
     if unknown:
         for line in lines:
             output.note(line)
         listed = ", ".join(str(name) for name in unknown)
-        raise NotFound(f"not found: {listed}; `pilotlight get models` lists what there is")
+        raise NotFound(f"not found: {listed}; `pilotlight get models` lists the models")
     output.result(
-        [{"namespace": n.namespace, "name": n.name, "outcome": "deleted"} for n in gone], lines
+        [{"namespace": n.namespace, "name": n.name, "outcome": "deleted"} for n in deleted], lines
     )

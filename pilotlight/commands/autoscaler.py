@@ -1,92 +1,101 @@
-"""`pilotlight autoscaler`: what it has done, and with `--dry-run` what it would do now, and why."""
-
-from __future__ import annotations
+"""`autoscaler`: the log of its actions, or with `--dry-run` the plan it would make now."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+import typer
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.planning.actions import Demote, DrainPod, Load, SetPods
-from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.limits import pool_problems
-from autoscaler.service.loop import Autoscaler
+from autoscaler.planning.actions import Action, Demote, DrainPod, Load, SetPods
+from autoscaler.service.loop import Autoscaler, TickPlan
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
+from pilotlight.commands.shared_flags import (
+    HomeOption,
+    JsonOption,
+    PlatformTarget,
+    PoolOption,
+    RedisOption,
+)
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.platform.settings import AutoscalerChoice
-from registry.domain.action_log import record_document
+from pilotlight.output import Output
+from registry.domain.action_log import ActionRecord, record_document
 from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
-if TYPE_CHECKING:
-    from autoscaler.planning.actions import Action
-    from autoscaler.service.loop import TickPlan
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.action_log import ActionRecord
-    from registry.redis.client import Registry
-
 LOADING_NAMES = ", ".join(LOADING_POLICIES)
-_SYNC_S = 10.0
+_READ_TIMEOUT_S = 10.0
+
+app = typer.Typer()
 
 
-def autoscaler_choice(
-    loading: str, *, pods: int, min_pods: int | None, pod_idle_s: float, pod_stable_s: float
-) -> AutoscalerChoice:
-    """The choice that the flags of `up` make; raises InvalidInput with all that is wrong."""
-    problems = _loading_problems(loading)
-    if min_pods is not None:
-        problems += pool_problems(Limits(min_pods, pods))
-    if problems:
+@app.command()
+def autoscaler(
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan once and print the actions without doing them.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="With --dry-run: print each model's demand as well.")
+    ] = False,
+    loading: Annotated[
+        str, typer.Option(help=f"Loading policy to plan with: {LOADING_NAMES}.")
+    ] = "predictive",
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """Print the autoscaler's latest actions with reasons; with --dry-run, what it would do now."""
+    if problems := loading_problems(loading):
         raise InvalidInput(problems)
-    return AutoscalerChoice(loading, min_pods, pod_idle_s, pod_stable_s)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_autoscaler(target, Output(json_), loading, dry_run=dry_run, explain=explain))
 
 
-def _loading_problems(loading: str) -> list[str]:
+def loading_problems(loading: str) -> list[str]:
     if loading in LOADING_POLICIES:
         return []
     return [f"--loading must be one of {LOADING_NAMES}, was {loading!r}"]
 
 
-async def explain_plans(
+async def _autoscaler(
     target: PlatformTarget, output: Output, loading: str, *, dry_run: bool, explain: bool
 ) -> None:
-    """Print the last actions, or a plan that is made and not carried out."""
-    if problems := _loading_problems(loading):
-        raise InvalidInput(problems)
     async with target.registry() as registry:
         if dry_run:
-            plan = await plan_once(registry, loading)
-            _tell_plan(output, plan, explain=explain)
+            plan = await _plan_once(registry, loading)
+            _print_plan(output, plan, explain=explain)
         else:
-            _tell_done(output, (await AutoscalerLog(registry).records()).history)
+            _print_history(output, (await AutoscalerLog(registry).records()).history)
 
 
-async def plan_once(registry: Registry, loading: str) -> TickPlan:
-    """What an autoscaler would do now, from the state and counts of the registry."""
+async def _plan_once(registry: Registry, loading: str) -> TickPlan:
+    """The plan of an autoscaler that sees the registry's present state and arrival counts."""
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
     planner = Autoscaler(
         settings, watch, AutoscalerLog(registry), LOADING_POLICIES[loading](),
         AutoscalerMetrics(), "dry-run",
     )  # fmt: skip
-    follower = asyncio.create_task(watch.run())
+    watching = asyncio.create_task(watch.run())
     try:
-        async with asyncio.timeout(_SYNC_S):
+        async with asyncio.timeout(_READ_TIMEOUT_S):
             await watch.wait_synced()
             await planner.plan()
             await planner.wait_forecast()
             return await planner.plan()
     except TimeoutError as error:
-        raise RequestFailed(f"the registry could not be read within {_SYNC_S:g} s") from error
+        raise RequestFailed(f"no state from the registry after {_READ_TIMEOUT_S:g} s") from error
     finally:
-        follower.cancel()
+        watching.cancel()
 
 
-def _tell_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
-    actions = [action_document(each) for each in plan.actions]
-    models = model_documents(plan) if explain else []
+def _print_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
+    actions = [_action_document(each) for each in plan.actions]
+    models = _model_documents(plan) if explain else []
     if output.as_json:
         output.result({"actions": actions, "models": models, "refused": plan.refused})
         return
@@ -100,7 +109,7 @@ def _tell_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
             ],
         )  # fmt: skip
     else:
-        output.note("nothing is to be done now")
+        output.note("no actions are due now")
     if explain:
         output.table(
             ("MODEL", "WARM", "WAITING", "LAST REQUEST", "P(60 S)", "EXPECTED (60 S)", "REFUSED"),
@@ -117,8 +126,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def action_document(action: Action) -> dict[str, Any]:
-    """One planned action as JSON."""
+def _action_document(action: Action) -> dict[str, Any]:
     verb, model, pod, tier = "", "", "", ""
     match action:
         case Load(key=key, pod=pod, tier=tier):
@@ -135,13 +143,13 @@ def action_document(action: Action) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_documents(plan: TickPlan) -> list[dict[str, Any]]:
-    """What the plan rests on, per model."""
+def _model_documents(plan: TickPlan) -> list[dict[str, Any]]:
+    """The observations and forecasts behind the plan, per model."""
     view, documents = plan.view, []
     for row, model in enumerate(view.models):
         demand = view.demand
         idle_s = view.time_s - model.last_arrival_s
-        column = 1  # the window of a minute
+        column = 1  # the forecast window of 60 s
         documents.append(
             {
                 "model": str(model.spec.name),
@@ -156,12 +164,12 @@ def model_documents(plan: TickPlan) -> list[dict[str, Any]]:
     return documents
 
 
-def _tell_done(output: Output, history: tuple[ActionRecord, ...]) -> None:
+def _print_history(output: Output, history: tuple[ActionRecord, ...]) -> None:
     if output.as_json:
         output.result([record_document(each) for each in history])
         return
     if not history:
-        output.note("the autoscaler has done nothing yet; see what it would: --dry-run --explain")
+        output.note("no actions of the autoscaler yet; --dry-run --explain prints its present plan")
         return
     output.table(
         ("ACTION", "OF", "POD", "TIER", "REASON", "WHY", "OUTCOME"),

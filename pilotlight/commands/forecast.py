@@ -1,4 +1,4 @@
-"""`forecast backtest`: how good forecasts of arrivals would have been on a trace."""
+"""`forecast backtest`: the error of arrival forecasts on a recorded trace."""
 
 import os
 from collections.abc import Sequence
@@ -15,99 +15,106 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, ForecastHorizon
 from autoscaler.forecasting.methods import METHODS
 from autoscaler.forecasting.minute_csv import MinuteTrace, read_minutes
 from autoscaler.forecasting.scores import scores
-from pilotlight.commands.options import JsonOption
+from pilotlight.commands.shared_flags import JsonOption
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar
 
 _DATA = "PILOTLIGHT_DATA"
-_HELD_OUT = 0.6
-_ALL = "all"
-_NOTHING = (
-    "there is nothing to score at {} origins: windows must end within the trace (give an earlier "
-    "--from-day) and a model must have had an arrival before (give a later one)"
-)
+_FIRST_ORIGIN_RATIO = 0.6
+_ALL_PATTERNS = "all"
 
-app = typer.Typer(no_args_is_help=True, help="Forecasts of arrivals per model.")
+app = typer.Typer(name="forecast", no_args_is_help=True, help="Forecast arrivals per model.")
 
 
 @app.callback()
 def _forecast() -> None:
-    """Forecasts of arrivals per model."""
+    """Forecast arrivals per model."""  # a callback keeps `backtest` a verb of its own
 
 
 @app.command("backtest")
-def run(
+def run_backtest(
     *,
     trace: Annotated[
         Path,
         typer.Option(
-            help="CSV of minute,model,count (or a column per model), .gz too: a path, or a name in "
-            f"the folder that {_DATA} names."
+            help="CSV file with columns minute,model,count, or one column per model; .gz is read. "
+            f"A path, or a name in the folder that {_DATA} names."
         ),
     ],
     method: Annotated[
-        list[str] | None, typer.Option(help="Repeat for several; without it, all.")
+        list[str] | None, typer.Option(help="Forecasting method. Repeat for several. Default: all.")
     ] = None,
     from_day: Annotated[
         float | None,
-        typer.Option(min=0, show_default="60 % of the trace", help="Day of the first forecast."),
+        typer.Option(
+            min=0, show_default="60 % of the trace", help="Day of the trace of the first forecast."
+        ),
     ] = None,
     to_day: Annotated[
-        float | None, typer.Option(min=0, show_default="the end", help="Forecast before this day.")
+        float | None,
+        typer.Option(
+            min=0, show_default="the end", help="Day of the trace at which forecasts end."
+        ),
     ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Minutes from one origin to the next.")] = 17,
+    every: Annotated[int, typer.Option(min=1, help="Minutes between two forecasts.")] = 17,
     window: Annotated[
-        list[int], typer.Option(min=1, max=1440, help="Minutes ahead; repeat for several.")
+        list[int], typer.Option(min=1, max=1440, help="Horizon in minutes. Repeat for several.")
     ] = [1, 10, 60],  # noqa: B006 - typer copies it
     quantile: Annotated[
-        list[float], typer.Option(help="Quantiles to forecast; repeat for several.")
+        list[float], typer.Option(help="Quantile to forecast. Repeat for several.")
     ] = [0.5, 0.9, 0.99],  # noqa: B006 - typer copies it
     json_: JsonOption = False,
 ) -> None:
-    """Forecast from many points of a trace by each method, and score what came."""
+    """Forecast from many origins in a trace with each method, and score the forecasts."""
     output = Output(json_)
     names = _methods(method)
     try:
-        question = ForecastHorizon(tuple(60.0 * each for each in window), tuple(quantile))
-        read = read_minutes(_located(trace))
-        params = _params(read, from_day, to_day, every)
+        horizon = ForecastHorizon(tuple(60.0 * each for each in window), tuple(quantile))
+        minutes = read_minutes(_find_trace(trace))
+        params = _params(minutes, from_day, to_day, every)
         with progress_bar("back-test") as progress:
             done = backtest(
-                read.counts,
+                minutes.counts,
                 {name: METHODS[name] for name in names},
-                question,
+                horizon,
                 params,
-                lambda at, of: progress(at, of, f"{at} of {of} origins") if at % 50 == 0 else None,
+                lambda n, of: progress(n, of, f"{n} of {of} origins") if n % 50 == 0 else None,
             )
     except ForecastingError as error:
         raise InvalidInput([str(error)]) from error
-    results = _results(done, names, question)
+    results = _results(done, names, horizon)
     if not results:
-        raise InvalidInput([_NOTHING.format(done.origins)])
-    _show(output, results, question)
+        raise InvalidInput(
+            [
+                f"no forecast can be scored at {done.origins} origins: windows must end within the "
+                "trace (give an earlier --from-day), and a model must have an arrival before an "
+                "origin (give a later --from-day)"
+            ]
+        )
+    _print_table(output, results, horizon)
     if json_:
         output.result(
             {
                 "trace": trace.name,
-                "models": len(read.models),
-                "minutes": int(read.counts.shape[1]),
+                "models": len(minutes.models),
+                "minutes": int(minutes.counts.shape[1]),
                 "origins": done.origins,
                 "params": asdict(params),
-                "quantiles": list(question.probabilities),
+                "quantiles": list(horizon.probabilities),
                 "results": results,
             }
         )
 
 
-def _methods(wanted: Sequence[str] | None) -> list[str]:
-    unknown = [name for name in wanted or [] if name not in METHODS]
+def _methods(given: Sequence[str] | None) -> list[str]:
+    unknown = [name for name in given or [] if name not in METHODS]
     if unknown:
         known = ", ".join(METHODS)
         raise InvalidInput([f"--method must be one of {known}, was {name!r}" for name in unknown])
-    return list(dict.fromkeys(wanted or METHODS))
+    return list(dict.fromkeys(given or METHODS))
 
 
-def _located(trace: Path) -> Path:
+def _find_trace(trace: Path) -> Path:
     folder = os.environ.get(_DATA)
     if trace.exists():
         return trace
@@ -118,42 +125,47 @@ def _located(trace: Path) -> Path:
 
 
 def _params(
-    read: MinuteTrace, from_day: float | None, to_day: float | None, every: int
+    trace: MinuteTrace, from_day: float | None, to_day: float | None, every: int
 ) -> BacktestParams:
-    minutes = read.counts.shape[1]
-    first = minutes * _HELD_OUT if from_day is None else from_day * MINUTES_OF_DAY
+    minutes = trace.counts.shape[1]
+    first = minutes * _FIRST_ORIGIN_RATIO if from_day is None else from_day * MINUTES_OF_DAY
     last = minutes if to_day is None else min(minutes, to_day * MINUTES_OF_DAY)
     return BacktestParams(max(int(first), 1), int(last), every)
 
 
 def _results(
-    done: Backtest, names: Sequence[str], question: ForecastHorizon
+    done: Backtest, names: Sequence[str], horizon: ForecastHorizon
 ) -> list[dict[str, Any]]:
     groups = {
-        _ALL: tuple(ArrivalPattern),
-        **{kind.name.lower(): (kind,) for kind in ArrivalPattern},
+        _ALL_PATTERNS: tuple(ArrivalPattern),
+        **{each.name.lower(): (each,) for each in ArrivalPattern},
     }
     results = []
-    for label, kinds in groups.items():
-        for at, window_s in enumerate(question.windows_s):
+    for label, patterns in groups.items():
+        for index, window_s in enumerate(horizon.windows_s):
             for name in names:
-                total = done.of(name, kinds)
+                total = done.of(name, patterns)
                 if total is not None:
-                    scored = asdict(scores(total, at, question.probabilities))
+                    scored = asdict(scores(total, index, horizon.probabilities))
                     results.append({"type": label, "window_s": window_s, "method": name, **scored})
     return results
 
 
-def _show(output: Output, results: Sequence[dict[str, Any]], question: ForecastHorizon) -> None:
+def _print_table(
+    output: Output, results: Sequence[dict[str, Any]], horizon: ForecastHorizon
+) -> None:
     columns = ["TYPE", "WINDOW", "METHOD", "FORECASTS", "MAE"]
-    columns += [f"PINBALL {each:g}" for each in question.probabilities]
-    columns += [f"OFF {each:g}" for each in question.probabilities]
+    columns += [f"PINBALL {each:g}" for each in horizon.probabilities]
+    columns += [f"OFF {each:g}" for each in horizon.probabilities]
     columns += ["BRIER", "P", "ARRIVED"]
     output.table(columns, [_row(each) for each in results])
     output.line(
-        "PINBALL, MAE, BRIER: less is better. OFF: share of outcomes by which a quantile is"
+        "PINBALL, MAE, BRIER: lower is better. OFF: distance of a quantile's probability from"
     )
-    output.line("missed. P against ARRIVED: mean P(arrival) and how often something came.")
+    output.line(
+        "the share of outcomes at or below it. P: mean forecast of P(arrival). ARRIVED: share"
+    )
+    output.line("of windows with an arrival.")
 
 
 def _row(result: dict[str, Any]) -> list[str]:

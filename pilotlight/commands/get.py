@@ -1,43 +1,80 @@
-"""`get models`, `get pods`: the registry's view as tables and as JSON."""
-
-from __future__ import annotations
+"""`get models` and `get pods`: the state in the registry, as tables or JSON."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from autoscaler.planning.pod_use import IN_USE_S, pod_uses
+import typer
+
+from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from pilotlight.errors import NotFound
+from pilotlight.commands.shared_flags import (
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformTarget,
+    PoolOption,
+    RedisOption,
+    parse_model_names,
+    require_known,
+)
+from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-from registry.domain.action_log import ActionOutcome, record_document
+from registry.domain.action_log import ActionOutcome, AutoscalerRecords, record_document
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.demand import CountWindow
-from registry.domain.model import name_of_key
+from registry.domain.model import ModelName, ModelRecord, name_of_key
+from registry.domain.pod_state import PodState
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.pod_use import PodUse
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.action_log import AutoscalerRecords
-    from registry.domain.model import ModelName, ModelRecord
-    from registry.domain.pod_state import PodState
-    from registry.redis.client import Registry
+app = typer.Typer(name="get", no_args_is_help=True, help="Show models or pods.")
 
 
-async def show_models(
+@app.command("models")
+@app.command("model", hidden=True)
+@app.command("isvc", hidden=True)
+@app.command("inferenceservices", hidden=True)
+def get_models(
+    names: Annotated[list[str] | None, typer.Argument(help="Show only these models.")] = None,
+    *,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """List models of all namespaces or of -n: readiness, routing policy, tier on each pod."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    models = parse_model_names(names or [], namespace)
+    asyncio.run(_print_models(target, Output(json_), models, namespace))
+
+
+@app.command("pods")
+@app.command("pod", hidden=True)
+def get_pods(
+    names: Annotated[list[str] | None, typer.Argument(help="Show only these pods.")] = None,
+    *,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
+) -> None:
+    """List pods: node, phase, slots, warm models, bytes held in each tier."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_print_pods(target, Output(json_), names or []))
+
+
+async def _print_models(
     target: PlatformTarget, output: Output, names: Sequence[ModelName], namespace: str | None
 ) -> None:
-    """Print the models: ready, policy, where each is warm, what is wrong with it."""
     async with target.registry() as registry:
-        state, plans = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
-    _require_known([str(name) for name in names], {str(name) for name in state.models})
+        state, records = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
+    require_known([str(name) for name in names], {str(name) for name in state.models})
     documents = [
-        model_document(state, record, plans)
+        _model_document(state, record, records)
         for name, record in sorted(state.models.items())
         if (not names or name in names) and (namespace is None or name.namespace == namespace)
     ]
@@ -45,7 +82,7 @@ async def show_models(
         output.result(documents)
         return
     if not documents:
-        output.note("no models; declare some with `pilotlight apply -f manifests/samples/`")
+        output.note("no models; create some with `pilotlight apply -f manifests/samples/`")
         return
     output.table(
         ("NAME", "READY", "POLICY", "TIERS", "AUTOSCALER", "STATUS"),
@@ -63,30 +100,30 @@ async def show_models(
     )
 
 
-def model_document(
-    state: ClusterState, record: ModelRecord, plans: AutoscalerRecords
+def _model_document(
+    state: ClusterState, record: ModelRecord, records: AutoscalerRecords
 ) -> dict[str, Any]:
-    """One model as JSON. Ready means that it can be served, not that it is warm."""
-    action = plans.last_by_model.get(str(record.spec.name))
-    may_wake = plans.ongoing.wanted is not None and plans.leader is not None
+    """One model as JSON. A ready model can be served; it need not be warm."""
+    action = records.last_by_model.get(str(record.spec.name))
+    can_start_pods = records.ongoing.wanted is not None and records.leader is not None
     failure = record.failure
     holders = state.holders(record.spec.key)
     accepting = [pod for pod in state.pods.values() if pod.is_accepting]
     return {
         "namespace": record.spec.name.namespace,
         "name": record.spec.name.name,
-        "ready": failure is None and (bool(accepting) or may_wake),
+        "ready": failure is None and (bool(accepting) or can_start_pods),
         "policy": str(record.spec.policy.routing),
         "storage_uri": record.spec.storage_uri,
         "task": None if record.spec.task is None else str(record.spec.task),
         "generation": record.spec.generation,
         "serving_generation": record.serving.generation,
-        "warm_on": sorted(pod for pod, place in holders.items() if place.is_warm),
+        "warm_on": sorted(pod for pod, held in holders.items() if held.is_warm),
         "tiers": {pod: str(holders[pod].tier) for pod in sorted(holders)},
         "loading": {
-            pod: str(place.loading_from)
-            for pod, place in sorted(holders.items())
-            if place.loading_from is not None
+            pod: str(held.loading_from)
+            for pod, held in sorted(holders.items())
+            if held.loading_from is not None
         },
         "autoscaler": None if action is None else record_document(action),
         "failure": None
@@ -110,8 +147,8 @@ def _tiers(document: dict[str, Any]) -> str:
     for tier in ("host", "disk"):
         pods = [
             pod
-            for pod, at in document["tiers"].items()
-            if at == tier and pod not in document["loading"]
+            for pod, held_tier in document["tiers"].items()
+            if held_tier == tier and pod not in document["loading"]
         ]
         if pods:
             parts.append(f"{tier} on {', '.join(pods)}")
@@ -133,17 +170,16 @@ def _status(document: dict[str, Any]) -> str:
     if failure is not None:
         return f"{failure['reason']}: {failure['message']}"
     if document["serving_generation"] != document["generation"]:
-        return "the former generation serves until the new one is warm"
-    return "" if document["ready"] else "no pod takes requests"
+        return "the previous generation serves until the new one is warm"
+    return "" if document["ready"] else "no pod accepts requests"
 
 
-async def show_pods(target: PlatformTarget, output: Output, names: Sequence[str]) -> None:
-    """Print the pods: node, phase, slots, what is warm there, bytes per tier."""
+async def _print_pods(target: PlatformTarget, output: Output, names: Sequence[str]) -> None:
     async with target.registry() as registry:
         state, uses = await _pods_and_uses(registry)
-    _require_known(names, set(state.pods))
+    require_known(names, set(state.pods))
     documents = [
-        pod_document(state, pod, uses.get(name))
+        _pod_document(state, pod, uses.get(name))
         for name, pod in sorted(state.pods.items())
         if not names or name in names
     ]
@@ -175,18 +211,17 @@ async def show_pods(target: PlatformTarget, output: Output, names: Sequence[str]
 
 
 async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
-    """The pool, and what each pod does for its models, by arrivals of the last minute."""
+    """The pool, and how each pod is used according to the arrivals of the last minute."""
     versions, now_ms, snapshot = await registry.transactions.snapshot()
     state = ClusterState()
     load_snapshot(state, versions.changes, snapshot)
     now_s = now_ms / 1000
     counted = await ArrivalLog(registry).read(CountWindow.SECOND, now_s - IN_USE_S, now_s)
-    last_s = {each.model: float(each.start_s) for each in counted}  # spans come in order
+    last_s = {each.model: float(each.start_s) for each in counted}  # in order of time
     return state, pod_uses(read_pool(state, now_s, Observations(last_arrival_s=last_s)))
 
 
-def pod_document(state: ClusterState, pod: PodState, use: PodUse | None = None) -> dict[str, Any]:
-    """One pod as JSON."""
+def _pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
     tiers = {
         key: holders[pod.name].tier
         for key, holders in sorted(state.residency.items())
@@ -208,11 +243,3 @@ def pod_document(state: ClusterState, pod: PodState, use: PodUse | None = None) 
         "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
         "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
     }
-
-
-def _require_known(names: Sequence[str], known: set[str]) -> None:
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise NotFound(
-            f"not found: {', '.join(unknown)}; there are: {', '.join(sorted(known)) or 'none'}"
-        )

@@ -1,75 +1,132 @@
-"""`predict` and `explain`: one request through the gateway, and why it went where it went."""
+"""`predict` and `explain`: one request through the gateway, and how the gateway routed it."""
 
-from __future__ import annotations
-
+import asyncio
 import base64
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+import httpx
+import typer
+
+from pilotlight.commands.shared_flags import (
+    GatewayOption,
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformTarget,
+    parse_model_names,
+)
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.output import Output
+from registry.domain.model import ModelName
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+_SHOWN_HEADERS = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")
 
-    import httpx
+app = typer.Typer()
 
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.model import ModelName
 
-_TOLD = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")
+@app.command()
+def predict(
+    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...")] = None,
+    *,
+    image: Annotated[
+        list[Path], typer.Option(help="Image file to send. Repeat it to send one batch.")
+    ] = [],  # noqa: B006 - typer copies it
+    data: Annotated[
+        str | None, typer.Option(help="Whole request body: JSON, @FILE, or - for standard input.")
+    ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2/--v1", help="Use the Open Inference Protocol (V2), or V1.")
+    ] = False,
+    policy: Annotated[
+        str | None, typer.Option(help="Routing policy of this request. Default: the model's.")
+    ] = None,
+    deadline_ms: Annotated[
+        int | None, typer.Option(min=1, help="Deadline of the request in milliseconds.")
+    ] = None,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    gateway: GatewayOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Send one inference request through the gateway and print the response."""
+    request = PredictionRequest(
+        texts=texts or [],
+        images=image,
+        data=data,
+        protocol="v2" if v2 else "v1",
+        policy=policy,
+        deadline_ms=deadline_ms,
+    )
+    target = PlatformTarget.of(home, gateway=gateway)
+    [model] = parse_model_names([name], namespace)
+    asyncio.run(_predict(target, Output(json_), model, request))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id header of the response.")],
+    *,
+    home: HomeOption = None,
+    gateway: GatewayOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show how a request was routed: candidate pods, estimates, and the decision."""
+    asyncio.run(_explain(PlatformTarget.of(home, gateway=gateway), Output(json_), request_id))
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionRequest:
-    """What to ask a model, and how."""
+    """The input of one inference request: texts, images, or a whole body."""
 
-    texts: Sequence[str] = ()
-    images: Sequence[Path] = ()
-    data: str | None = None
-    """A whole request body as JSON, or `@file`."""
-    protocol: str = "v1"
-    policy: str | None = None
-    deadline_ms: int | None = None
+    texts: Sequence[str]
+    images: Sequence[Path]
+    data: str | None
+    """A whole request body as JSON, `@file`, or `-`."""
+    protocol: str
+    """`v1` or `v2`."""
+    policy: str | None
+    deadline_ms: int | None
 
 
-def request_path(name: ModelName, protocol: str) -> str:
-    """The path that names a model in any namespace."""
+def _request_path(name: ModelName, protocol: str) -> str:
     base = (
         f"/serving/{quote(name.namespace)}/{quote(name.name)}/{protocol}/models/{quote(name.name)}"
     )
     return f"{base}:predict" if protocol == "v1" else f"{base}/infer"
 
 
-def request_body(question: PredictionRequest) -> bytes:
-    """The body in the protocol asked for; `InvalidInput` where it is none."""
-    given = [bool(question.texts), bool(question.images), question.data is not None]
+def _request_body(request: PredictionRequest) -> bytes:
+    """The JSON body in the chosen protocol; raises InvalidInput."""
+    given = [bool(request.texts), bool(request.images), request.data is not None]
     if sum(given) != 1:
         raise InvalidInput(["give one of: TEXT…, --image FILE, --data JSON or --data @FILE"])
-    if question.data is not None:
-        return _data(question.data)
-    if question.texts:
-        values, tensor = list(question.texts), "text"
+    if request.data is not None:
+        return _read_data(request.data)
+    if request.texts:
+        values, tensor = list(request.texts), "text"
     else:
-        values, tensor = [_image(path) for path in question.images], "image"
-    if question.protocol == "v2":
+        values, tensor = [_read_image(path) for path in request.images], "image"
+    if request.protocol == "v2":
         body: dict[str, Any] = {
             "inputs": [
                 {"name": tensor, "shape": [len(values)], "datatype": "BYTES", "data": values}
             ]
         }
-    elif question.texts:
+    elif request.texts:
         body = {"instances": values}
     else:
         body = {"instances": [{"image_bytes": {"b64": value}} for value in values]}
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _data(data: str) -> bytes:
+def _read_data(data: str) -> bytes:
     try:
         text = Path(data[1:]).read_text(encoding="utf-8") if data.startswith("@") else data
         text = sys.stdin.read() if data == "-" else text
@@ -81,15 +138,15 @@ def _data(data: str) -> bytes:
     return text.encode()
 
 
-def _image(path: Path) -> str:
+def _read_image(path: Path) -> str:
     try:
         return base64.b64encode(path.read_bytes()).decode()
     except OSError as error:
         raise InvalidInput([f"--image: cannot read {path}: {error}"]) from error
 
 
-def error_text(response: httpx.Response) -> str:
-    """What an answer says went wrong, with the status."""
+def _error_text(response: httpx.Response) -> str:
+    """The error message in a response, with the status."""
     try:
         document = response.json()
         text = str(document["error"]) if isinstance(document, dict) else str(document)
@@ -98,36 +155,38 @@ def error_text(response: httpx.Response) -> str:
     return f"{text or response.reason_phrase} (HTTP {response.status_code})"
 
 
-async def predict(
-    target: PlatformTarget, output: Output, name: ModelName, question: PredictionRequest
+async def _predict(
+    target: PlatformTarget, output: Output, name: ModelName, request: PredictionRequest
 ) -> None:
-    """Ask a model and print its answer; where it ran and how long it took go to stderr."""
+    """Print the response on standard output, the headers about its routing on standard error."""
     headers = {"content-type": "application/json"}
-    if question.policy is not None:
-        headers["x-pilotlight-policy"] = question.policy
-    if question.deadline_ms is not None:
-        headers["x-pilotlight-deadline-ms"] = str(question.deadline_ms)
-    response = await target.ask_gateway(
+    if request.policy is not None:
+        headers["x-pilotlight-policy"] = request.policy
+    if request.deadline_ms is not None:
+        headers["x-pilotlight-deadline-ms"] = str(request.deadline_ms)
+    response = await target.request_gateway(
         "POST",
-        request_path(name, question.protocol),
-        content=request_body(question),
+        _request_path(name, request.protocol),
+        content=_request_body(request),
         headers=headers,
     )
-    told = {key: value for key, value in response.headers.items() if key.startswith(_TOLD)}
+    shown = {
+        key: value for key, value in response.headers.items() if key.startswith(_SHOWN_HEADERS)
+    }
     if not response.is_success:
         kind = NotFound if response.status_code == 404 else RequestFailed
-        raise kind(f"{name}: {error_text(response)}")
+        raise kind(f"{name}: {_error_text(response)}")
     body = response.json()
     if output.as_json:
-        output.result({"status": response.status_code, "headers": told, "body": body})
+        output.result({"status": response.status_code, "headers": shown, "body": body})
         return
-    output.result(body, answer_lines(body))
-    for key in sorted(told):
-        output.note(f"{key}: {told[key]}")
+    output.result(body, _response_lines(body))
+    for key in sorted(shown):
+        output.note(f"{key}: {shown[key]}")
 
 
-def answer_lines(body: Any) -> list[str]:
-    """An answer for eyes: one line per prediction, or per output of the V2 protocol."""
+def _response_lines(body: Any) -> list[str]:
+    """A response for a terminal: one line per prediction (V1) or output tensor (V2)."""
     if isinstance(body, dict) and "predictions" in body:
         return [_short(value) for value in body["predictions"]]
     if isinstance(body, dict) and "outputs" in body:
@@ -146,17 +205,16 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-async def explain(target: PlatformTarget, output: Output, request_id: str) -> None:
-    """Print the candidates a request had, their estimates, and why one was taken."""
+async def _explain(target: PlatformTarget, output: Output, request_id: str) -> None:
     path = f"/pilotlight/v1/explain/{quote(request_id, safe='')}"
-    response = await target.ask_gateway("GET", path)
+    response = await target.request_gateway("GET", path)
     if response.status_code == 404:
         raise NotFound(
-            f"the gateway does not remember request {request_id!r}; it keeps the latest ones, "
-            "and the id is the answer's x-request-id header"
+            f"the gateway has no record of request {request_id!r}; it keeps only the most recent "
+            "requests, under the x-request-id header of the response"
         )
     if not response.is_success:
-        raise RequestFailed(error_text(response))
+        raise RequestFailed(_error_text(response))
     document = response.json()
     if output.as_json:
         output.result(document)
@@ -171,7 +229,7 @@ async def explain(target: PlatformTarget, output: Output, request_id: str) -> No
             *(f"decision {key} = {_cell(value)}" for key, value in decision.items()),
         ],
     )
-    for part, title in (("options", "What was weighed"), ("candidates", "The pods at that time")):
+    for part, title in (("options", "Options compared"), ("candidates", "Pods at that time")):
         rows = document.get(part) or []
         columns = list(dict.fromkeys(key for each in rows for key in each))
         if rows:

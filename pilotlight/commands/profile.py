@@ -1,46 +1,77 @@
-"""`profile`: have a pod measure what a model costs by batch size, and show it."""
+"""`profile`: measure a model on a pod at growing batch sizes, and print the result."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import Annotated, Any
 
 import httpx
+import typer
 
+from pilotlight.commands.shared_flags import (
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformTarget,
+    PoolOption,
+    RedisOption,
+    parse_model_names,
+    require_known,
+)
 from pilotlight.errors import NotFound, RequestFailed
+from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-
-if TYPE_CHECKING:
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelRecord
-    from registry.domain.pod_state import PodState
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord
+from registry.domain.pod_state import PodState
 
 _TIMEOUT_S = 3600.0
-_REASONS = {
+_LIMITS = {
     "throughput": "larger batches bring no more throughput",
     "memory": "larger batches do not fit into memory",
-    "size": "larger batches were not asked for",
+    "size": "larger batches were not measured (--max-batch-size)",
 }
 
+app = typer.Typer()
 
-async def profile(
-    target: PlatformTarget,
-    output: Output,
-    name: ModelName,
+
+@app.command()
+def profile(
+    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
     *,
-    pod: str | None,
-    plan: dict[str, int],
+    pod: Annotated[
+        str | None,
+        typer.Option(help="Pod to measure on. Default: the least busy pod that holds the model."),
+    ] = None,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, max=1024, help="Largest batch to measure.")
+    ] = 64,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Length of each text, in tokens.")
+    ] = 32,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=100, help="Inferences to measure per batch size.")
+    ] = 5,
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    redis_url: RedisOption = None,
+    pool: PoolOption = "default",
+    json_: JsonOption = False,
 ) -> None:
-    """Profile a model at a pod (the one named, else the idlest that holds it) and print it."""
+    """Measure latency, throughput and memory by batch size; pods then use the best batch size."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    [model] = parse_model_names([name], namespace)
+    plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
+    asyncio.run(_profile(target, Output(json_), model, pod=pod, plan=plan))
+
+
+async def _profile(
+    target: PlatformTarget, output: Output, name: ModelName, *, pod: str | None,
+    plan: dict[str, int],
+) -> None:  # fmt: skip
     state = await target.cluster()
-    record = state.models.get(name)
-    if record is None:
-        known = ", ".join(sorted(map(str, state.models))) or "none"
-        raise NotFound(f"not found: {name}; there are: {known}")
-    chosen = _choose(state, record, pod)
-    output.note(f"profiling {name} on {chosen.name}; requests to it go on meanwhile")
-    document = await _ask(chosen, name, plan)
+    require_known([str(name)], [str(each) for each in state.models])
+    chosen = _choose_pod(state, state.models[name], pod)
+    output.note(f"profiling {name} on {chosen.name}; the pod continues to serve requests")
+    document = await _measure(chosen, name, plan)
     if output.as_json:
         output.result({"pod": chosen.name, **document})
         return
@@ -49,17 +80,18 @@ async def profile(
         ("BATCH", "LATENCY", "ITEMS/S", "MEMORY", ""),
         [_row(point, is_best=point["rows"] == best) for point in document["points"]],
     )
-    output.line(f"batches of up to {best}: {_REASONS.get(document['limited_by'], 'as measured')}")
+    output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
 
 
-def _choose(state: ClusterState, record: ModelRecord, pod: str | None) -> PodState:
+def _choose_pod(state: ClusterState, record: ModelRecord, pod: str | None) -> PodState:
     accepting = {each.name: each for each in state.pods.values() if each.is_accepting}
     if pod is not None and pod not in accepting:
-        raise NotFound(f"no pod {pod} takes requests; there are: {', '.join(sorted(accepting))}")
+        known = ", ".join(sorted(accepting))
+        raise NotFound(f"no pod {pod} accepts requests; pods that do: {known}")
     if pod is not None:
         return accepting[pod]
     if not accepting:
-        raise RequestFailed("no pod takes requests; start some with `pilotlight up`")
+        raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
     holders = state.holders(record.serving.key)
     warm = [
         each for each in accepting.values() if each.name in holders and holders[each.name].is_warm
@@ -67,16 +99,16 @@ def _choose(state: ClusterState, record: ModelRecord, pod: str | None) -> PodSta
     return min(warm or accepting.values(), key=lambda each: (each.slots_busy, each.name))
 
 
-async def _ask(pod: PodState, name: ModelName, plan: dict[str, int]) -> dict[str, Any]:
+async def _measure(pod: PodState, name: ModelName, plan: dict[str, int]) -> dict[str, Any]:
     url = f"http://{pod.address}/v2/models/{name.path_segment}/profile"
     async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
         try:
-            answer = await client.post(url, json=plan)
+            response = await client.post(url, json=plan)
         except httpx.HTTPError as error:
-            raise RequestFailed(f"no answer from pod {pod.name} at {url}: {error!r}") from error
-    if answer.status_code != httpx.codes.OK:
-        raise RequestFailed(f"pod {pod.name} answered {answer.status_code}: {answer.text}")
-    document: dict[str, Any] = answer.json()
+            raise RequestFailed(f"no response from pod {pod.name} at {url}: {error!r}") from error
+    if response.status_code != httpx.codes.OK:
+        raise RequestFailed(f"pod {pod.name} returned {response.status_code}: {response.text}")
+    document: dict[str, Any] = response.json()
     return document
 
 

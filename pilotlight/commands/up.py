@@ -1,73 +1,256 @@
 """`up` and `down`: start the platform in the foreground or detached, and stop it."""
 
-from __future__ import annotations
-
 import asyncio
-import json
-import os
-import signal
-import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
-from pilotlight.commands.apply import put, read_models, tell_applied
-from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import AlreadyRunning, RequestFailed, StartFailed
-from pilotlight.output import progress_bar
-from pilotlight.platform.platform import Platform, StartProgress, describe
-from pilotlight.platform.processes import python_environment, python_module
-from pilotlight.platform.supervisor import log_to, supervise
-from pilotlight.quantities import format_bytes
-from pilotlight.samples import SAMPLES, make_samples, missing_samples
+import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from autoscaler.planning.pool_view import Limits
+from autoscaler.scaling.limits import pool_problems
+from pilotlight.commands.apply import print_applied, put_models, read_models
+from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
+from pilotlight.commands.shared_flags import (
+    FilesOption,
+    HomeOption,
+    JsonOption,
+    NamespaceOption,
+    PlatformTarget,
+    PoolOption,
+)
+from pilotlight.errors import InvalidInput
+from pilotlight.output import Output, progress_bar
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.progress import ProgressReporter
+from pilotlight.platform.settings import (
+    LocalAutoscalerSettings,
+    LocalPodSettings,
+    PlatformSettings,
+)
+from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
+from pilotlight.quantities import parse_bytes, parse_rate
+from pilotlight.sample_models.samples import prepare_samples
+from pilotlight.state_dir import PlatformState, StateDir
+from registry.domain.model import ModelSpec
 
-    from pilotlight.output import Output
-    from pilotlight.platform.settings import PlatformSettings
-    from pilotlight.samples import Sample
-    from pilotlight.state_dir import PlatformState, StateDir
-    from registry.domain.model import ModelSpec
-
-_STOP_S = 60.0
+app = typer.Typer()
 
 
+@app.command()
 def up(
-    settings: PlatformSettings, output: Output, *, files: Sequence[str], detach: bool,
-    namespace: str | None,
+    *,
+    pods: Annotated[
+        int,
+        typer.Option(min=1, max=256, envvar="PILOTLIGHT_PODS", help="Number of pods to start."),
+    ] = 8,
+    filename: FilesOption = [],  # noqa: B006 - typer copies it
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PILOTLIGHT_REDIS_URL",
+            help="URL of a Redis to use as registry. Default: start an embedded one.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when the platform is ready.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(envvar="PILOTLIGHT_HOST", help="Address the gateway listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, envvar="PILOTLIGHT_PORT",
+            help="Port the gateway listens on; 0 takes a free one.",
+        ),
+    ] = 8080,
+    slots: Annotated[
+        int, typer.Option(min=1, envvar="PILOTLIGHT_SLOTS", help="Concurrent requests per pod.")
+    ] = 1,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, envvar="PILOTLIGHT_THREADS", help="CPU threads of one inference."),
+    ] = 1,
+    pod_memory: Annotated[
+        str,
+        typer.Option(
+            envvar="PILOTLIGHT_POD_MEMORY", help="Memory for models per pod, such as 4Gi or 500MB."
+        ),
+    ] = "4Gi",
+    pod_link_rate: Annotated[
+        str,
+        typer.Option(
+            envvar="PILOTLIGHT_POD_LINK_RATE",
+            help="Limit of each pod's download rate from object storage, such as 100MB/s. "
+            "For experiments.",
+        ),
+    ] = "unlimited",
+    s3: Annotated[
+        bool,
+        typer.Option(
+            "--s3/--no-s3", envvar="PILOTLIGHT_S3",
+            help="Start an object store with the sample models. With --no-s3, AWS_* name yours.",
+        ),
+    ] = True,
+    objects: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PILOTLIGHT_OBJECTS", show_default="objects in --home",
+            help="Folder the object store serves, with one folder per bucket. With this flag no "
+            "sample models are made.",
+        ),
+    ] = None,
+    allow_simulated_work: Annotated[
+        bool,
+        typer.Option(
+            "--allow-simulated-work", envvar="PILOTLIGHT_ALLOW_SIMULATED_WORK",
+            help="Honour the request header x-pilotlight-simulate. For experiments.",
+        ),
+    ] = False,
+    autoscaler: Annotated[
+        bool,
+        typer.Option(
+            "--autoscaler/--no-autoscaler", envvar="PILOTLIGHT_AUTOSCALER",
+            help="Run the autoscaler: preload models ahead of requests and demote idle ones.",
+        ),
+    ] = True,
+    loading: Annotated[
+        str,
+        typer.Option(
+            envvar="PILOTLIGHT_LOADING", help=f"Loading policy, one of {LOADING_NAMES}."
+        ),
+    ] = "predictive",
+    min_pods: Annotated[
+        int | None,
+        typer.Option(
+            min=0, envvar="PILOTLIGHT_MIN_PODS",
+            help="Scale between this number and --pods; 0 scales to zero. "
+            "Default: keep --pods running.",
+        ),
+    ] = None,
+    pod_idle: Annotated[
+        float,
+        typer.Option(
+            min=0.1, envvar="PILOTLIGHT_POD_IDLE",
+            help="Seconds after the last request before the last pod stops.",
+        ),
+    ] = 120.0,
+    pod_stable: Annotated[
+        float,
+        typer.Option(
+            min=0.1, envvar="PILOTLIGHT_POD_STABLE",
+            help="Seconds for which fewer pods must suffice before a pod stops.",
+        ),
+    ] = 60.0,
+    pool: PoolOption = "default",
+    namespace: NamespaceOption = None,
+    home: HomeOption = None,
+    json_: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Start the platform with the models in `files`; returns when it stopped, or is detached."""
-    specs = read_models(files, namespace) if files else []
-    if settings.home.is_locked():
-        raise settings.home.already_running()
-    if settings.s3 and settings.objects == settings.home.objects:  # a folder of yours stays yours
-        prepare_samples(settings, output)
+    """Start the platform on this machine; Ctrl-C stops all of its processes."""
+    problems = loading_problems(loading)
+    if min_pods is not None:
+        problems += pool_problems(Limits(min_pods, pods))
+    if problems:
+        raise InvalidInput(problems)
+    state_dir = StateDir.of(home)
+    settings = PlatformSettings(
+        state_dir=state_dir,
+        objects=(objects or state_dir.objects).expanduser().absolute(),
+        pods=pods,
+        pod=LocalPodSettings(
+            slots=slots,
+            threads=threads,
+            memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
+            link_bytes_per_s=parse_rate(pod_link_rate, field="--pod-link-rate"),
+            allow_simulated_work=allow_simulated_work,
+        ),
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        s3=s3,
+        pool=pool,
+        autoscaler=LocalAutoscalerSettings(loading, min_pods, pod_idle, pod_stable)
+        if autoscaler
+        else None,
+    )
+    output = Output(json_)
+    specs = read_models(filename, namespace) if filename else []
+    if state_dir.is_locked():
+        raise state_dir.already_running_error()
+    if s3 and settings.objects == state_dir.objects:  # the user's own folder is left unchanged
+        prepare_samples(settings.objects, output)
     if detach:
-        state = _start_detached(settings)
-        tell_ready(output, state)
-        if specs:
-            asyncio.run(_apply(PlatformTarget(settings.home), output, specs))
+        _run_detached(settings, output, specs)
     else:
-        _run_here(settings, output, specs)
+        _run_in_foreground(settings, output, specs)
 
 
-def prepare_samples(
-    settings: PlatformSettings, output: Output, wanted: Sequence[Sample] = SAMPLES
-) -> None:
-    """Make the sample models where they are not there yet."""
-    missing = missing_samples(settings.objects, wanted)
-    if not missing:
+@app.command()
+def down(*, home: HomeOption = None, json_: JsonOption = False) -> None:
+    """Stop the platform of --home and wait until all of its processes have ended."""
+    state_dir, output = StateDir.of(home), Output(json_)
+    pid = stop_platform(state_dir)
+    document = {"stopped": pid is not None, "home": str(state_dir.root)}
+    if pid is None:
+        output.result(document, [f"no platform runs in {state_dir.root}"])
+    else:
+        output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
+
+
+def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[ModelSpec]) -> None:
+    with progress_bar("platform") as update:
+        state = start_detached(settings, update)
+    _print_ready(output, state)
+    if specs:
+        asyncio.run(_apply(PlatformTarget(settings.state_dir), output, specs))
+
+
+async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
+    async with target.registry() as registry:
+        applied = await put_models(registry, specs)
+    if not output.as_json:
+        print_applied(output, applied)
         return
-    size = format_bytes(sum(sample.size_bytes for sample in missing))
-    output.note(f"Sample models: {size} in {settings.objects}, once, about 15 s.")
-    with progress_bar("sample models") as update:
-        make_samples(settings.objects, update, wanted)
+    for each in applied:
+        output.note(f"{each.name} {each.outcome}")
 
 
-def tell_ready(output: Output, state: PlatformState) -> None:
-    """Say where everything is."""
+def _run_in_foreground(
+    settings: PlatformSettings, output: Output, specs: Sequence[ModelSpec]
+) -> None:
+    log_to_file(settings)
+    started_s = time.monotonic()
+    reporter = ProgressReporter(output)
+
+    async def on_ready(platform: Platform) -> None:
+        reporter.close_bar()
+        _print_ready(output, platform.state)
+        if specs:
+            for each in await put_models(platform.cluster.registry, specs):
+                output.note(f"{each.name} {each.outcome}")
+        output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
+
+    try:
+        asyncio.run(supervise(settings, on_progress=reporter.on_progress, on_ready=on_ready))
+    finally:
+        reporter.close_bar()
+    output.note("stopped")
+
+
+def _print_ready(output: Output, state: PlatformState) -> None:
     output.result(
-        describe(state),
+        {
+            "gateway": state.gateway,
+            "pid": state.pid,
+            "redis_url": state.redis_url,
+            "pool": state.pool,
+            "s3_endpoint": state.s3_endpoint,
+            "autoscaler_metrics": state.autoscaler_metrics,
+            "pods": list(state.pods),
+        },
         [
             f"gateway       {state.gateway}",
             f"registry      {state.redis_url}",
@@ -77,119 +260,3 @@ def tell_ready(output: Output, state: PlatformState) -> None:
             f"supervisor    pid {state.pid}",
         ],
     )
-
-
-async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
-    async with target.registry() as registry:
-        applied = await put(registry, specs)
-    for each in applied if output.as_json else ():
-        output.note(f"{each.name} {each.outcome}")
-    if not output.as_json:
-        tell_applied(output, applied)
-
-
-def _run_here(settings: PlatformSettings, output: Output, specs: Sequence[ModelSpec]) -> None:
-    log_to(settings)
-    started_s = time.monotonic()
-    bar = progress_bar("platform")
-    update = bar.__enter__()
-    is_ready = False
-
-    def on_progress(step: StartProgress) -> None:
-        if is_ready:
-            output.note(step.text)
-        else:
-            update(step.done, step.total, step.text)
-
-    async def on_ready(platform: Platform) -> None:
-        nonlocal is_ready
-        is_ready = True
-        bar.__exit__(None, None, None)
-        tell_ready(output, platform.state)
-        if specs:
-            applied = await put(platform.registry, specs)
-            for each in applied:
-                output.note(f"{each.name} {each.outcome}")
-        output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
-
-    try:
-        asyncio.run(supervise(settings, on_progress=on_progress, on_ready=on_ready))
-    finally:
-        if not is_ready:
-            bar.__exit__(None, None, None)
-    output.note("stopped")
-
-
-def _start_detached(settings: PlatformSettings) -> PlatformState:
-    settings.home.logs.mkdir(parents=True, exist_ok=True)
-    with (settings.home.logs / "supervisor.err").open("wb") as errors:
-        supervisor = subprocess.Popen(
-            [*python_module("pilotlight.platform.supervisor"), settings.to_json()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=python_environment(os.environ),
-            start_new_session=True,
-        )
-    try:
-        with progress_bar("platform") as update:
-            state = _listen(supervisor, update)
-    except BaseException:
-        supervisor.terminate()
-        raise
-    finally:
-        if supervisor.stdout is not None:
-            supervisor.stdout.close()
-    if state is None:
-        status = supervisor.wait()
-        tail = (settings.home.logs / "supervisor.err").read_text()[-1000:]
-        raise StartFailed(f"the supervisor ended with status {status}: {tail}")
-    return state
-
-
-def _listen(
-    supervisor: subprocess.Popen[bytes], update: Callable[[int, int, str], None]
-) -> PlatformState | None:
-    from pilotlight.state_dir import PlatformState
-
-    for line in supervisor.stdout or ():
-        match json.loads(line):
-            case {"ready": dict(state)}:
-                supervisor.returncode = 0  # it goes on without us: no warning when we forget it
-                return PlatformState(**{**state, "pods": tuple(state["pods"])})
-            case {"error": str(text), "status": int(status)}:
-                supervisor.wait()
-                raise AlreadyRunning(text) if status == 2 else StartFailed(text)
-            case {"done": int(done), "total": int(total), "text": str(text)}:
-                update(done, total, text)
-    return None
-
-
-def down(home: StateDir, output: Output) -> None:
-    """Stop the platform of a home folder; return when nothing of it is left."""
-    state = home.running()
-    if state is None:
-        output.result(
-            {"stopped": False, "home": str(home.root)}, [f"no platform runs in {home.root}"]
-        )
-        return
-    give_up_at_s = time.monotonic() + _STOP_S
-    while state is not None and state.pid == 0 and time.monotonic() < give_up_at_s:
-        time.sleep(0.02)  # it has just taken the lock and not yet written its state
-        state = home.running()
-    if state is not None and state.pid:
-        try:
-            os.kill(state.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
-        except PermissionError as error:
-            raise RequestFailed(f"pid {state.pid} belongs to another user") from error
-    while home.is_locked():
-        if time.monotonic() > give_up_at_s:
-            raise RequestFailed(
-                f"the platform (pid {state.pid if state else '?'}) did not stop within "
-                f"{_STOP_S:g} s; its log is {home.logs / 'supervisor.log'}"
-            )
-        time.sleep(0.05)
-    pid = state.pid if state else 0
-    output.result({"stopped": True, "home": str(home.root), "pid": pid}, [f"stopped (pid {pid})"])

@@ -1,4 +1,4 @@
-"""First part of the demo: the samples, asked in every way that a KServe user asks.
+"""First part of the demo: a request to each sample model in every way that KServe offers.
 
 V1 and V2; by path, by path with namespace, and by Host header.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from load.experiments.liu.scenarios import SENTENCE
-from pilotlight.demo.calls import call, together
+from pilotlight.live_experiments.timed_requests import gather_requests, timed_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One request of the tour, and what it showed."""
+    """One request, and the part of its response to print."""
 
     how: str
     shown: str
@@ -40,15 +40,14 @@ class Invocation:
 
 
 async def invoke_samples(client: httpx.AsyncClient) -> list[Invocation]:
-    """Ask each sample model once per way."""
-    # The three are cold: let them load side by side.
-    tours = await together(_embed(client), _translate(client), _classify(client))
-    return [invocation for tour in tours for invocation in tour]
+    # All three models are cold: load them at the same time.
+    by_model = await gather_requests(_embed(client), _translate(client), _classify(client))
+    return [invocation for each in by_model for invocation in each]
 
 
 async def _embed(client: httpx.AsyncClient) -> list[Invocation]:
-    v1 = await call(client, "/v1/models/embed:predict", {"instances": list(SENTENCES)})
-    v2 = await call(client, "/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
+    v1 = await timed_request(client, "/v1/models/embed:predict", {"instances": list(SENTENCES)})
+    v2 = await timed_request(client, "/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
     return [
         Invocation("embed: V1, by path", similarities(v1.body["predictions"]), v1),
         Invocation("embed: V2, by path", _shape(v2.body, "embedding"), v2),
@@ -56,35 +55,35 @@ async def _embed(client: httpx.AsyncClient) -> list[Invocation]:
 
 
 async def _translate(client: httpx.AsyncClient) -> list[Invocation]:
-    v1 = await call(
+    v1 = await timed_request(
         client, "/serving/default/translate/v1/models/translate:predict", {"instances": [SENTENCE]}
     )
-    v2 = await call(
+    v2 = await timed_request(
         client,
         "/v2/models/translate/infer",
         _text_v2([SENTENCE]),
         {"host": "translate.default.example.com"},
     )
     return [
-        Invocation("translate: V1, by namespace", _start(v1.body["predictions"][0]), v1),
+        Invocation("translate: V1, by namespace", _shorten(v1.body["predictions"][0]), v1),
         Invocation(
-            "translate: V2, by Host header", _start(_output(v2.body, "text")["data"][0]), v2
+            "translate: V2, by Host header", _shorten(_output(v2.body, "text")["data"][0]), v2
         ),
     ]
 
 
 async def _classify(client: httpx.AsyncClient) -> list[Invocation]:
-    picture = _picture()
-    v1 = await call(
+    image = _image()
+    v1 = await timed_request(
         client,
         "/v1/models/classify-image:predict",
-        {"instances": [{"image_bytes": {"b64": picture}}]},
+        {"instances": [{"image_bytes": {"b64": image}}]},
         {"host": "classify-image.default.example.com"},
     )
-    v2 = await call(
+    v2 = await timed_request(
         client,
         "/serving/default/classify-image/v2/models/classify-image/infer",
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [picture]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]},
     )
     label = str(_output(v2.body, "label")["data"][0])
     return [
@@ -94,7 +93,7 @@ async def _classify(client: httpx.AsyncClient) -> list[Invocation]:
 
 
 def similarities(vectors: Sequence[Sequence[float]]) -> str:
-    """Cosine similarity of the first sentence with the others; the vectors have length one."""
+    """Cosine similarities of the first sentence; the vectors have length one."""
     matrix = np.asarray(vectors, dtype=np.float64)
     products = matrix @ matrix[0]
     others = ", ".join(f"{value:.2f}" for value in products[1:])
@@ -120,12 +119,12 @@ def _label(prediction: Mapping[str, Any]) -> str:
     return f"{prediction['label']} ({prediction['score']:.3f})"
 
 
-def _start(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 48 else text[:47] + "…"
 
 
-def _picture() -> str:
-    """A small picture, made here."""
+def _image() -> str:
+    """A small PNG file in base64."""
     rows = np.linspace(0, 255, 96, dtype=np.uint8)
     pixels = np.stack([np.tile(rows, (96, 1)), np.tile(rows[:, None], (1, 96)),
                        np.full((96, 96), 128, np.uint8)], axis=-1)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The demo's tables and its JSON document: our figures beside the thesis's."""
+"""The demo's tables and JSON document: measured figures beside those of the thesis."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
+    from pilotlight.demo.expectations import Expectation
     from pilotlight.demo.invocations import Invocation
-    from pilotlight.demo.results import Expectation
     from pilotlight.output import Output
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """Everything the demo saw."""
+    """All results of the demo."""
 
     ready_s: float
     duration_s: float
@@ -33,8 +33,7 @@ class DemoReport:
     expectations: Sequence[Expectation]
 
 
-def tell_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
-    """The tour through the samples."""
+def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
     output.line()
     output.table(
         ("REQUEST", "ANSWER", "START", "POD", "SECONDS"),
@@ -43,12 +42,12 @@ def tell_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
              f"{each.answer.latency_s:.2f}")
             for each in invocations
         ],
-        title="Samples, asked over HTTP",
+        title="Requests to the sample models",
     )  # fmt: skip
 
 
-def tell_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) -> None:
-    """Section 6.2: cold starts, mean, p95; then where the time went."""
+def print_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) -> None:
+    """Section 6.2: cold starts and latencies, then the time per stage."""
     output.line()
     link = format_bytes(scale.simple_link_bytes_per_s)
     rows, stage_rows = [], []
@@ -76,8 +75,8 @@ def tell_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) -> 
     )  # fmt: skip
 
 
-def tell_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
-    """Section 6.4: the thesis's three tables."""
+def print_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
+    """Section 6.4, whose three tables are one here."""
     output.line()
     link = format_bytes(scale.win_link_bytes_per_s)
     rows = []
@@ -88,7 +87,7 @@ def tell_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
         starts = ", ".join(sorted(answer.start for answer in run.answers))
         marks = "fastest" if run.concurrent_s == fastest and run.policy != "auto" else ""
         rows.append((
-            _heading(run),
+            _row_heading(run),
             run.policy, f"{run.concurrent_s:.2f}", f"{run.total_s:.2f}", starts,
             f"{liu_s:.2f}" if liu_s else "-", marks,
         ))  # fmt: skip
@@ -101,15 +100,14 @@ def tell_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
     )
 
 
-def _heading(run: WinRun) -> str:
-    """What stands beside a workload's first two policies."""
+def _row_heading(run: WinRun) -> str:
+    """The workload, in its first row, and the length of its sleeps, in the second."""
     if run.policy == POLICIES[0]:
         return f"{run.scenario.section} {run.scenario.title}"
     return f"  5 s scaled to {run.sleep_s:g} s" if run.policy == POLICIES[1] else ""
 
 
-def tell_end(output: Output, report: DemoReport) -> None:
-    """What was promised and what showed."""
+def print_expectations(output: Output, report: DemoReport) -> None:
     output.line()
     output.table(
         ("PROMISE", "SHOWN", "SEEN"),
@@ -121,7 +119,7 @@ def tell_end(output: Output, report: DemoReport) -> None:
 
 
 def as_document(report: DemoReport) -> dict[str, Any]:
-    """The whole report for `--json`, without the answers' bodies."""
+    """The report for `--json`, without the response bodies."""
     return {
         "ready_s": round(report.ready_s, 3),
         "duration_s": round(report.duration_s, 3),

@@ -1,7 +1,7 @@
-"""A burst at a pool without pods, and a load that grows at once, on a running platform.
+"""Elasticity experiments on a running platform: a burst at an empty pool, and a load spike.
 
-Latencies are those of a plain HTTP client; pods and loads are read from the platform's copy of the
-registry as it changes.
+Latencies are measured by a plain HTTP client; pods and loads are read from the watched state of
+the cluster.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from load.experiments.elastic.live_burst import LiveBurst
 from load.experiments.elastic.scenario import spike_arrivals
 from load.experiments.elastic.spiking import spiked
-from pilotlight.demo.calls import call, together
-from pilotlight.demo.workloads import until_idle
 from pilotlight.errors import RequestFailed
+from pilotlight.live_experiments.liu_workloads import wait_idle
+from pilotlight.live_experiments.timed_requests import gather_requests, timed_request
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 
 if TYPE_CHECKING:
@@ -31,52 +31,51 @@ if TYPE_CHECKING:
     from load.experiments.liu.runs import TimedAnswer
     from pilotlight.platform.platform import Platform
 
-PATIENCE_S: Final = 280.0
-"""Of a request; all wait in the gateway together."""
-_TO_ZERO_S: Final = 180.0
-_LOOK_S: Final = 0.1
+_QUEUE_TIMEOUT_S: Final = 280.0
+"""Long enough for all requests of a burst, which wait in the gateway at the same time."""
+_SCALING_TIMEOUT_S: Final = 180.0
+_POLL_INTERVAL_S: Final = 0.1
 _WARM_REQUESTS: Final = 5
 _SENTENCE: Final = "quick brown fox jumps over"
 
 
 def burst_models(count: int, storage_uri: str) -> list[ModelSpec]:
-    """Models that differ by name only."""
+    """Models that differ only in their names."""
     return [
         ModelSpec(
             ModelName("default", f"burst-{number:03d}"),
             storage_uri,
-            policy=ModelPolicy(queue_timeout_s=PATIENCE_S),
+            policy=ModelPolicy(queue_timeout_s=_QUEUE_TIMEOUT_S),
         )
         for number in range(count)
     ]
 
 
 def spike_model(storage_uri: str) -> ModelSpec:
-    """The model of the spike: as in the simulation, who finds no free pod waits."""
+    """The model of the spike; requests queue when no pod is free, as in the simulation."""
     policy = ModelPolicy(
         routing=RoutingPolicy.COLOCATION_QUEUEING,
         max_batch_size=1,
         queue_depth=100_000,
-        queue_timeout_s=PATIENCE_S,
+        queue_timeout_s=_QUEUE_TIMEOUT_S,
     )
     return ModelSpec(ModelName("default", "spike"), storage_uri, policy=policy)
 
 
 class _ClusterObserver:
-    """Pods and copies that were there at any time since it looks."""
+    """Collects all pods and warm copies that exist at any time during an experiment."""
 
     def __init__(self, platform: Platform) -> None:
-        self._state = platform.watch.state
-        self._began_s = time.perf_counter()
+        self._state = platform.cluster.state
+        self._started_s = time.perf_counter()
         self.pods: set[tuple[str, int]] = set()
         self.copies: set[tuple[str, str]] = set()
         self.first_pod_s = inf
 
-    def look(self) -> None:
-        """Note what is there now."""
+    def observe(self) -> None:
         for name, pod in self._state.pods.items():
             if pod.is_accepting:
-                self.first_pod_s = min(self.first_pod_s, time.perf_counter() - self._began_s)
+                self.first_pod_s = min(self.first_pod_s, time.perf_counter() - self._started_s)
             self.pods.add((name, pod.epoch))
         for key, held in self._state.residency.items():
             self.copies |= {
@@ -87,84 +86,87 @@ class _ClusterObserver:
 async def run_burst(
     platform: Platform, client: httpx.AsyncClient, specs: Sequence[ModelSpec], *, is_known: bool
 ) -> LiveBurst:
-    """Wait until there are no pods, then ask for every model once, all at the same moment."""
-    await platform.until(
-        lambda: not platform.watch.state.pods, timeout_s=_TO_ZERO_S, what="no pods"
+    """Wait until no pod runs, then send one request per model, all at the same time."""
+    await platform.cluster.wait_until(
+        lambda: not platform.cluster.state.pods, timeout_s=_SCALING_TIMEOUT_S, what="no pods"
     )
-    witness = _ClusterObserver(platform)
-    platform.watch.subscribe(witness.look)
-    answers = await together(*(_ask(client, spec) for spec in specs))
-    await until_idle(platform)
-    await platform.until(
+    observer = _ClusterObserver(platform)
+    platform.cluster.watch.subscribe(observer.observe)
+    responses = await gather_requests(*(_predict(client, spec) for spec in specs))
+    await wait_idle(platform)
+    await platform.cluster.wait_until(
         lambda: (
             not any(
                 each.is_warming
-                for held in platform.watch.state.residency.values()
+                for held in platform.cluster.state.residency.values()
                 for each in held.values()
             )
         ),
-        timeout_s=_TO_ZERO_S,
-        what="no load under way",
+        timeout_s=_SCALING_TIMEOUT_S,
+        what="no model is loading",
     )
-    witness.look()
+    observer.observe()
     return LiveBurst(
         is_known=is_known,
-        took_s=tuple(sorted(each.latency_s for each in answers)),
-        loads=len(witness.copies),
-        pods=len(witness.pods),
-        first_pod_s=witness.first_pod_s,
+        took_s=tuple(sorted(each.latency_s for each in responses)),
+        loads=len(observer.copies),
+        pods=len(observer.pods),
+        first_pod_s=observer.first_pod_s,
     )
 
 
 async def run_spike(
     platform: Platform, client: httpx.AsyncClient, spec: ModelSpec, scenario: Scenario, seed: int
 ) -> Spiked:
-    """Send the scenario's arrivals at their times to a pool of its first pods, the model warm."""
+    """Send the scenario's arrivals at their times, to a pool of `first_pods` with a warm model."""
     headers = {"x-pilotlight-simulate": f"preprocess={scenario.infer_s:g}"}
     for _ in range(_WARM_REQUESTS):
-        await _ask(client, spec, headers)
-    await platform.until(
-        lambda: len(platform.watch.state.pods) == scenario.first_pods and _is_warm(platform, spec),
-        timeout_s=_TO_ZERO_S,
-        what=f"{scenario.first_pods} pods, with the model",
+        await _predict(client, spec, headers)
+    await platform.cluster.wait_until(
+        lambda: (
+            len(platform.cluster.state.pods) == scenario.first_pods and _is_warm(platform, spec)
+        ),
+        timeout_s=_SCALING_TIMEOUT_S,
+        what=f"{scenario.first_pods} pods and a warm model",
     )
     at_s = spike_arrivals(scenario, seed)
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(_count_pods(platform, began_s, scenario.length_s))
-        asked = []
+        counting = group.create_task(_count_pods(platform, started_s, scenario.length_s))
+        requests = []
         for each in at_s:
-            await asyncio.sleep(began_s + float(each) - time.perf_counter())
-            asked.append(group.create_task(_took_s(client, spec, headers)))
-    took_s = np.array([task.result() for task in asked])
-    return spiked(scenario, at_s, took_s, looking.result())
+            await asyncio.sleep(started_s + float(each) - time.perf_counter())
+            requests.append(group.create_task(_latency_s(client, spec, headers)))
+    latency_s = np.array([task.result() for task in requests])
+    return spiked(scenario, at_s, latency_s, counting.result())
 
 
 def _is_warm(platform: Platform, spec: ModelSpec) -> bool:
-    return any(each.is_warm for each in platform.watch.state.holders(spec.key).values())
+    return any(each.is_warm for each in platform.cluster.state.holders(spec.key).values())
 
 
 async def _count_pods(
-    platform: Platform, began_s: float, length_s: float
+    platform: Platform, started_s: float, length_s: float
 ) -> list[tuple[float, int]]:
-    """Pods that take requests, by looking every tenth of a second."""
-    found = []
-    for look in range(int(length_s / _LOOK_S)):
-        await asyncio.sleep(began_s + look * _LOOK_S - time.perf_counter())
-        pods = platform.watch.state.pods.values()
-        found.append((look * _LOOK_S, sum(pod.is_accepting for pod in pods)))
-    return found
+    """Times and numbers of accepting pods, polled every tenth of a second."""
+    counts = []
+    for index in range(int(length_s / _POLL_INTERVAL_S)):
+        await asyncio.sleep(started_s + index * _POLL_INTERVAL_S - time.perf_counter())
+        pods = platform.cluster.state.pods.values()
+        counts.append((index * _POLL_INTERVAL_S, sum(pod.is_accepting for pod in pods)))
+    return counts
 
 
-async def _took_s(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]) -> float:
+async def _latency_s(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]) -> float:
+    """Infinite for a failed request."""
     try:
-        return (await _ask(client, spec, headers)).latency_s
+        return (await _predict(client, spec, headers)).latency_s
     except RequestFailed:
         return inf
 
 
-async def _ask(
+async def _predict(
     client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str] | None = None
 ) -> TimedAnswer:
     path = f"/v1/models/{spec.name.name}:predict"
-    return await call(client, path, {"instances": [_SENTENCE]}, headers)
+    return await timed_request(client, path, {"instances": [_SENTENCE]}, headers)

@@ -1,4 +1,4 @@
-"""One compressed trace on a platform with one pod, under one loading policy of its autoscaler."""
+"""A compressed trace on a platform with one pod, under one loading policy of its autoscaler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from load.generator.output_file import claimed_output
 from load.generator.run import play, prepare
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
-from pilotlight.demo.workloads import declare
-from pilotlight.platform.settings import AutoscalerChoice
-from pilotlight.samples import BUCKET
+from pilotlight.live_experiments.liu_workloads import create_models
+from pilotlight.platform.settings import LocalAutoscalerSettings
+from pilotlight.sample_models.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.autoscaler_log import AutoscalerLog
 
@@ -28,31 +28,30 @@ if TYPE_CHECKING:
     from pilotlight.platform.settings import PlatformSettings
 
 _SLOTS = 16
-_READY_S = 60.0
+_READY_TIMEOUT_S = 60.0
 
 
 def prewarming_settings(
     settings: PlatformSettings, piece: Slice, policy: str, value: float
 ) -> PlatformSettings:
-    """One pod with room for every model, and an autoscaler that plans at the trace's pace."""
-    model_bytes = model_size(settings)
+    """One pod with memory for every model, and an autoscaler with the trace's time scale."""
+    model_bytes = _model_bytes(settings)
     pod = replace(
         settings.pod,
         slots=_SLOTS,
         memory_bytes=2 * model_bytes * (len(piece.models()) + 1),
         allow_simulated_work=False,
     )
-    choice = AutoscalerChoice(
+    autoscaler = LocalAutoscalerSettings(
         loading=policy,
         loading_value=live_value(policy, value, model_bytes),
         pace=PACE,
         forecast_every_s=60.0 / PACE,
     )
-    return replace(settings, pods=1, pod=pod, autoscaler=choice)
+    return replace(settings, pods=1, pod=pod, autoscaler=autoscaler)
 
 
-def model_size(settings: PlatformSettings) -> int:
-    """Bytes of the sample's weights."""
+def _model_bytes(settings: PlatformSettings) -> int:
     folder = settings.objects / BUCKET / SAMPLE
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
@@ -60,22 +59,22 @@ def model_size(settings: PlatformSettings) -> int:
 async def play_slice(
     platform: Platform, client: httpx.AsyncClient, piece: Slice, output: Path
 ) -> Run:
-    """Declare the models, wait until the autoscaler plans, play, and read the records."""
+    """Create the models, wait until the autoscaler plans, play the trace, read its records."""
     specs = [
         ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}") for each in piece.models()
     ]
-    await declare(platform, client, specs)
-    await _until_planned(platform)
+    await create_models(platform, client, specs)
+    await _wait_leader(platform)
     prepared = await prepare(RunSettings(piece.compressed, platform.gateway_url, seed=1))
     with claimed_output(output, overwrite=True):
         await play(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)
-    return replace(found, about={**found.about, "model_bytes": model_size(platform.settings)})
+    return replace(found, about={**found.about, "model_bytes": _model_bytes(platform.settings)})
 
 
-async def _until_planned(platform: Platform) -> None:
-    """An autoscaler leads."""
-    autoscaling = AutoscalerLog(platform.registry)
-    async with asyncio.timeout(_READY_S):
-        while (await autoscaling.records()).leader is None:  # noqa: ASYNC110 - it is not published
+async def _wait_leader(platform: Platform) -> None:
+    """Return when an autoscaler is the leader."""
+    log = AutoscalerLog(platform.cluster.registry)
+    async with asyncio.timeout(_READY_TIMEOUT_S):
+        while (await log.records()).leader is None:  # noqa: ASYNC110 - it is not published
             await asyncio.sleep(0.05)

@@ -1,1 +1,1 @@
-"""The platform on one machine: Redis, object store, zygote with its pods, gateway, supervised."""
+"""A whole platform on one machine: starts, supervises and stops the processes of all parts."""

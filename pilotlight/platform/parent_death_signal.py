@@ -1,7 +1,7 @@
-"""Run a command that the kernel kills when its parent dies: arguments PARENT_PID COMMAND.
+"""Runs a command that the kernel kills when its parent dies: arguments PARENT_PID COMMAND.
 
-Run as a script by a bare interpreter (15 ms): an exec keeps the parent-death signal, and nothing
-has to run between fork and exec in the supervisor.
+A script of its own (15 ms), because the signal survives an exec, and nothing may run between fork
+and exec in the parent.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ def _main() -> None:
     parent = int(sys.argv[1])
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the signal was set
+    if os.getppid() != parent:  # the parent died before the signal was set
         sys.exit(1)
     os.execv(sys.argv[2], sys.argv[2:])
 

@@ -1,7 +1,7 @@
-"""Starts and drains this machine's pods as the autoscaler wants them.
+"""Starts and drains this machine's pods to reach the number that the autoscaler wants.
 
-The wish is a number, and who goes first, kept in the registry: carrying it out twice changes
-nothing, and whoever leads the autoscalers needs no line to the pods' owner.
+The autoscaler writes the number, and the pods to remove first, to the registry, so that it needs
+no connection to the platform. Applying the same number twice changes nothing.
 """
 
 from __future__ import annotations
@@ -21,51 +21,52 @@ logger = logging.getLogger(__name__)
 
 
 class PodScaling:
-    """Follows the wanted number of pods. `run` is its one task."""
+    """Keeps the number of pods at the wanted one while `run` runs."""
 
     def __init__(
         self,
-        fleet: PodProcesses,
+        pod_processes: PodProcesses,
         watch: ClusterWatch,
         *,
         names: Sequence[str],
         spawn: Callable[[str], PodSpawn],
         drain_s: float,
     ) -> None:
-        """`names` are all pods there may be: those further in front start first."""
-        self._fleet = fleet
+        """`names` are all pods that may run; pods are started in this order."""
+        self._pod_processes = pod_processes
         self._watch = watch
         self._names = names
         self._spawn = spawn
         self._drain_s = drain_s
         self._changed = asyncio.Event()
-        self._done: WantedPods | None = None
+        self._applied: WantedPods | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         self._watch.subscribe(self._changed.set)
         while True:
             await self._changed.wait()
             self._changed.clear()
             wanted = self._watch.state.wanted
-            if wanted is not None and wanted != self._done:
-                self._done = wanted
-                await self._follow(wanted)
+            if wanted is not None and wanted != self._applied:
+                self._applied = wanted
+                await self._apply(wanted)
 
-    async def _follow(self, wanted: WantedPods) -> None:
-        running = self._fleet.wanted
-        going = pods_to_retire(running, wanted, self._names)
-        if going:
-            logger.info("pods drain", extra={"pods": going})
-            await self._fleet.retire(going, grace_s=self._drain_s)
-        coming = pods_to_start(running, wanted, self._names, busy=set(self._fleet.process_ids))
-        if coming:
-            logger.info("pods start", extra={"pods": coming})
-            self._fleet.start([self._spawn(name) for name in coming])
+    async def _apply(self, wanted: WantedPods) -> None:
+        running = self._pod_processes.wanted
+        retired = pods_to_retire(running, wanted, self._names)
+        if retired:
+            logger.info("draining pods", extra={"pods": retired})
+            await self._pod_processes.retire(retired, grace_s=self._drain_s)
+        started = pods_to_start(
+            running, wanted, self._names, busy=set(self._pod_processes.process_ids)
+        )
+        if started:
+            logger.info("starting pods", extra={"pods": started})
+            self._pod_processes.start([self._spawn(name) for name in started])
 
 
 def pods_to_retire(running: set[str], wanted: WantedPods, names: Sequence[str]) -> list[str]:
-    """Those that leave: the ones that were named, then from the end."""
+    """Surplus pods: first the ones that `wanted` names, then from the end of `names`."""
     surplus = len(running) - wanted.pods
     if surplus <= 0:
         return []
@@ -77,7 +78,7 @@ def pods_to_retire(running: set[str], wanted: WantedPods, names: Sequence[str]) 
 def pods_to_start(
     running: set[str], wanted: WantedPods, names: Sequence[str], *, busy: set[str]
 ) -> list[str]:
-    """Those that come: from the front, those whose last process is still ending last."""
+    """Missing pods in order of `names`; pods whose former process still runs (`busy`) last."""
     missing = wanted.pods - len(running)
     if missing <= 0:
         return []

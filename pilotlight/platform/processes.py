@@ -1,7 +1,7 @@
-"""Child processes of the supervisor: started on a lifeline, in a session of their own, logged.
+"""Child processes: started with a parent death signal, a session and a log file of their own.
 
-A session of its own keeps the terminal's Ctrl-C away from a child: the supervisor stops its
-children in order. The lifeline ends them when the supervisor is killed.
+In a session of its own a child does not receive the terminal's Ctrl-C, so that its parent can stop
+all children in order. The death signal ends the children when the parent is killed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_CODE = str(Path(__file__).resolve().parents[2])
-_LIFELINE = str(Path(__file__).with_name("parent_death_signal.py"))
+_REPOSITORY = str(Path(__file__).resolve().parents[2])
+_PARENT_DEATH_SIGNAL = str(Path(__file__).with_name("parent_death_signal.py"))
 
 
 def python_module(module: str) -> list[str]:
-    """The command that runs one of our modules; `-P` keeps the working folder off the path."""
+    """The command that runs a module; `-P` keeps the working directory off the import path."""
     return [sys.executable, "-P", "-m", module]
 
 
 def python_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which our modules are the ones that run here, wherever they lie."""
-    paths = [_CODE, *base.get("PYTHONPATH", "").split(os.pathsep)]
+    """An environment in which a child imports the same code as this process."""
+    paths = [_REPOSITORY, *base.get("PYTHONPATH", "").split(os.pathsep)]
     return {**base, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path))}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -42,7 +41,6 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -53,19 +51,19 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 async def start_child(
-    command: Sequence[str], *, log_file: Path, env: Mapping[str, str], piped: bool = False
+    command: Sequence[str], *, log_file: Path, env: Mapping[str, str], is_piped: bool = False
 ) -> asyncio.subprocess.Process:
-    """Start a child on the lifeline; `piped` connects its standard input and output to us.
+    """Start a child; `is_piped` connects its standard input and output to this process.
 
-    Call it from the main thread only: the death signal follows the thread that forked.
+    Call it from the main thread only: the death signal is sent when the forking thread ends.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", _LIFELINE, str(os.getpid()), *command,
-            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE if piped else descriptor,
+            sys.executable, "-I", "-S", _PARENT_DEATH_SIGNAL, str(os.getpid()), *command,
+            stdin=asyncio.subprocess.PIPE if is_piped else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if is_piped else descriptor,
             stderr=descriptor,
             env=python_environment(env),
             start_new_session=True,
@@ -75,7 +73,7 @@ async def start_child(
 
 
 async def stop_child(child: asyncio.subprocess.Process, *, grace_s: float) -> None:
-    """Ask a child to end; after the grace, kill it and whatever it started."""
+    """Send SIGTERM; after the grace period kill the child and all of its descendants."""
     if child.returncode is None:
         with suppress(ProcessLookupError):
             child.terminate()
@@ -89,7 +87,7 @@ async def stop_child(child: asyncio.subprocess.Process, *, grace_s: float) -> No
 
 
 def kill_group(child: asyncio.subprocess.Process) -> None:
-    """Kill what is left of the session that a child leads."""
+    """Kill the remaining processes of the session that a child leads."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 

@@ -1,7 +1,4 @@
-"""Settings of the platform on one machine. The flags of `pilotlight up` fill them.
-
-Flags, environment variables and defaults are declared together in `commands.options`.
-"""
+"""Settings of the platform on one machine, which the flags of `pilotlight up` fill."""
 
 from __future__ import annotations
 
@@ -15,82 +12,83 @@ from pilotlight.state_dir import StateDir
 
 @dataclass(frozen=True, slots=True)
 class LocalPodSettings:
-    """What every pod gets; each has a name, a node and a cache folder of its own besides."""
+    """Settings of every pod; name, node and cache folder differ by pod."""
 
     slots: int = 1
-    """Requests a pod serves at a time, from preprocessing to the end of postprocessing."""
+    """Concurrent requests per pod, from preprocessing to the end of postprocessing."""
     memory_bytes: int = 4 * 2**30
-    """Budget for models on the device; raise it when one pod should hold more models."""
+    """Device memory for models; raise it if one pod should hold more models."""
     link_bytes_per_s: float | None = None
-    """Rate of a pod's link to object storage; None: as fast as it goes. For experiments."""
+    """Limit of a pod's download rate from object storage; None: no limit. For experiments."""
     threads: int = 1
-    """Threads per pod; more than cores divided by pods slows all of them down."""
+    """CPU threads per pod; more than cores divided by pods slows all pods down."""
     allow_simulated_work: bool = False
     """Honour `x-pilotlight-simulate`; for experiments only."""
     retire_grace_s: float = 5.0
-    """How long a deleted model's files stay, in case it comes back."""
+    """How long a deleted model's files are kept, in case it is created again."""
 
 
 @dataclass(frozen=True, slots=True)
-class AutoscalerChoice:
-    """How the platform's autoscaler plans. Times in seconds."""
+class LocalAutoscalerSettings:
+    """Flags of the platform's autoscaler. Times in seconds."""
 
     loading: str = "predictive"
     """Loading policy."""
     min_pods: int | None = None
-    """Fewest pods, 0 for none while nobody asks; None: the number of pods stays as it is."""
+    """Minimum of pods, 0 to scale to zero; None: the number of pods is fixed."""
     pod_idle_s: float = 120.0
-    """How long the last pod stays after the last request."""
+    """How long the last pod runs after the last request."""
     pod_stable_s: float = 60.0
-    """How long fewer pods must be enough before one goes."""
+    """How long fewer pods must suffice before a pod stops."""
     loading_value: float | None = None
-    """The loading policy's parameter, as `--loading-value` of the autoscaler; None: its own."""
+    """Parameter of the loading policy; None: its default."""
     pace: float = 1.0
-    """Seconds of policies and forecasts in one of the clock's; for experiments only."""
+    """Seconds of policies and forecasts per second of the clock; for experiments only."""
     forecast_every_s: float = 2.0
-    """Time between two forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformSettings:
     """One platform on one machine."""
 
-    home: StateDir
+    state_dir: StateDir
     objects: Path
-    """Folder the object store serves; a folder in it is a bucket."""
+    """Folder the object store serves; each folder in it is a bucket."""
     pods: int = 8
     pod: LocalPodSettings = LocalPodSettings()
     host: str = "127.0.0.1"
-    """Address the gateway listens on; everything else stays on loopback."""
+    """Address the gateway listens on; all other processes listen on loopback."""
     port: int = 8080
     """Port of the gateway; 0 takes a free one."""
     redis_url: str | None = None
-    """A Redis of your own; None starts the embedded one."""
+    """Redis to use as registry; None: start an embedded one."""
     s3: bool = True
-    """Start the object store and point the pods at it; off where AWS_* name another."""
+    """Start an object store for the pods; False: the variables AWS_* name another."""
     pool: str = "default"
-    autoscaler: AutoscalerChoice | None = None
-    """What plans ahead; None: nothing does, requests alone load models."""
+    autoscaler: LocalAutoscalerSettings | None = None
+    """None: no autoscaler runs, and only requests load models."""
     lease_ttl_s: float = 3.0
-    """How long a pod that went silent counts as alive."""
+    """How long a pod counts as alive after its last heartbeat."""
     stop_grace_s: float = 10.0
-    """How long requests in flight may take when the platform stops."""
+    """How long requests in flight may take while the platform stops."""
 
     def to_json(self) -> str:
         """The settings as one line, for the supervisor process of a detached platform."""
         values = asdict(self)
-        return json.dumps({**values, "home": str(self.home.root), "objects": str(self.objects)})
+        return json.dumps(
+            {**values, "state_dir": str(self.state_dir.root), "objects": str(self.objects)}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The settings that `to_json` wrote."""
         values = json.loads(text)
         return cls(
             **{
                 **values,
-                "home": StateDir(Path(values["home"])),
+                "state_dir": StateDir(Path(values["state_dir"])),
                 "objects": Path(values["objects"]),
                 "pod": LocalPodSettings(**values["pod"]),
-                "autoscaler": values["autoscaler"] and AutoscalerChoice(**values["autoscaler"]),
+                "autoscaler": values["autoscaler"]
+                and LocalAutoscalerSettings(**values["autoscaler"]),
             }
         )

@@ -1,7 +1,8 @@
-"""Runs a platform until it is told to stop: in the foreground, or as the process of `--detach`.
+"""Runs a platform until a signal ends it: in the foreground, or detached as a process of its own.
 
-As a process (`python -m pilotlight.platform.supervisor SETTINGS`) it says JSON lines on standard
-output until it is ready: {"done", "total", "text"}, then {"ready": state} or {"error", "status"}.
+The detached process (`python -m pilotlight.platform.supervisor SETTINGS`) writes JSON lines on
+standard output until it is ready: {"done", "total", "text"}, then {"ready": state}, or
+{"error", "status"}.
 """
 
 from __future__ import annotations
@@ -11,52 +12,33 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
-from contextlib import asynccontextmanager, suppress
+import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pilotlight.errors import AlreadyRunning, Interrupted, PilotlightError
-from pilotlight.platform.platform import Platform, StartProgress
+from pilotlight.errors import (
+    AlreadyRunning,
+    Interrupted,
+    PilotlightError,
+    RequestFailed,
+    StartFailed,
+)
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.settings import PlatformSettings
+from pilotlight.signals import cancelled_by_signals
+from pilotlight.state_dir import PlatformState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    from pilotlight.platform.progress import StartProgress
+    from pilotlight.state_dir import StateDir
 
-
-@asynccontextmanager
-async def ended_by_signals() -> AsyncIterator[None]:
-    """Cancel the body at the first SIGINT, SIGTERM or SIGHUP; later ones change nothing.
-
-    Raises:
-        Interrupted: after the body has cleaned up.
-    """
-    body = asyncio.current_task()
-    told: list[int] = []
-
-    def stop(number: int) -> None:
-        told.append(number)
-        if body is not None and len(told) == 1:
-            body.cancel()
-
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not told or body is None:
-            raise
-        body.uncancel()
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-    if told:
-        raise Interrupted(told[0])
+_STOP_TIMEOUT_S = 60.0
 
 
 async def supervise(
@@ -65,10 +47,10 @@ async def supervise(
     on_progress: Callable[[StartProgress], None],
     on_ready: Callable[[Platform], Awaitable[None]],
 ) -> None:
-    """Run a platform until a signal ends it; then return, or raise Interrupted if not ready."""
+    """Run a platform until a signal ends it; raises Interrupted if it was not ready by then."""
     is_ready = False
     try:
-        async with ended_by_signals(), Platform(settings, on_progress) as platform:
+        async with cancelled_by_signals(), Platform(settings, on_progress) as platform:
             await on_ready(platform)
             is_ready = True
             await asyncio.Event().wait()
@@ -77,56 +59,130 @@ async def supervise(
             raise
 
 
-def log_to(settings: PlatformSettings) -> None:
-    """Write this process's log lines to the home folder."""
-    settings.home.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(settings.home.logs / "supervisor.log")
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def start_detached(
+    settings: PlatformSettings, on_progress: Callable[[int, int, str], None]
+) -> PlatformState:
+    """Start a platform as a process of its own; returns when it is ready, or raises StartFailed."""
+    error_log = settings.state_dir.logs / "supervisor.err"
+    error_log.parent.mkdir(parents=True, exist_ok=True)
+    with error_log.open("wb") as errors:
+        supervisor = subprocess.Popen(
+            [*python_module("pilotlight.platform.supervisor"), settings.to_json()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=python_environment(os.environ),
+            start_new_session=True,
+        )
+    try:
+        state = _read_until_ready(supervisor, on_progress)
+    except BaseException:
+        supervisor.terminate()
+        raise
+    finally:
+        if supervisor.stdout is not None:
+            supervisor.stdout.close()
+    if state is None:
+        status = supervisor.wait()
+        tail = error_log.read_text()[-1000:]
+        raise StartFailed(f"the supervisor ended with status {status}: {tail}")
+    return state
+
+
+def _read_until_ready(
+    supervisor: subprocess.Popen[bytes], on_progress: Callable[[int, int, str], None]
+) -> PlatformState | None:
+    """The state of the ready platform; None if the supervisor's output ends without one."""
+    for line in supervisor.stdout or ():
+        match json.loads(line):
+            case {"ready": dict(state)}:
+                supervisor.returncode = 0  # it runs on: without a status Popen warns at its end
+                return PlatformState.from_fields(state)
+            case {"error": str(text), "status": int(status)}:
+                supervisor.wait()
+                raise AlreadyRunning(text) if status == 2 else StartFailed(text)
+            case {"done": int(done), "total": int(total), "text": str(text)}:
+                on_progress(done, total, text)
+    return None
+
+
+def stop_platform(state_dir: StateDir) -> int | None:
+    """Stop the platform of a state directory and wait for its end; its pid, or None without one."""
+    state = state_dir.read_state()
+    if state is None:
+        return None
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    while state is not None and state.pid == 0 and time.monotonic() < deadline_s:
+        time.sleep(0.02)  # the lock is taken and the state not yet written
+        state = state_dir.read_state()
+    pid = state.pid if state else 0
+    if pid:
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            raise RequestFailed(f"pid {pid} belongs to another user") from error
+    while state_dir.is_locked():
+        if time.monotonic() > deadline_s:
+            raise RequestFailed(
+                f"the platform (pid {pid or '?'}) did not stop within {_STOP_TIMEOUT_S:g} s; "
+                f"its log is {state_dir.logs / 'supervisor.log'}"
+            )
+        time.sleep(0.05)
+    return pid
+
+
+def log_to_file(settings: PlatformSettings) -> None:
+    """Write this process's log lines to the state directory."""
+    settings.state_dir.logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(settings.state_dir.logs / "supervisor.log")
+    handler.setFormatter(_FieldFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-class _Formatter(logging.Formatter):
-    """Appends the variables of a line as `name=value`."""
+class _FieldFormatter(logging.Formatter):
+    """Appends the `extra` fields of a record as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = [f"{key}={value}" for key, value in vars(record).items() if key not in _PLAIN]
+        extra = vars(record).items()
+        fields = [f"{key}={value}" for key, value in extra if key not in _STANDARD_FIELDS]
         return " ".join([super().format(record), *fields])
 
 
 def main() -> int:
-    """The process of a detached platform."""
     settings = PlatformSettings.from_json(sys.argv[1])
-    log_to(settings)
-    listening = True
+    log_to_file(settings)
+    is_listened_to = True
 
-    def say(message: dict[str, object]) -> None:
-        nonlocal listening
-        if listening:
+    def write(message: dict[str, object]) -> None:
+        nonlocal is_listened_to
+        if is_listened_to:
             try:
                 print(json.dumps(message), flush=True)  # noqa: T201 - the protocol above
             except BrokenPipeError:
-                listening = False
+                is_listened_to = False
 
     async def on_ready(platform: Platform) -> None:
-        nonlocal listening
-        say({"ready": asdict(platform.state)})
-        listening = False
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, sys.stdout.fileno())  # lets the one who started us see the end
-        os.close(quiet)
+        nonlocal is_listened_to
+        write({"ready": asdict(platform.state)})
+        is_listened_to = False
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # closes the pipe, so that the starter reads its end
+        os.close(null)
 
     try:
         asyncio.run(
-            supervise(settings, on_progress=lambda step: say(asdict(step)), on_ready=on_ready)
+            supervise(settings, on_progress=lambda step: write(asdict(step)), on_ready=on_ready)
         )
     except PilotlightError as error:
         logging.getLogger(__name__).error("the platform ended", exc_info=error)
-        say({"error": str(error), "status": 2 if isinstance(error, AlreadyRunning) else 1})
+        write({"error": str(error), "status": 2 if isinstance(error, AlreadyRunning) else 1})
         return 1
     finally:
         with suppress(OSError):

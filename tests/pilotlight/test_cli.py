@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pilotlight.state_dir import HomeLock, PlatformState, StateDir
+from pilotlight.state_dir import PlatformState, StateDir, StateDirLock
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -138,7 +138,7 @@ def test_shows_models_that_nobody_can_serve_as_not_ready(
     assert shown["failure"] is None
     table = cli("get", "models", "--redis-url", redis.url)
     assert "default/translate" in table.out
-    assert "no pod takes requests" in table.out
+    assert "no pod accepts requests" in table.out
 
 
 def test_without_pods_a_model_is_ready_only_while_an_autoscaler_leads(
@@ -250,7 +250,7 @@ def test_says_what_to_do_where_nothing_runs(cli: Cli, arguments: tuple[str, ...]
 def test_mistakes_in_what_was_asked_end_with_status_2(
     cli: Cli, arguments: tuple[str, ...], said: str
 ) -> None:
-    with HomeLock(cli_home := _home(cli)):
+    with StateDirLock(cli_home := _home(cli)):
         cli_home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))
         ran = cli(*arguments)
     assert ran.status == 2
@@ -267,13 +267,13 @@ def test_an_absent_registry_is_no_mistake_of_the_user(cli: Cli) -> None:
 def test_an_absent_gateway_is_told(cli: Cli) -> None:
     ran = cli("predict", "embed", "text", "--gateway", "127.0.0.1:1")
     assert ran.status == 1
-    assert "no answer from the gateway at http://127.0.0.1:1" in ran.err
+    assert "no response from the gateway at http://127.0.0.1:1" in ran.err
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 def test_starting_twice_says_what_is_running(cli: Cli, detach: tuple[str, ...]) -> None:
     home = _home(cli)
-    with HomeLock(home):
+    with StateDirLock(home):
         home.write_state(PlatformState(pid=4711, phase="ready", gateway="http://127.0.0.1:8080"))
         ran = cli("up", *detach, "--json")
     assert ran.status == 2

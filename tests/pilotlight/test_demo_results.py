@@ -13,8 +13,8 @@ from load.experiments.liu.scenarios import (
     MachinePace,
 )
 from load.stages import STAGES
-from pilotlight.demo.calls import parse_server_timing
-from pilotlight.demo.results import judge_simple, judge_win, keep_faster, pace_of
+from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
+from pilotlight.live_experiments.timed_requests import parse_server_timing
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedAnswer:
@@ -49,18 +49,18 @@ def test_percentile_is_the_nearest_rank() -> None:
 
 def test_the_simple_workload_wants_one_cold_start_and_the_gain() -> None:
     assert all(
-        each.is_met for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
+        each.is_met for each in check_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
     )
     assert not any(
-        each.is_met for each in judge_simple([_run("random", 5, 2.0)], [_run("colocation", 2, 1.5)])
+        each.is_met for each in check_simple([_run("random", 5, 2.0)], [_run("colocation", 2, 1.5)])
     )
 
 
 def test_a_workload_wants_its_winner_and_auto_beside_it() -> None:
     won = _wins(colocation=3.0, colocation_queueing=5.0, remote_proxy=4.0, auto=3.1)
-    assert [each.is_met for each in judge_win(won)] == [True, True]
+    assert [each.is_met for each in check_win(won)] == [True, True]
     lost = _wins(colocation=4.5, colocation_queueing=5.0, remote_proxy=4.0, auto=5.0)
-    assert [each.is_met for each in judge_win(lost)] == [False, False]
+    assert [each.is_met for each in check_win(lost)] == [False, False]
 
 
 def test_of_two_runs_the_faster_counts() -> None:
@@ -82,7 +82,7 @@ def test_the_pace_is_that_of_the_slowest_load_and_the_middling_inference() -> No
         replace(_answer(1.0), stages_s={"load": 9.0, "infer": 0.9}),
     )
     [run] = _wins(colocation=3.0)
-    assert pace_of([replace(run, answers=answers)]) == MachinePace(load_s=2.0, infer_s=0.5)
+    assert observed_pace([replace(run, answers=answers)]) == MachinePace(load_s=2.0, infer_s=0.5)
 
 
 def test_simulated_work_is_what_the_thesis_slept() -> None:

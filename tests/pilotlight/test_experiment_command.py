@@ -14,9 +14,9 @@ import pytest
 
 from load.experiments.elastic.scenario import Scenario
 from load.experiments.experiments import EXPERIMENTS
-from pilotlight.commands.experiment import ExperimentOptions, list_experiments, run_experiment
+from pilotlight.commands.experiments.runs import ExperimentOptions, list_experiments, run_experiment
 from pilotlight.errors import InvalidInput
-from pilotlight.live_experiments.live_platform import LiveDemo
+from pilotlight.live_experiments.live_platform import LocalLivePlatform
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 from tests import servers
@@ -83,7 +83,7 @@ def test_what_had_ended_before_a_signal_is_kept(
     assert "Traceback" not in said
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
     assert len(rows) >= 3
-    assert f"interrupted; {kept} holds what {len(rows)} runs came to before" in said
+    assert f"interrupted; {kept} holds the results of {len(rows)} runs" in said
     assert json.loads(told) == {"interrupted": True, "runs": len(rows), "kept": str(kept)}
     for row in rows:
         assert row["task"]["workload"] in {"pair", "stream"}
@@ -118,7 +118,7 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
     home.root.mkdir()
     if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
-    live = LiveDemo(home, Output(as_json=True))
+    live = LocalLivePlatform(home, Output(as_json=True))
     asked = ExperimentOptions(
         "liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live
     )
@@ -133,14 +133,14 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> LiveDemo:
+def live(tmp_path: Path) -> LocalLivePlatform:
     home = StateDir(tmp_path / "home")
     home.root.mkdir()
-    return LiveDemo(home, Output(as_json=True))
+    return LocalLivePlatform(home, Output(as_json=True))
 
 
 @pytest.mark.slow
-def test_a_burst_runs_live_from_no_pods(live: LiveDemo) -> None:
+def test_a_burst_runs_live_from_no_pods(live: LocalLivePlatform) -> None:
     runs = live.burst(4, pods=2, model="tiny-t5")
     assert [each.is_known for each in runs] in ([False], [False, True])
     for each in runs:
@@ -151,7 +151,7 @@ def test_a_burst_runs_live_from_no_pods(live: LiveDemo) -> None:
 
 
 @pytest.mark.slow
-def test_a_spike_runs_live(live: LiveDemo) -> None:
+def test_a_spike_runs_live(live: LocalLivePlatform) -> None:
     scenario = Scenario(
         base_rps=1.0, times=4.0, infer_s=0.3, first_pods=1, most_pods=2,
         spike_at_s=4.0, spike_s=6.0, after_s=1.0,

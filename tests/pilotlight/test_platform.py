@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pilotlight.samples import make_samples
+from pilotlight.sample_models.samples import make_samples
 from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES, Ran, run_cli
@@ -385,9 +385,10 @@ def test_a_signal_stops_a_foreground_platform_in_order(
     ):
         home = StateDir(tmp_path / "home")
         servers.wait_until(
-            lambda: (state := home.running()) is not None and state.phase == "ready", what="ready"
+            lambda: (state := home.read_state()) is not None and state.phase == "ready",
+            what="ready",
         )
-        state = home.require_running()
+        state = home.require_ready()
         running = Running(home.root, {"pid": up.pid, "gateway": state.gateway})
         pids = pids_of(running)
         servers.wait_until(lambda: len(running.get("models")) == 1, what="model declared")

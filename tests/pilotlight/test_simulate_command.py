@@ -18,7 +18,8 @@ from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
 from load.simulator.results.run_file import parquet_writer
-from pilotlight.commands.simulate import SimulationPlan, run_simulations
+from pilotlight.commands.simulation.runs import run_simulations
+from pilotlight.commands.simulation.tasks import SimulationPlan
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from tests import servers
@@ -165,7 +166,9 @@ def test_what_was_simulated_before_a_signal_is_kept(
     assert "Traceback" not in said
     found = json.loads(told)
     assert found["interrupted"]
-    assert f"interrupted: {whole} of 4 runs are whole; {out} holds the requests up to then" in said
+    assert (
+        f"interrupted: {whole} of 4 runs are complete; {out} holds the requests up to then" in said
+    )
     rows = found["runs"]
     cut = len(rows) - whole  # of a run that has just begun there may be nothing
     assert [row["interrupted"] for row in rows] == [False] * whole + [True] * cut
@@ -195,9 +198,9 @@ def test_what_came_before_a_bad_row_is_kept(cli: Cli, tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.status == 2
     assert f"{trace}, row 5002: at_s must be" in ran.err
-    assert f"0 of 2 runs are whole; {out} holds the requests up to then" in ran.err
+    assert f"0 of 2 runs are complete; {out} holds the requests up to then" in ran.err
     found = ran.document
-    assert found["error"] == "what came before them is kept: the input has mistakes"
+    assert found["error"] == "invalid input; earlier results are kept"
     assert len(found["problems"]) == 1
     assert found["interrupted"]
     for row in found["runs"]:
@@ -329,7 +332,7 @@ def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[s
         (["--sweep", ""], "--sweep must be KEY=A,B,C"),
         (["--sweep", "nodes.0.count=1,"], "with nodes.0.count=None: nodes[0].count: "),
         (["--out", "/dev/null"], "cannot write /dev/null: it must be a folder"),
-        (["--out", "~no-such-user/runs"], "--out: there is no user for ~no-such-user/runs"),
+        (["--out", "~no-such-user/runs"], "--out: the user of ~no-such-user/runs does not exist"),
         (
             ["--sweep", "nodes.0.pods=[{count: 100000}]"],
             "pods: must be 100,000 at most in all, was 800,000",

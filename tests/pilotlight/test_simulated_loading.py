@@ -118,7 +118,7 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
         pytest.param("--loading-value 3", "the parameter of one policy: name one of", id="none"),
         pytest.param(
             "--loading predictive,keep-alive --loading-value 3",
-            "and none beside it at most; was with predictive, keep-alive",
+            "alone or with none; it was given with predictive, keep-alive",
             id="two meanings",
         ),
         pytest.param(

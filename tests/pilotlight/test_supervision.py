@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.errors import StartFailed
-from pilotlight.platform.service import Service, ServiceSpec
+from pilotlight.platform.supervised_process import ProcessSpec, SupervisedProcess
 from tests import servers
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 SLEEP = ("/bin/sleep", "1000")
 
 
-def _service(command: Sequence[str], folder: Path) -> Service:
+def _service(command: Sequence[str], folder: Path) -> SupervisedProcess:
     async def is_ready() -> bool:
         return service.child is not None and service.child.returncode is None
 
-    spec = ServiceSpec("child", command, folder / "child.log", os.environ)
-    service = Service(spec, is_ready=is_ready)
+    spec = ProcessSpec("child", command, folder / "child.log", os.environ)
+    service = SupervisedProcess(spec, is_ready=is_ready)
     return service
 
 
@@ -40,7 +40,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def _until_running(service: Service, *, other_than: int = 0) -> int:
+async def _until_running(service: SupervisedProcess, *, other_than: int = 0) -> int:
     def pid() -> int:
         child = service.child
         return child.pid if child is not None and child.returncode is None else 0

@@ -17,7 +17,7 @@ import boto3
 import httpx
 import pytest
 
-from pilotlight.platform.object_store import object_store_command
+from pilotlight.platform.bundled_servers import object_store_command
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import Bandwidth

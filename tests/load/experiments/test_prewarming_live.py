@@ -21,8 +21,8 @@ from load.experiments.prewarm.scenario import MODEL_BYTES
 from load.experiments.prewarming import FILE
 from load.experiments.prewarming_live import run
 from load.report.run_file import read_run
-from pilotlight.commands.experiment import ExperimentOptions, run_experiment
-from pilotlight.live_experiments.live_platform import LiveDemo
+from pilotlight.commands.experiments.runs import ExperimentOptions, run_experiment
+from pilotlight.live_experiments.live_platform import LocalLivePlatform
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 from registry.domain.model import Tier
@@ -90,7 +90,7 @@ def test_the_slice_runs_live_under_every_policy(
     home.root.mkdir()
     if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
-    live = LiveDemo(home, Output(as_json=True))
+    live = LocalLivePlatform(home, Output(as_json=True))
     asked = ExperimentOptions(
         "prewarming-live", (), is_quick=True, out=tmp_path, processes=1, live=live
     )

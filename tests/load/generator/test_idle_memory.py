@@ -62,6 +62,6 @@ def test_of_a_server_that_is_not_ours_nothing_is_known(
     with odd_server() as server:
         ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
     assert ran.status == 0, ran.err
-    assert "idle memory is not known" in ran.err
-    assert "not told" in ran.out
+    assert "idle memory is not recorded" in ran.err
+    assert "not reported" in ran.out
     assert read_run(output, "run").wasted_memory_byte_s is None

@@ -56,7 +56,7 @@ def test_each_odd_answer_is_a_row_that_says_what_it_was(
     assert all(rows["plain"][column] is None for column in told)
     assert rows["busy"]["reason"] == "full"
     assert (rows["odd-headers"]["queue_ms"], rows["odd-headers"]["infer_ms"]) == (1.5, None)
-    assert "no answer: 3" in ran.out
+    assert "no response: 3" in ran.out
 
 
 def _play(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from load.generator.latencies import Latencies
 from load.generator.progress import RunProgress
-from pilotlight.commands.load_progress import described, load_progress
+from pilotlight.commands.load_runs.progress import describe_progress, load_progress
 from tests.load.generator.odd_server import odd_server
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_percentiles_are_of_answers_and_failures_are_counted() -> None:
     )
     found = re.fullmatch(
         r"p50 ([\d.]+) ms  p95 (\d+) ms  p99 \2 ms  0 in flight  5 failed  2 late",
-        described(progress),
+        describe_progress(progress),
     )
     assert found is not None
     assert 10 <= float(found[1]) <= 10.6

@@ -93,7 +93,7 @@ def test_models_that_the_gateway_does_not_know_are_told_with_their_first_arrival
     assert ran.status == 0, ran.err
     [note] = ran.err.splitlines()
     assert note == (
-        f"{trace}: 2 of 3 models are not known at {floor.gateway.url}: "
+        f"{trace}: 2 of 3 models do not exist at {floor.gateway.url}: "
         "default/nobody (first in arrival 2, at 0.01 s), "
         "default/nothing (first in arrival 3, at 0.02 s)"
     )

@@ -1,4 +1,4 @@
-"""What the demo measured, and whether it shows what it promises. Pure."""
+"""The demo's expectations, checked against what it measured. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ AUTO_TOLERANCE_S = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Something the demo promises, and whether it showed."""
+    """A property that the demo must show, and what was measured."""
 
     text: str
     is_met: bool
     seen: str
 
 
-def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -> list[Expectation]:
+def check_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -> list[Expectation]:
     """Section 6.2: one cold start, and Liu's gain in mean latency or more."""
     counts = [run.cold_starts for run in colocation]
     before_s, after_s = mean_s(latencies_s(random)), mean_s(latencies_s(colocation))
@@ -51,8 +51,8 @@ def judge_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -
     ]
 
 
-def pace_of(runs: Sequence[WinRun]) -> MachinePace:
-    """What one request cost during these runs, in which two went on at once."""
+def observed_pace(runs: Sequence[WinRun]) -> MachinePace:
+    """Load and inference time of one request, from runs with two concurrent requests."""
     answers = [answer for run in runs for answer in run.answers]
     loads_s = [answer.stages_s.get("load", 0.0) for answer in answers if answer.is_cold]
     infers_s = [answer.stages_s.get("infer", 0.0) for answer in answers]
@@ -62,17 +62,17 @@ def pace_of(runs: Sequence[WinRun]) -> MachinePace:
 
 
 def keep_faster(first: Sequence[WinRun], second: Sequence[WinRun]) -> list[WinRun]:
-    """Of each policy the faster of its two runs: a busy machine only ever adds time.
+    """The faster of two runs per policy, as a busy machine only adds time.
 
-    Runs with other sleeps do not compare: then the second ones count.
+    Runs with different sleeps cannot be compared: then the second ones.
     """
     if first[0].sleep_s != second[0].sleep_s:
         return list(second)
     return [min(pair, key=lambda run: run.concurrent_s) for pair in zip(first, second, strict=True)]
 
 
-def judge_win(runs: Sequence[WinRun]) -> list[Expectation]:
-    """Section 6.4: the scenario's policy wins among the fixed ones, and `auto` is with it."""
+def check_win(runs: Sequence[WinRun]) -> list[Expectation]:
+    """Section 6.4: the scenario's policy is the fastest fixed one, and `auto` is as fast."""
     scenario = runs[0].scenario
     by_policy = {run.policy: run.concurrent_s for run in runs}
     fixed = {policy: by_policy[policy] for policy in FIXED_POLICIES}

@@ -1,4 +1,4 @@
-"""One supervised child process: started, found ready, restarted with back-off when it dies."""
+"""One supervised child process: start, readiness, restart with backoff when it dies, stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pilotlight.errors import StartFailed
-from pilotlight.platform.backoff import Backoff, BackoffParams, after_death
 from pilotlight.platform.processes import kill_group, last_lines, start_child, stop_child
 
 if TYPE_CHECKING:
@@ -18,28 +17,53 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 0.03
-"""Between two looks at a child that is starting."""
+_READY_POLL_INTERVAL_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceSpec:
-    """How to run one child."""
+class RestartBackoffParams:
+    """Restart delays in seconds: doubled from `first_s` to `max_s`."""
+
+    first_s: float = 0.25
+    max_s: float = 30.0
+    healthy_after_s: float = 30.0
+    """A process that ran for this long restarts the sequence when it dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBackoff:
+    """Deaths in a row so far."""
+
+    deaths: int = 0
+
+
+def after_death(
+    state: RestartBackoff, *, ran_s: float, params: RestartBackoffParams
+) -> tuple[RestartBackoff, float]:
+    """The next state, and the delay in seconds before the restart. Pure."""
+    deaths = 1 if ran_s >= params.healthy_after_s else state.deaths + 1
+    delay_s = min(params.max_s, params.first_s * 2.0 ** min(deaths - 1, 30))
+    return RestartBackoff(deaths), delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """How to run one process."""
 
     name: str
     command: Sequence[str]
     log_file: Path
     env: Mapping[str, str]
-    piped: bool = False
-    """Connect standard input and output to us; `on_line` gets what it says."""
+    is_piped: bool = False
+    """Connect standard input (`send`) and standard output (`on_line`) to this process."""
 
 
-class Service:
+class SupervisedProcess:
     """Keeps one child running from `run` until `stop`."""
 
     def __init__(
         self,
-        spec: ServiceSpec,
+        spec: ProcessSpec,
         *,
         is_ready: Callable[[], Awaitable[bool]],
         on_line: Callable[[bytes], None] | None = None,
@@ -54,17 +78,17 @@ class Service:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Start the child, and start it again whenever it dies, until `stop`."""
-        backoff = Backoff()
+        """Start the child, and restart it whenever it dies, until `stop`."""
+        backoff = RestartBackoff()
         while not self._stopping.is_set():
             started_s = time.monotonic()
             self.child = child = await start_child(
                 self.spec.command,
                 log_file=self.spec.log_file,
                 env=self.spec.env,
-                piped=self.spec.piped,
+                is_piped=self.spec.is_piped,
             )
-            if self._stopping.is_set():  # asked to stop while it was being started
+            if self._stopping.is_set():  # `stop` was called during the start
                 await stop_child(child, grace_s=0.0)
                 return
             if child.stdout is not None and self._on_line is not None:
@@ -78,15 +102,16 @@ class Service:
             if self._on_death is not None:
                 self._on_death()
             backoff, delay_s = after_death(
-                backoff, ran_s=time.monotonic() - started_s, params=BackoffParams()
+                backoff, ran_s=time.monotonic() - started_s, params=RestartBackoffParams()
             )
             logger.warning(
-                "process died; it starts again",
-                extra={"service": self.spec.name, "status": status, "delay_s": delay_s},
+                "process died; restarting it",
+                extra={"process_name": self.spec.name, "status": status, "delay_s": delay_s},
             )
             await self._pause(delay_s)
 
     async def _pause(self, delay_s: float) -> None:
+        """Sleep, or return as soon as `stop` is called."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
@@ -94,13 +119,13 @@ class Service:
             return
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Return when the child answers; `StartFailed` when it dies first or takes too long."""
+        """Return when the child is ready; raises StartFailed if it dies first or is too slow."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._is_ready():
                     if self.deaths:
                         raise self._start_failed("ended while starting")
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(_READY_POLL_INTERVAL_S)
         except TimeoutError:
             raise self._start_failed(f"was not ready within {timeout_s:g} s") from None
 
@@ -109,17 +134,17 @@ class Service:
         return StartFailed(f"{self.spec.name} {what}; the end of {log}:\n{last_lines(log)}")
 
     async def send(self, line: bytes) -> None:
-        """Write one line to a piped child; a child that is gone reads nothing."""
+        """Write one line to a piped child; the line is lost if the child has ended."""
         if self.child is None or self.child.stdin is None or self.child.stdin.is_closing():
             return
         try:
             self.child.stdin.write(line + b"\n")
             await self.child.stdin.drain()
         except ConnectionError:
-            logger.debug("a line was lost: the process is gone", extra={"service": self.spec.name})
+            logger.debug("line not sent: the process ended", extra={"process_name": self.spec.name})
 
     async def stop(self, *, grace_s: float) -> None:
-        """End the child for good: asked first, killed after the grace."""
+        """End the child for good: with SIGTERM, and after the grace period with SIGKILL."""
         self._stopping.set()
         if self.child is None:
             return

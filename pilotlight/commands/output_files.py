@@ -1,4 +1,4 @@
-"""The files that simulations and experiments are to write: what may be there before."""
+"""The output files of simulations and experiments: which may be replaced, and their removal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite: bool) -> None:
-    """Raises InvalidInput where one is there that may not be replaced, such as of `inputs`."""
+    """Raises InvalidInput if a path exists and may not be replaced, such as one of `inputs`."""
     for path in paths:
         try:
             require_replaceable(path, inputs, overwrite=overwrite, flag="--out")
@@ -24,15 +24,15 @@ def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite
             raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
 
 
-def claim(paths: Sequence[Path]) -> None:
-    """Make their folders, with none of them there. Raises InvalidInput."""
+def clear_outputs(paths: Sequence[Path]) -> None:
+    """Make the folders of the files, and delete the files; raises InvalidInput."""
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InvalidInput([
-                f"--out: cannot write {path.parent}: it must be a folder; a file is there"
+                f"--out: cannot write {path.parent}: it must be a folder, but it is a file"
             ]) from None  # fmt: skip
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error

@@ -1,4 +1,4 @@
-"""Whether a cluster has the models that a trace asks for, before anything is simulated."""
+"""Checks, before the simulation, that the cluster has every model that the trace requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from load.simulator.runs import RunTask, Stop
     from pilotlight.output import Output
 
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: Output) -> None:
-    """Read the trace of all tasks; `cluster` names where their models are declared.
+    """Read the whole trace, which all tasks share; `cluster` is the file named in messages.
 
-    A row that cannot be read is noted where arrivals come before it: those can be simulated.
+    An unreadable row is printed as a note if arrivals precede it: those are simulated.
 
     Raises:
-        InvalidInput: it asks for models that a cluster lacks, or nothing in it can be read.
+        InvalidInput: the trace requests models that a cluster lacks, or no row can be read.
     """
     trace, seed = tasks[0].trace, tasks[0].seed
     for declared in dict.fromkeys(map(_declared, tasks)):
@@ -53,10 +53,10 @@ def _declared(task: RunTask) -> frozenset[str]:
 
 def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:
     models = error.models
-    place = row_of(trace, models[0])
-    where = "" if place is None else f"{place[0]}, row {place[1]}: "
-    named = ", ".join(models[:_MOST_NAMED]) + (", …" if len(models) > _MOST_NAMED else "")
+    found = row_of(trace, models[0])
+    where = "" if found is None else f"{found[0]}, row {found[1]}: "
+    named = ", ".join(models[:_MAX_NAMED]) + (", …" if len(models) > _MAX_NAMED else "")
     return (
         f"{where}{error}; {len(models)} of the trace's models are not declared in {cluster}: "
-        f"{named}; add them there, rename them with |map=, or --allow-unknown answers them with 404"
+        f"{named}; add them there, rename them with |map=, or reject them with --allow-unknown"
     )

@@ -1,4 +1,4 @@
-"""Requests to the gateway as a plain HTTP client sends them, timed, with what the answer says."""
+"""Timed requests to the gateway, as a plain HTTP client sends them, and their routing headers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def parse_server_timing(text: str) -> dict[str, float]:
     return stages
 
 
-async def together(*requests: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of concurrent requests; the first that failed ends the others."""
+async def gather_requests(*requests: Coroutine[Any, Any, T]) -> list[T]:
+    """The results of concurrent requests; the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(request) for request in requests]
@@ -39,24 +39,24 @@ async def together(*requests: Coroutine[Any, Any, T]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def call(
+async def timed_request(
     client: httpx.AsyncClient, path: str, body: Any, headers: Mapping[str, str] | None = None
 ) -> TimedAnswer:
-    """POST a JSON body; `RequestFailed` for any answer that is not a success."""
+    """POST a JSON body; raises RequestFailed for any status but success."""
     started_s = time.perf_counter()
     response = await client.post(path, json=body, headers=dict(headers or {}))
     latency_s = time.perf_counter() - started_s
     if not response.is_success:
         raise RequestFailed(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
-    told = response.headers
-    pod = told.get("x-pilotlight-pod", "")
+    found = response.headers
+    pod = found.get("x-pilotlight-pod", "")
     return TimedAnswer(
         latency_s=latency_s,
-        start=told.get("x-pilotlight-start", ""),
+        start=found.get("x-pilotlight-start", ""),
         pod=pod,
-        predict_pod=told.get("x-pilotlight-predict-pod", pod),
-        reason=told.get("x-pilotlight-reason", ""),
-        request_id=told.get("x-request-id", ""),
-        stages_s=parse_server_timing(told.get("server-timing", "")),
+        predict_pod=found.get("x-pilotlight-predict-pod", pod),
+        reason=found.get("x-pilotlight-reason", ""),
+        request_id=found.get("x-request-id", ""),
+        stages_s=parse_server_timing(found.get("server-timing", "")),
         body=response.json(),
     )

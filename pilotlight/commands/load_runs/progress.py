@@ -1,4 +1,4 @@
-"""The progress of a load run on standard error: a bar with live percentiles on a terminal."""
+"""Progress of a load run on standard error: on a terminal a bar with live percentiles."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from load.generator.progress import RunProgress
 
-_PLAIN_EVERY_S = 10.0
-"""Between lines where there is no terminal."""
+_LINE_INTERVAL_S = 10.0
+"""Time between two lines when standard error is no terminal."""
 
 
 @contextmanager
 def load_progress(
     trace_s: float, requests: int, *, now_s: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[RunProgress], None]]:
-    """Call it with the progress whenever there is some; `now_s` times lines off a terminal."""
+    """Yields the function to report progress to; `now_s` is the clock of the plain lines."""
     if not sys.stderr.isatty():
-        yield _plain_lines(now_s)
+        yield _print_lines(now_s)
         return
     with Progress(
         TextColumn("{task.completed:.0f}/{task.total:.0f} requests"), BarColumn(),
@@ -33,24 +33,26 @@ def load_progress(
         console=Console(stderr=True), transient=True,
     ) as bar:  # fmt: skip
         task = bar.add_task("load", total=requests, text="")
-        yield lambda progress: bar.update(task, completed=progress.done, text=described(progress))
+        yield lambda progress: bar.update(
+            task, completed=progress.done, text=describe_progress(progress)
+        )
 
 
-def _plain_lines(now_s: Callable[[], float]) -> Callable[[RunProgress], None]:
-    said_s = now_s()
+def _print_lines(now_s: Callable[[], float]) -> Callable[[RunProgress], None]:
+    printed_s = now_s()
 
-    def tell(progress: RunProgress) -> None:
-        nonlocal said_s
-        if now_s() - said_s >= _PLAIN_EVERY_S:
-            said_s = now_s()
-            line = f"{progress.done}/{progress.requests} requests, {described(progress)}"
+    def on_progress(progress: RunProgress) -> None:
+        nonlocal printed_s
+        if now_s() - printed_s >= _LINE_INTERVAL_S:
+            printed_s = now_s()
+            line = f"{progress.done}/{progress.requests} requests, {describe_progress(progress)}"
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
-    return tell
+    return on_progress
 
 
-def described(progress: RunProgress) -> str:
+def describe_progress(progress: RunProgress) -> str:
     """Such as `p50 12.0 ms  p99 80.2 ms  3 in flight  0 failed  0 late`."""
     times = "  ".join(
         f"p{percent} {_milliseconds(progress.latency_s(percent / 100))}" for percent in (50, 95, 99)

@@ -1,0 +1,1 @@
+"""`experiment`: run an experiment of the documentation, simulated and live."""

@@ -1,0 +1,80 @@
+"""The flags of `experiment`. The libraries come with an extra, and are imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.commands.shared_flags import (
+    HomeOption,
+    JsonOption,
+    OverwriteOption,
+    ProcessesOption,
+    process_count,
+)
+from pilotlight.errors import requires_extra
+from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
+
+app = typer.Typer()
+
+
+@app.command()
+def experiment(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the experiment. Default: list all experiments.")
+    ] = None,
+    *,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live/--simulated-only",
+            help="Run the live parts on a platform of this machine as well, or only simulate.",
+        ),
+    ] = True,
+    seed: Annotated[
+        list[int],
+        typer.Option(min=0, help="Seed. Repeat for several. Default: the experiment's own."),
+    ] = [],  # noqa: B006 - typer copies it
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Model of liu-simple --live: t5-small (default), t5-base or t5-large. Repeat "
+            "for several. Missing models are made: 0.9 GB for t5-base, 3 GB for t5-large."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a small part of the experiment, within seconds.")
+    ] = False,
+    processes: ProcessesOption = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")
+    ] = Path("experiments"),
+    overwrite: OverwriteOption = False,
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Run an experiment of the documentation: its tables beside the published figures."""
+    with requires_extra("load"):
+        from pilotlight.commands.experiments.runs import (
+            ExperimentOptions,
+            list_experiments,
+            run_experiment,
+        )
+        from pilotlight.live_experiments.live_platform import LocalLivePlatform
+
+    output = Output(json_)
+    if name is None:
+        list_experiments(output)
+        return
+    options = ExperimentOptions(
+        name=name,
+        seeds=tuple(seed),
+        is_quick=quick,
+        out=out,
+        processes=process_count(processes),
+        live=LocalLivePlatform(StateDir.of(home), output) if live else None,
+        models=tuple(model),
+        overwrite=overwrite,
+    )
+    run_experiment(options, output)

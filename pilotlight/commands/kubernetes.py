@@ -1,0 +1,84 @@
+"""`controller` and `scale`: the verbs that work in a Kubernetes cluster.
+
+Their libraries come with an extra, and are imported when a verb runs.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from pilotlight.commands.shared_flags import JsonOption, PlatformTarget, RedisOption
+from pilotlight.errors import RequestFailed
+from pilotlight.output import Output
+from registry.domain.pod_state import PodState
+from registry.redis.autoscaler_log import AutoscalerLog
+
+app = typer.Typer()
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def controller(context: typer.Context) -> None:
+    """Run the Kubernetes controller: sync InferenceServices with the registry."""
+    from autoscaler.kubernetes.run import main
+
+    main(context.args)
+
+
+@app.command()
+def scale(
+    pool: Annotated[str, typer.Argument(help="Name of the pool, as in its label.")],
+    *,
+    pods: Annotated[int, typer.Option(min=0, help="Number of pods to set.")],
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n",
+            help="Namespace of the pool's InferenceService. Default: search all namespaces.",
+        ),
+    ] = "",
+    redis_url: RedisOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
+    target = PlatformTarget.of(None, redis_url=redis_url, pool=pool)
+    asyncio.run(_scale(target, Output(json_), pods=pods, namespace=namespace))
+
+
+async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
+    """Scale a pool; with a registry the emptiest pods are removed first."""
+    from autoscaler.kubernetes.cluster.cluster_api import connect
+    from autoscaler.kubernetes.errors import KubernetesError
+    from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
+    from autoscaler.kubernetes.pools.pool_size import ScaledElsewhere
+
+    pool = target.pool
+    registered = await _registered_pods(target) if target.redis_url else {}
+    client = await connect()
+    try:
+        done = await PoolScaler(client, namespace=namespace).scale(pool, pods, registered)
+    except KubernetesError as error:
+        raise RequestFailed(str(error)) from error
+    finally:
+        await client.close()
+    if isinstance(done, ScaledElsewhere):
+        raise RequestFailed(f"nothing was changed: {done.reason}")
+    lines = [f"pool {pool} scaled to {done.pods} pods", *([done.note] if done.note else [])]
+    output.result({"pool": pool, "pods": done.pods, "note": done.note}, lines)
+
+
+async def _registered_pods(target: PlatformTarget) -> Mapping[str, PodState]:
+    """The registry's pods; raises RequestFailed if an autoscaler would revert the change."""
+    async with target.registry() as registry:
+        leader = (await AutoscalerLog(registry).records()).leader
+        if leader is not None:
+            raise RequestFailed(
+                f"nothing was changed: autoscaler {leader.holder} sets the number of pods of "
+                f"pool {target.pool}; change minReplicas and maxReplicas of its InferenceService, "
+                "or stop the autoscaler"
+            )
+        return (await registry.cluster()).pods

@@ -1,0 +1,101 @@
+"""The flags of `load run`. The libraries come with an extra, and are imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.commands.shared_flags import (
+    HomeOption,
+    JsonOption,
+    OverwriteOption,
+    PlatformTarget,
+)
+from pilotlight.errors import requires_extra
+from pilotlight.output import Output
+
+app = typer.Typer(name="load", no_args_is_help=True, help="Play traces against a gateway.")
+
+
+@app.callback()
+def _load() -> None:
+    """Play traces against a gateway or any KServe predictor."""
+
+
+@app.command()
+def run(
+    *,
+    trace: Annotated[
+        str, typer.Option(help="The arrivals: a file or a generator, see docs/load.md.")
+    ],
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PILOTLIGHT_GATEWAY", show_default="the gateway of --home",
+            help="URL of a gateway or of any KServe predictor.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Parquet file to write, one row per request.")
+    ] = Path("run.parquet"),
+    protocol: Annotated[
+        str, typer.Option(help="Protocol of the requests: v1, v2, openai or grpc.")
+    ] = "v1",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Routing policy of all requests. Default: each model's."),
+    ] = None,
+    payload: Annotated[
+        list[str],
+        typer.Option(
+            help="Request body of a model: MODEL=FILE (an image or a JSON body), MODEL=text or "
+            "MODEL=image. Repeat for several. Default: what the model's metadata says, else text."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    host_header: Annotated[
+        str | None, typer.Option(help="Host header to send: '{model}.{tenant}.example.com'.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that send requests.")
+    ] = 1,
+    duration: Annotated[
+        str | None, typer.Option(help="Play only the arrivals before this time: 90s, 10m.")
+    ] = None,
+    max_in_flight: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Limit of concurrent requests, over all processes. Requests beyond it are "
+            "recorded but not sent.",
+        ),
+    ] = 4096,
+    timeout: Annotated[
+        str, typer.Option(help="Timeout of one request, until its whole response is read.")
+    ] = "300s",
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of generated traces and request bodies.")
+    ] = 0,
+    overwrite: OverwriteOption = False,
+    home: HomeOption = None,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Send a trace's requests at their times (open loop) and record each of them."""
+    with requires_extra("load"):
+        from pilotlight.commands.load_runs.play import LoadRunOptions, run_load
+
+    options = LoadRunOptions(
+        trace=trace,
+        url=url or PlatformTarget.of(home).gateway_url,
+        output=output,
+        protocol=protocol,
+        policy=policy,
+        host_header=host_header,
+        processes=processes,
+        duration=duration,
+        seed=seed,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        payloads=payload,
+        overwrite=overwrite,
+    )
+    run_load(options, Output(json_))

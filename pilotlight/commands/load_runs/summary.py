@@ -1,0 +1,74 @@
+"""Prints the summary of a load run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pilotlight.output import Output
+
+_MAX_ROWS = 20
+
+
+def print_summary(output: Output, path: Path, summary: dict[str, Any]) -> None:
+    if output.as_json:
+        output.result({"output": str(path), **summary})
+        return
+    latency = summary["latency_s"]
+    lateness = summary["send_lateness_s"]
+    statuses = ", ".join(f"{_status(key)}: {n}" for key, n in summary["by_status"].items())
+    starts = ", ".join(f"{key}: {n}" for key, n in summary["by_start"].items()) or "not reported"
+    for line in (
+        f"records       {path}",
+        f"requests      {summary['requests']} in {summary['duration_s']:.1f} s",
+        f"status        {statuses}",
+        f"start         {starts}",
+        f"offered       {_rate(summary['offered_rps'])}",
+        f"goodput       {summary['goodput_rps']:.1f} requests/s completed in time",
+        f"deadlines     {summary['deadline_misses']} of {summary['with_deadline']} missed",
+        f"latency       {_percentiles(latency)}",
+        f"idle memory   {_gigabyte_seconds(summary['wasted_memory_byte_s'])}",
+        f"sent late     {summary['late_sends']} by more than "
+        f"{1000 * summary['late_after_s']:.0f} ms, {_percentiles(lateness)}; "
+        f"{summary['not_sent']} not sent",
+    ):
+        output.line(line)
+    for key, title in (("by_policy", "POLICY"), ("by_model", "MODEL")):
+        rows = list(summary[key].items())
+        if not rows:
+            continue
+        output.line()
+        output.table(
+            (title, "REQUESTS", "OK", "COLD", "MISSED", "P50 S", "P90 S", "P95 S", "P99 S"),
+            [_row(name, each) for name, each in rows[:_MAX_ROWS]],
+        )
+        if len(rows) > _MAX_ROWS:
+            output.line(f"and {len(rows) - _MAX_ROWS} more")
+
+
+def _rate(rps: float | None) -> str:
+    return "at one moment" if rps is None else f"{rps:.1f} requests/s"
+
+
+def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
+    counts = (each["requests"], each["ok"], each["cold_starts"], each["deadline_misses"])
+    latency = each["latency_s"]
+    return (name, *map(str, counts), *(_seconds(latency[f"p{p}"]) for p in (50, 90, 95, 99)))
+
+
+def _status(key: str) -> str:
+    return "no response" if key == "0" else key
+
+
+def _percentiles(values: dict[str, float | None]) -> str:
+    return ", ".join(f"{name} {_seconds(value)} s" for name, value in values.items())
+
+
+def _gigabyte_seconds(byte_s: float | None) -> str:
+    return "not reported" if byte_s is None else f"{byte_s / 1e9:.4g} GB s held by idle models"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

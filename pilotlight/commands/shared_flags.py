@@ -1,0 +1,165 @@
+"""Flags that several verbs share, and the platform and the models that they select."""
+
+import os
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+import httpx
+import typer
+
+from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.state_dir import StateDir
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
+from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
+from registry.redis.server_address import find_server
+
+_GATEWAY_TIMEOUT_S = 300.0
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, nothing else.")
+]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", envvar="PILOTLIGHT_HOME", show_default="~/.pilotlight",
+        help="Folder of the platform: lock, state, logs, caches.",
+    ),
+]  # fmt: skip
+RedisOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url", envvar="PILOTLIGHT_REDIS_URL",
+        help="URL of the registry's Redis. Default: the registry of the platform in --home.",
+    ),
+]  # fmt: skip
+GatewayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gateway", envvar="PILOTLIGHT_GATEWAY",
+        help="Address of the gateway. Default: the gateway of the platform in --home.",
+    ),
+]  # fmt: skip
+PoolOption = Annotated[
+    str,
+    typer.Option("--pool", envvar="PILOTLIGHT_POOL", help="Name of the pool, with --redis-url."),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "-n", "--namespace", help="Namespace of models that are named without one.",
+    ),
+]  # fmt: skip
+FilesOption = Annotated[
+    list[str],
+    typer.Option(
+        "-f", "--filename", help="InferenceService YAML: a file, a folder, or - for standard input."
+    ),
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an output that exists already.")
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=256, show_default="one per core",
+        help="Processes that simulate, each one run at a time.",
+    ),
+]  # fmt: skip
+
+
+def process_count(flag: int | None) -> int:
+    return flag or os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformTarget:
+    """The platform that a verb addresses. Addresses left out come from the state directory."""
+
+    state_dir: StateDir
+    redis_url: str | None = None
+    gateway: str | None = None
+    pool: str = "default"
+
+    @classmethod
+    def of(
+        cls, home: Path | None, *, redis_url: str | None = None, gateway: str | None = None,
+        pool: str = "default",
+    ) -> Self:  # fmt: skip
+        return cls(StateDir.of(home), redis_url, gateway, pool)
+
+    @asynccontextmanager
+    async def registry(self) -> AsyncIterator[Registry]:
+        """A registry client; raises RequestFailed when the registry becomes unavailable."""
+        if self.redis_url is None:
+            state = self.state_dir.require_ready()
+            url, pool = state.redis_url, state.pool
+        else:
+            url, pool = self.redis_url, self.pool
+        registry = await _connect_registry(url, pool)
+        try:
+            yield registry
+        except RegistryUnavailable as error:
+            raise RequestFailed(f"lost the connection to the registry at {url}: {error}") from error
+        finally:
+            await registry.close()
+
+    async def cluster(self) -> ClusterState:
+        async with self.registry() as registry:
+            return await registry.cluster()
+
+    @property
+    def gateway_url(self) -> str:
+        """Address of the gateway, without a trailing slash."""
+        url = self.gateway or self.state_dir.require_ready().gateway
+        return (url if "://" in url else f"http://{url}").rstrip("/")
+
+    async def request_gateway(
+        self, method: str, path: str, *, content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:  # fmt: skip
+        """One request to the gateway; raises RequestFailed without a response."""
+        url = self.gateway_url
+        async with httpx.AsyncClient(trust_env=False, timeout=_GATEWAY_TIMEOUT_S) as client:
+            try:
+                return await client.request(method, url + path, content=content, headers=headers)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise RequestFailed(f"no response from the gateway at {url}: {error}") from error
+
+
+async def _connect_registry(url: str, pool: str) -> Registry:
+    """A registry client; InvalidInput for a malformed URL, RequestFailed without a server."""
+    try:
+        await find_server(url, "")  # raises ValueError for a malformed URL
+        return await Registry.connect(url, pool)
+    except RegistryUnavailable as error:
+        raise RequestFailed(f"no registry answers at {url}: {error}") from error
+    except ValueError as error:
+        raise InvalidInput([f"--redis-url: {error}"]) from error
+
+
+def parse_model_names(names: Sequence[str], namespace: str | None) -> list[ModelName]:
+    """Names as `kubectl` takes them: `name` or `namespace/name`, with or without the kind."""
+    parsed, problems = [], []
+    for text in names:
+        plain = text.removeprefix("inferenceservice/").removeprefix("isvc/")
+        name = ModelName.parse(plain) if "/" in plain else ModelName(namespace or "default", plain)
+        if not name.name or not name.namespace or "/" in name.name:
+            problems.append(f"a model is named NAME or NAMESPACE/NAME, was {text!r}")
+        parsed.append(name)
+    if problems:
+        raise InvalidInput(problems)
+    return parsed
+
+
+def require_known(names: Sequence[str], known: Collection[str]) -> None:
+    """Raises NotFound for names that are not among the known ones, and lists those."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise NotFound(
+            f"not found: {', '.join(unknown)}; there are: {', '.join(sorted(known)) or 'none'}"
+        )

@@ -1,0 +1,120 @@
+"""Carries out the runs of `simulate` and prints a table of their results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from load.simulator.runs import RunTask, Stop, play_all
+from load.trace_spec.named_files import files_of
+from pilotlight.commands.output_files import clear_outputs, require_free
+from pilotlight.commands.simulation.tasks import NO_LOADING, run_tasks
+from pilotlight.commands.simulation.trace_models import require_models
+from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
+from pilotlight.output import progress_bar
+from pilotlight.signals import on_first_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from load.simulator.runs import Ended, Problem
+    from pilotlight.commands.simulation.tasks import SimulationPlan
+    from pilotlight.errors import PilotlightError
+    from pilotlight.output import Output
+
+
+def run_simulations(plan: SimulationPlan, output: Output) -> None:
+    """Simulate every combination of policy and value, and print the results.
+
+    Results that were complete before a failure are printed and kept.
+
+    Raises:
+        InvalidInput: a flag or the cluster file is wrong, or a row of the trace, which may be
+            found late in a run.
+        RequestFailed: the records cannot be written, or a process was lost.
+        Interrupted: by a signal.
+    """
+    stop, received = Stop(), list[int]()
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        stop.set()
+
+    with on_first_signal(on_signal):
+        tasks = run_tasks(plan)
+        require_free(_outputs(tasks), files_of(plan.trace), overwrite=plan.overwrite)
+        if not plan.allow_unknown:
+            require_models(str(plan.cluster), tasks, stop, output)
+        clear_outputs(_outputs(tasks))
+        with progress_bar("simulate") as progress:
+            ended = play_all(
+                tasks,
+                processes=plan.processes,
+                stop=stop,
+                on_end=lambda done: progress(done, len(tasks), f"runs: {done} of {len(tasks)}"),
+            )
+    _conclude(plan, ended, len(tasks), received, output)
+
+
+def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
+    return [task.output for task in tasks if task.output is not None]
+
+
+def _conclude(
+    plan: SimulationPlan, ended: Sequence[Ended], total: int, received: Sequence[int],
+    output: Output,
+) -> None:  # fmt: skip
+    """Print the results of the runs; raise the reason if some are missing or incomplete."""
+    rows = [dict(each.document) for each in ended if each.document is not None]
+    complete = sum(not row["interrupted"] for row in rows)
+    document = {
+        "simulated": True, "seed": plan.seed, "interrupted": complete < total, "runs": rows,
+    }  # fmt: skip
+    problems = {each.problem.text: each.problem for each in ended if each.problem is not None}
+    if received or problems:
+        how = "interrupted" if received else "ended early"
+        kept = f"; {plan.out} holds the requests up to then" if plan.out and rows else ""
+        output.note(f"{how}: {complete} of {total} runs are complete{kept}")
+    _print_table(plan, rows, output)
+    if problems and not received:
+        raise _failure(list(problems.values()), document)
+    output.result(document)
+    if received:
+        raise Interrupted(received[0])
+
+
+def _failure(problems: Sequence[Problem], document: Mapping[str, Any]) -> PilotlightError:
+    texts = [each.text for each in problems]
+    is_input = all(each.is_input for each in problems)
+    error = InvalidInput(texts) if is_input else RequestFailed("; ".join(texts))
+    error.partial_result = document
+    return error
+
+
+def _print_table(plan: SimulationPlan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+    has_loading = any(row["loading"] != NO_LOADING for row in rows)
+    loading = ["LOADING"] if has_loading else []
+    value = [plan.sweep.partition("=")[0].upper()] if plan.sweep else []
+    columns = ("REQUESTS", "ANSWERED", "COLD", "LOADS", "IDLE GB s", "MEAN", "P50", "P95", "P99")
+    if rows:
+        output.table(
+            ("POLICY", *loading, *value, *columns),
+            [_line(row, has_loading=has_loading) for row in rows],
+            title="simulated",
+        )
+
+
+def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
+    loading = [row["loading"]] if has_loading else []
+    value = [str(row["value"])] if "value" in row else []
+    latency = row["latency_s"]
+    return (
+        row["policy"] + (" (interrupted)" if row["interrupted"] else ""), *loading, *value,
+        str(row["requests"]), str(row["ok"]), str(row["cold_starts"]),
+        str(sum(row["loads"].values())), f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
+        *(_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),
+    )  # fmt: skip
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"

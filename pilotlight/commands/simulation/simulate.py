@@ -1,0 +1,106 @@
+"""The flags of `simulate`. The libraries come with an extra, and are imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.commands.autoscaler import LOADING_NAMES
+from pilotlight.commands.shared_flags import (
+    JsonOption,
+    OverwriteOption,
+    ProcessesOption,
+    process_count,
+)
+from pilotlight.errors import requires_extra
+from pilotlight.output import Output
+
+app = typer.Typer()
+
+
+@app.command()
+def simulate(
+    *,
+    cluster: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML file with nodes, pods and models.")
+    ],
+    trace: Annotated[
+        str, typer.Option(help="The arrivals: a file or a generator, see docs/load.md.")
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="P[,P…]",
+            help="Routing policies, one run each; own: the policy that each model names.",
+        ),
+    ] = "own",
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=A,B…",
+            help="Values of a key of the cluster file, one run each, such as nodes.0.count=4,8.",
+        ),
+    ] = None,
+    loading: Annotated[
+        str,
+        typer.Option(
+            metavar="L[,L…]",
+            help="Loading policies of the autoscaler, one run each: none, "
+            f"{LOADING_NAMES}. They preload and demote models; the number of pods stays as in the "
+            "cluster file. No forecast is made in the first 60 s of a run.",
+        ),
+    ] = "none",
+    loading_value: Annotated[
+        float | None,
+        typer.Option(
+            metavar="V",
+            show_default="the policy's own",
+            help="Parameter of the loading policy: price of device memory in seconds saved "
+            "per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
+            "range in whole minutes (hybrid-histogram).",
+        ),
+    ] = None,
+    tick: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds between two plans of a loading policy; larger values simulate faster.",
+        ),
+    ] = 0.5,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed; equal seeds give equal results.")
+    ] = 0,
+    processes: ProcessesOption = None,
+    allow_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unknown", help="Reject requests for models that the cluster lacks with 404."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the records: one Parquet file per run."),
+    ] = None,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:  # fmt: skip
+    """Run a trace through a simulated cluster with the gateway's routing policies."""
+    with requires_extra("load"):
+        from pilotlight.commands.simulation.runs import run_simulations
+        from pilotlight.commands.simulation.tasks import SimulationPlan
+
+    plan = SimulationPlan(
+        cluster=cluster,
+        trace=trace,
+        policies=policy,
+        sweep=sweep,
+        seed=seed,
+        processes=process_count(processes),
+        allow_unknown=allow_unknown,
+        loading=loading,
+        loading_value=loading_value,
+        tick_s=tick,
+        out=out,
+        overwrite=overwrite,
+    )
+    run_simulations(plan, Output(json_))

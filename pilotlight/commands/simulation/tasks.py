@@ -1,0 +1,185 @@
+"""The runs that `simulate` is asked for: every combination of policy, loading policy and value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, value_problem
+from load.errors import InvalidTraceName, TraceError
+from load.simulator.autoscaling import TICK_S, LoadingRule
+from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.cluster.sweep import parse_sweep, run_names, variants
+from load.simulator.errors import InvalidCluster
+from load.simulator.runs import RunTask
+from load.trace_spec.trace_spec import open_trace
+from pilotlight.errors import InvalidInput
+from registry.domain.model import RoutingPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from load.simulator.cluster.plan import ClusterPlan
+
+NO_LOADING: Final = "none"
+"""In place of a loading policy: only requests load models."""
+_OWN: Final = "own"
+"""In place of a routing policy: the one that each model names."""
+_MIN_TICK_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationPlan:
+    """The flags of `simulate`."""
+
+    cluster: Path
+    trace: str
+    policies: str
+    """Names of routing policies, separated by commas."""
+    sweep: str | None
+    seed: int
+    out: Path | None
+    """Folder for the records: one Parquet file per run."""
+    processes: int = 1
+    allow_unknown: bool = False
+    """Whether the trace may request models that the cluster lacks."""
+    overwrite: bool = False
+    loading: str = NO_LOADING
+    """Names of loading policies, separated by commas."""
+    loading_value: float | None = None
+    """Parameter of the loading policy; None: its default."""
+    tick_s: float = TICK_S
+    """Time between two plans of a loading policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A cluster with one value of `--sweep`."""
+
+    setting: dict[str, Any]
+    """`value`; empty without `--sweep`."""
+    cluster: ClusterPlan
+
+
+def run_tasks(plan: SimulationPlan) -> list[RunTask]:
+    """All combinations; raises InvalidInput."""
+    policies = [_policy(name.strip()) for name in plan.policies.split(",")]
+    folder = _folder(plan)
+    rules = _loading_rules(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
+    try:
+        each_variant = _variants(plan)
+        open_trace(plan.trace, seed=plan.seed)
+    except (InvalidCluster, InvalidTraceName) as error:
+        raise InvalidInput(error.problems) from None
+    except TraceError as error:
+        raise InvalidInput([str(error)]) from None
+    runs = list(product(each_variant, policies, rules))
+    has_loading = any(rules)
+    parts = [_name_parts(rule) if has_loading else () for _, _, rule in runs]
+    names = run_names([
+        (_policy_name(policy), *part, *map(str, each.setting.values()))
+        for (each, policy, _), part in zip(runs, parts, strict=True)
+    ])  # fmt: skip
+    return [
+        RunTask(
+            name=name,
+            about={
+                "trace": plan.trace,
+                "policy": _policy_name(policy),
+                **_loading_fields(rule),
+                "seed": plan.seed,
+                **each.setting,
+            },
+            cluster=each.cluster,
+            policy=policy,
+            trace=plan.trace,
+            seed=plan.seed,
+            output=None if folder is None else folder / f"{name}.parquet",
+            loading=rule,
+        )
+        for name, (each, policy, rule) in zip(names, runs, strict=True)
+    ]
+
+
+def _folder(plan: SimulationPlan) -> Path | None:
+    try:
+        return None if plan.out is None else plan.out.expanduser()
+    except RuntimeError:
+        raise InvalidInput([f"--out: the user of {plan.out} does not exist"]) from None
+
+
+def _loading_fields(rule: LoadingRule | None) -> dict[str, Any]:
+    if rule is None:
+        return {"loading": NO_LOADING}
+    return {"loading": rule.name, "loading_value": rule.value, "tick_s": rule.tick_s}
+
+
+def _variants(plan: SimulationPlan) -> list[_Variant]:
+    sweep = None if plan.sweep is None else parse_sweep(plan.sweep)
+    found = []
+    for value, document in variants(plan.cluster, sweep):
+        tried = "" if sweep is None else f" with {sweep.key}={_as_json(value)}"
+        cluster = cluster_of(document, source=f"{plan.cluster}{tried}")
+        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, cluster))
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _policy(name: str) -> RoutingPolicy | None:
+    if name == _OWN:
+        return None
+    try:
+        return RoutingPolicy(name)
+    except ValueError:
+        raise InvalidInput(
+            [f"--policy must be among {', '.join(RoutingPolicy)} and {_OWN}, was {name!r}"]
+        ) from None
+
+
+def _policy_name(policy: RoutingPolicy | None) -> str:
+    return _OWN if policy is None else policy.value
+
+
+def _loading_rules(names: str, *, value: float | None, tick_s: float) -> list[LoadingRule | None]:
+    """The rules named, where None stands for `none`; raises InvalidInput with every mistake.
+
+    With a value, one policy is named, with or without `none`.
+    """
+    each_name = [name.strip() for name in names.split(",")]
+    problems = [
+        f"--loading must be among {NO_LOADING}, {', '.join(LOADING_POLICIES)}, was {name!r}"
+        for name in dict.fromkeys(each_name)
+        if name != NO_LOADING and name not in LOADING_POLICIES
+    ]
+    if value is not None and not problems:
+        problems = _value_problems([name for name in each_name if name != NO_LOADING], value)
+    if not (isfinite(tick_s) and tick_s >= _MIN_TICK_S):
+        problems.append(f"--tick must be {_MIN_TICK_S:g} seconds at least, was {tick_s:g}")
+    if problems:
+        raise InvalidInput(problems)
+    return [None if name == NO_LOADING else LoadingRule(name, value, tick_s) for name in each_name]
+
+
+def _value_problems(names: Sequence[str], value: float) -> list[str]:
+    if len(set(names)) != 1:
+        named = ", ".join(dict.fromkeys(names)) or NO_LOADING
+        return [
+            f"--loading-value is the parameter of one policy: name one of {', '.join(TUNED)} "
+            f"with --loading, alone or with {NO_LOADING}; it was given with {named}"
+        ]
+    problem = value_problem(names[0], value)
+    return [f"--loading-value {problem}"] if problem else []
+
+
+def _name_parts(rule: LoadingRule | None) -> tuple[str, ...]:
+    """The part of a run's name: the loading policy, and its parameter if one was given."""
+    if rule is None:
+        return (NO_LOADING,)
+    return (rule.name,) if rule.value is None else (rule.name, f"{rule.value:.12g}")

@@ -1,0 +1,110 @@
+"""Command, environment and log file of each process that the platform runs, from its settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from pilotlight.platform.bundled_servers import object_store_command, redis_command
+from pilotlight.platform.pod_processes import PodSpawn
+from pilotlight.platform.processes import python_module
+from pilotlight.platform.supervised_process import ProcessSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
+
+
+def redis_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
+    """An embedded Redis without any data."""
+    folder = settings.state_dir.redis
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log_file = settings.state_dir.logs / "redis.log"
+    return ProcessSpec("redis", redis_command(port, folder), log_file, os.environ)
+
+
+def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
+    settings.objects.mkdir(parents=True, exist_ok=True)
+    command = object_store_command(port, settings.objects, settings.state_dir.checksums)
+    log_file = settings.state_dir.logs / "object-store.log"
+    return ProcessSpec("object store", command, log_file, os.environ)
+
+
+def gateway_spec(
+    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int
+) -> ProcessSpec:
+    command = [
+        *python_module("gateway"), "--redis-url", redis_url,
+        "--pool", settings.pool, "--host", host, "--port", str(port),
+    ]  # fmt: skip
+    return ProcessSpec("gateway", command, settings.state_dir.logs / "gateway.log", env)
+
+
+def autoscaler_spec(
+    settings: PlatformSettings, autoscaler: LocalAutoscalerSettings, env: Mapping[str, str], *,
+    redis_url: str, metrics_port: int,
+) -> ProcessSpec:  # fmt: skip
+    command = [
+        *python_module("autoscaler"), "--redis-url", redis_url,
+        "--pool", settings.pool, "--loading", autoscaler.loading,
+        "--pod-idle", str(autoscaler.pod_idle_s), "--pod-stable", str(autoscaler.pod_stable_s),
+        "--pace", str(autoscaler.pace), "--forecast-every", str(autoscaler.forecast_every_s),
+        "--metrics-port", str(metrics_port),
+    ]  # fmt: skip
+    if autoscaler.loading_value is not None:
+        command += ["--loading-value", str(autoscaler.loading_value)]
+    if autoscaler.min_pods is not None:
+        command += ["--min-pods", str(autoscaler.min_pods), "--max-pods", str(settings.pods)]
+    return ProcessSpec("autoscaler", command, settings.state_dir.logs / "autoscaler.log", env)
+
+
+def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> dict[str, str]:
+    """The environment of gateway, autoscaler and pods; it names the object store, if there is one.
+
+    The model hub is off: pods load models from the object store only.
+    """
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(settings.pod.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": f"{os.environ.get('NO_PROXY', '')},127.0.0.1,localhost".lstrip(","),
+    }
+    env["no_proxy"] = env["NO_PROXY"]
+    if s3_endpoint is not None:
+        env |= {
+            "AWS_ENDPOINT_URL": s3_endpoint,
+            "AWS_ACCESS_KEY_ID": "pilotlight",
+            "AWS_SECRET_ACCESS_KEY": "pilotlight",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+            env.pop(name, None)
+    return env
+
+
+def pod_spawn(settings: PlatformSettings, name: str, *, redis_url: str) -> PodSpawn:
+    """The pod `pod-N`, on the node `node-N`."""
+    pod = settings.pod
+    node = name.replace("pod-", "node-")
+    return PodSpawn(
+        name=name,
+        redis_url=redis_url,
+        pool=settings.pool,
+        node=node,
+        slots=pod.slots,
+        memory_bytes=pod.memory_bytes,
+        cache_dir=str(settings.state_dir.nodes / node),
+        host_dir=str(settings.state_dir.memory / node),
+        link_rate=int(pod.link_bytes_per_s or 0),
+        threads=pod.threads,
+        allow_simulated_work=pod.allow_simulated_work,
+        lease_ttl=settings.lease_ttl_s,
+        drain_timeout=settings.stop_grace_s,
+        retire_grace=pod.retire_grace_s,
+        log_file=str(settings.state_dir.logs / f"{name}.log"),
+    )

