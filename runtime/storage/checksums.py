@@ -1,7 +1,7 @@
-"""Checksums of files that arrive in pieces: each piece is summed as it comes, then they are joined.
+"""Checksums of files that arrive in pieces: one per piece, combined into that of the whole file.
 
-CRC-32 is zlib's, and what the disk cache records. S3 keeps CRC-32, CRC-32C or CRC-64/NVME of whole
-objects; the latter two are compared where the package awscrt is installed.
+The disk cache records zlib's CRC-32. S3 keeps CRC-32, CRC-32C or CRC-64/NVME of whole objects; the
+latter two are compared where the package awscrt is installed.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Matrix = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Crc:
-    """One kind of cyclic redundancy check, reflected, with all bits inverted at both ends."""
+    """A kind of cyclic redundancy check, reflected, with all bits inverted at both ends."""
 
     name: str
     bits: int
     polynomial: int
     update: Callable[[bytes | memoryview, int], int]
-    """The sum of what was summed so far, given as second argument, and these bytes."""
+    """(bytes, checksum of what precedes them) to the checksum of both."""
 
-    def join(self, parts: Iterable[tuple[int, int]]) -> int:
-        """The sum of a whole, from the sum and the length in bytes of each part in order."""
+    def combine(self, parts: Iterable[tuple[int, int]]) -> int:
+        """The checksum of a whole, from checksum and length in bytes of each part in order."""
         total = 0
         for part, length in parts:
             total = _apply(_zeros(self.bits, self.polynomial, length), total) ^ part
         return total
 
     def decode(self, text: str) -> int:
-        """The sum that S3 writes as base64 of its big-endian bytes; raises ValueError."""
+        """A checksum as S3 writes it, base64 of its big-endian bytes; raises ValueError."""
         raw = base64.b64decode(text, validate=True)
         if len(raw) * 8 != self.bits:
-            raise ValueError(f"a {self.name} has {self.bits} bits, seen {text!r}")
+            raise ValueError(f"a {self.name} must have {self.bits} bits in base64, was {text!r}")
         return int.from_bytes(raw, "big")
 
 
@@ -61,16 +61,16 @@ S3_CHECKSUMS: Final[Mapping[str, Crc]] = {
         else {}
     ),
 }
-"""By the name of the field in S3's answers: those that can be computed here."""
+"""The checksums that can be computed here, by the name of their field in S3's responses."""
 
 
-# What follows is the method of zlib's crc32_combine: appending a zero bit to a message is a linear
-# map of its sum over GF(2), so appending n zero bytes is the 8n-th power of that map.
+# The method of zlib's crc32_combine: appending a zero bit to a message is a linear map of its
+# checksum over GF(2), so appending n zero bytes is the 8n-th power of that map.
 
 
 @lru_cache(maxsize=64)
 def _zeros(bits: int, polynomial: int, length: int) -> Matrix:
-    """The map of a sum that appending `length` zero bytes is."""
+    """The map of a checksum when `length` zero bytes are appended."""
     result: Matrix = tuple(1 << bit for bit in range(bits))
     power: Matrix = (polynomial, *(1 << bit for bit in range(bits - 1)))
     exponent = 8 * length

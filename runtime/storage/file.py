@@ -1,7 +1,7 @@
 """Models in a plain folder: `file:///path/to/model`, or `pvc://claim/path` of a mounted claim.
 
-KServe mounts the claim of a `pvc://` URI into the pod that reads it; here every claim that pods may
-read is mounted under one folder, each by its name.
+KServe mounts the claim of a `pvc://` URI into the pod that reads it; here all claims that pods may
+read are mounted below one folder, each under its name.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial as bind
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.listing import MOST_LISTED, RemoteFile, checked_listing
-from runtime.storage.ranged_download import fetch_ranges
+from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
+from runtime.storage.ranged_download import download_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FolderStorage:
-    """A model in a folder of this machine; nothing outside `bounds` is read, where given."""
+    """A model in a folder of this machine; reads nothing outside `bounds`, if given."""
 
     def __init__(self, uri: str, folder: Path, *, bounds: Path | None = None) -> None:
         self._uri = uri
@@ -34,7 +35,7 @@ class FolderStorage:
         self._bounds = bounds.resolve() if bounds is not None else None
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All regular files below the folder."""
+        """All regular files below the folder; raises StorageFailed, ModelInvalid."""
         self._check_bounds(self._folder)
         if not self._folder.is_dir():
             raise StorageFailed(f"{self._uri} does not exist or is not a folder")
@@ -57,9 +58,9 @@ class FolderStorage:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 count += 1
-                if count > MOST_LISTED:
+                if count > MAX_LISTED:
                     raise ModelInvalid(
-                        f"{self._uri} has more than {MOST_LISTED} files: name a model's own folder"
+                        f"{self._uri} has more than {MAX_LISTED} files: name a model's own folder"
                     )
                 yield RemoteFile(
                     path.relative_to(self._folder).as_posix(),
@@ -68,15 +69,21 @@ class FolderStorage:
                 )
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
+        self,
+        file: RemoteFile,
+        partial: PartialFile,
+        bandwidth: BandwidthUse,
+        *,
+        head_only: bool = False,
     ) -> None:
-        """Copy the missing spans of one file at the link's rate."""
         path = self._folder / file.path
         self._check_bounds(path)
-        what = f"{self._uri}/{file.path}"
-        _check_unchanged(path, file, what)
-        fetch_ranges(_File(path, what), partial, link, what=what, head_only=head_only)
-        _check_unchanged(path, file, what)
+        name = f"{self._uri}/{file.path}"
+        _check_unchanged(path, file, name)
+        download_ranges(
+            bind(_open_reader, path, name), partial, bandwidth, name=name, head_only=head_only
+        )
+        _check_unchanged(path, file, name)
 
 
 class FileStorage(FolderStorage):
@@ -90,7 +97,7 @@ class FileStorage(FolderStorage):
 
 
 class ClaimStorage(FolderStorage):
-    """A model at a `pvc://` URI, its claim mounted at `mounts/claim`."""
+    """A model at a `pvc://` URI, with its claim mounted at `mounts/claim`."""
 
     def __init__(self, uri: str, mounts: Path) -> None:
         parts = urlsplit(uri)
@@ -105,51 +112,44 @@ class ClaimStorage(FolderStorage):
         super().__init__(uri, bounds / path, bounds=bounds)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file as a source of ranges."""
-
-    path: Path
-    what: str
-
-    @contextmanager
-    def reader(self) -> Iterator[_FileReader]:
-        try:
-            source = self.path.open("rb", buffering=0)
-        except OSError as error:
-            raise StorageFailed(f"{self.what} cannot be read: {error}") from error
-        with source:
-            yield _FileReader(source.fileno(), self.what)
+@contextmanager
+def _open_reader(path: Path, name: str) -> Iterator[_FileReader]:
+    try:
+        source = path.open("rb", buffering=0)
+    except OSError as error:
+        raise StorageFailed(f"{name} cannot be read: {error}") from error
+    with source:
+        yield _FileReader(source.fileno(), name)
 
 
 @dataclass(frozen=True, slots=True)
 class _FileReader:
     descriptor: int
-    what: str
+    name: str
 
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
         while start < end:
             try:
                 count = os.preadv(self.descriptor, [buffer[: end - start]], start)
             except OSError as error:
-                raise StorageFailed(f"{self.what} cannot be read: {error}") from error
+                raise StorageFailed(f"{self.name} cannot be read: {error}") from error
             if not count:
-                raise ModelChanged(f"{self.what} became shorter while it was copied")
+                raise ModelChanged(f"{self.name} became shorter while it was copied")
             start += count
             yield buffer[:count]
 
     def abort(self) -> None:
-        """A disk answers by itself."""
+        """Nothing to do: a read from a disk ends soon."""
 
 
-def _check_unchanged(path: Path, file: RemoteFile, what: str) -> None:
+def _check_unchanged(path: Path, file: RemoteFile, name: str) -> None:
     try:
         status = path.stat()
     except FileNotFoundError as error:
         if path.parent.is_dir():
-            raise ModelChanged(f"{what} was deleted after it was listed") from error
-        raise StorageFailed(f"{what} cannot be read: its folder is not there") from error
+            raise ModelChanged(f"{name} was deleted after it was listed") from error
+        raise StorageFailed(f"{name} cannot be read: its folder does not exist") from error
     except OSError as error:
-        raise StorageFailed(f"{what} cannot be read: {error}") from error
+        raise StorageFailed(f"{name} cannot be read: {error}") from error
     if (status.st_size, str(status.st_mtime_ns)) != (file.size_bytes, file.version):
-        raise ModelChanged(f"{what} was replaced after it was listed")
+        raise ModelChanged(f"{name} was replaced after it was listed")

@@ -1,9 +1,9 @@
-"""Models that only a library can fetch: `hf://`, and what KServe's storage library reads.
+"""Models that a library fetches: `hf://`, and the schemes of KServe's storage library.
 
-The libraries fetch whole models, keep settings in the environment of their process and cannot be
-stopped, so each runs in a process of its own (`library_fetch`), which is watched and ended where it
-brings too much or takes too long. What it brought is read as a folder: the same rules on paths and
-kinds hold, so that no pickle is ever used.
+These libraries fetch whole models, take settings from the environment of their process and cannot
+be stopped, so each fetch runs in a process of its own (`library_fetch`), which is ended if it
+writes too much or takes too long. Its result is read as a folder under the same rules on paths and
+kinds, so that no pickle is ever loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.file import FolderStorage
-from runtime.storage.listing import MOST_WEIGHT_BYTES, RemoteFile
+from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
-LONGEST_S = 3600.0
-LOOK_EVERY_S = 0.25
-LEAST_FREE_BYTES = 64 * 1024**2
+FETCH_TIMEOUT_S = 3600.0
+POLL_INTERVAL_S = 0.25
+MIN_FREE_BYTES = 64 * 1024**2
 
 
 class LibraryStorage:
-    """A model at a URI that a library understands."""
+    """A model at a URI that a library reads."""
 
     def __init__(
         self,
@@ -41,26 +41,30 @@ class LibraryStorage:
         staging: Path,
         environment: Mapping[str, str],
         *,
-        most_bytes: int = MOST_WEIGHT_BYTES,
+        max_bytes: int = MAX_WEIGHT_BYTES,
     ) -> None:
         self._uri = uri
         self._staging = staging
         self._environment = environment
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._fetched: FolderStorage | None = None
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All files of the model, which are fetched for it."""
+        """All files of the model, which are fetched first; raises LoadFailed."""
         return self._folder().list_files()
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
+        self,
+        file: RemoteFile,
+        partial: PartialFile,
+        bandwidth: BandwidthUse,
+        *,
+        head_only: bool = False,
     ) -> None:
-        """Copy one file out of what was fetched."""
-        self._folder().fetch(file, partial, link, head_only=head_only)
+        self._folder().fetch(file, partial, bandwidth, head_only=head_only)
 
     def _folder(self) -> FolderStorage:
-        """What was fetched, in this call or an earlier one."""
+        """The fetched files, from this call or an earlier one."""
         if self._fetched is None:
             marker = self._staging / "folder.json"
             if not marker.exists():
@@ -78,14 +82,14 @@ class LibraryStorage:
             self._uri,
             str(self._staging),
         ]
-        with log.open("wb") as sink:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=Path(__file__).resolve().parent.parent,
                 env=dict(self._environment),
                 stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                stdout=output,
+                stderr=output,
             )
             try:
                 self._watch(process)
@@ -103,25 +107,24 @@ class LibraryStorage:
             )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Return when the process has ended; raises where it must not go on."""
-        give_up_s = time.monotonic() + LONGEST_S
+        """Return when the process has ended; raises LoadFailed where it exceeds a limit."""
+        deadline_s = time.monotonic() + FETCH_TIMEOUT_S
         while True:
             try:
-                process.wait(LOOK_EVERY_S)
+                process.wait(POLL_INTERVAL_S)
             except subprocess.TimeoutExpired:
                 pass
             else:
                 return
-            brought = _bytes_below(self._staging)
-            if brought > self._most_bytes:
+            if _bytes_below(self._staging) > self._max_bytes:
                 raise ModelInvalid(
-                    f"{self._uri} has more than {self._most_bytes} bytes, which is the most fetched"
+                    f"{self._uri} has more than {self._max_bytes} bytes, the most that is fetched"
                 )
             status = os.statvfs(self._staging)
-            if status.f_bavail * status.f_frsize < LEAST_FREE_BYTES:
-                raise DiskFull(f"{self._uri} fills the disk of {self._staging}: free some")
-            if time.monotonic() > give_up_s:
-                raise StorageFailed(f"{self._uri} was not fetched within {LONGEST_S:g} s")
+            if status.f_bavail * status.f_frsize < MIN_FREE_BYTES:
+                raise DiskFull(f"{self._uri} fills the disk of {self._staging}: free some space")
+            if time.monotonic() > deadline_s:
+                raise StorageFailed(f"{self._uri} was not fetched within {FETCH_TIMEOUT_S:g} s")
 
 
 def _bytes_below(folder: Path) -> int:

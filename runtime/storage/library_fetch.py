@@ -1,8 +1,8 @@
-"""One download by another library: `python -m runtime.storage.library_fetch`, its own process.
+"""One download by a library: `python -m runtime.storage.library_fetch URI STAGING`, a process.
 
-Takes a storage URI and a staging folder, and writes where the model's files are into `folder.json`
-there. `hf://organisation/model[:revision]` goes through huggingface_hub, whose cache, token and
-`HF_HUB_OFFLINE` hold; everything else through KServe's storage library.
+Writes the folder of the model's files into `folder.json` in the staging folder.
+`hf://organisation/model[:revision]` is fetched by huggingface_hub, whose cache, token and
+`HF_HUB_OFFLINE` apply; everything else by KServe's storage library.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-WANTED = ("*.json", "*.txt", "*.model", "*.safetensors", "*.pt2")
-HUB = "hf://"
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.pt2")
+HUB_SCHEME = "hf://"
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def main() -> int:
-    """Fetch; the last line written says what went wrong, where something did."""
+    """Fetch; on failure the last line on standard error says why."""
     uri, staging = sys.argv[1], Path(sys.argv[2])
     try:
-        folder = from_hub(uri) if uri.startswith(HUB) else from_library(uri, staging / "model")
-    except Exception as error:  # the libraries raise whatever their own libraries raise
+        folder = (
+            from_hub(uri) if uri.startswith(HUB_SCHEME) else from_library(uri, staging / "model")
+        )
+    except Exception as error:  # the libraries document no exceptions of their own
         reason = " ".join(str(error).split())
         sys.stderr.write(f"\n{type(error).__name__}: {reason}\n")
         return 1
@@ -37,10 +39,10 @@ def from_hub(uri: str) -> str:
     """The folder of a snapshot in huggingface_hub's cache."""
     from huggingface_hub import snapshot_download
 
-    path, _, revision = uri.removeprefix(HUB).partition(":")
+    path, _, revision = uri.removeprefix(HUB_SCHEME).partition(":")
     if path.count("/") != 1 or not all(path.split("/")):
         raise ValueError(f"storage URI {uri!r} must be hf://organisation/model[:revision]")
-    return snapshot_download(path, revision=revision or None, allow_patterns=list(WANTED))
+    return snapshot_download(path, revision=revision or None, allow_patterns=list(HUB_PATTERNS))
 
 
 def from_library(uri: str, folder: Path) -> str:
@@ -57,7 +59,7 @@ def from_library(uri: str, folder: Path) -> str:
 
 
 def confine(folder: Path) -> None:
-    """Let this process write nowhere else: the names of objects may lead out of a folder."""
+    """Refuse writes of this process elsewhere: names of objects may lead out of a folder."""
     root = os.path.realpath(folder) + os.sep
     tempfile.tempdir = str(folder)
     sys.dont_write_bytecode = True
@@ -66,11 +68,11 @@ def confine(folder: Path) -> None:
         if event != "open":
             return
         path, _, flags = arguments
-        if isinstance(path, str | bytes) and isinstance(flags, int) and flags & WRITING:
-            place = os.path.realpath(os.fsdecode(path))
-            if not place.startswith((root, "/dev/")):
+        if isinstance(path, str | bytes) and isinstance(flags, int) and flags & WRITE_FLAGS:
+            target = os.path.realpath(os.fsdecode(path))
+            if not target.startswith((root, "/dev/")):
                 raise PermissionError(
-                    f"the model has a file with a path outside its folder: {place}"
+                    f"the model has a file with a path outside its folder: {target}"
                 )
 
     sys.addaudithook(refuse)

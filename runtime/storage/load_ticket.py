@@ -1,7 +1,7 @@
-"""What is wanted of one load: whether somebody waits for it, and whether it is wanted at all.
+"""The priority of one load, its cancellation and its progress, shared by all threads of the load.
 
-Set on the event loop; read by the threads, ranges and copies of the load, which end soon after a
-wish is withdrawn and make way for others while nobody waits.
+The event loop sets them; threads, downloads and copies of the load read them, end soon after the
+load is cancelled, and give way to urgent loads while no request waits for this one.
 """
 
 from __future__ import annotations
@@ -21,72 +21,70 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load has brought its weights."""
+    """How much of a model's weights a load has read."""
 
     has_started: bool = False
-    """Whether bytes of the weights have come through this pod's link, or are being mapped."""
+    """Whether this load has downloaded bytes of weights, or maps those of this node."""
     arrived_bytes: int = 0
     total_bytes: int = 0
-    """Of the download; 0 where there is none."""
+    """Of the download; 0 without one."""
 
 
 class LoadTicket:
-    """One load's wish. Methods may be called from any thread."""
+    """Priority, cancellation and progress of one load. Methods may be called from any thread."""
 
     def __init__(self, *, is_urgent: bool = True) -> None:
         self._is_urgent = is_urgent
-        self._withdrawn_for: str | None = None
+        self._cancel_reason: str | None = None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._progress = LoadProgress()
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for the load."""
+        """Whether a request waits for the load."""
         return self._is_urgent
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the load is to end."""
-        return self._withdrawn_for is not None
+        return self._cancel_reason is not None
 
     def prioritise(self) -> None:
-        """Somebody waits from now on."""
+        """Make the load urgent, since a request waits for it."""
         self._set_urgent(True)
 
     def deprioritise(self) -> None:
-        """Nobody waits any more, but the load goes on."""
+        """Continue the load as a preload, since no request waits for it any more."""
         self._set_urgent(False)
 
     def _set_urgent(self, is_urgent: bool) -> None:
         if self._is_urgent != is_urgent:
             self._is_urgent = is_urgent
-            self._tell()
+            self._notify()
 
     def cancel(self, reason: str) -> None:
-        """End the load; `reason` completes the sentence "it was given up: …". The first counts."""
+        """End the load; `reason` completes "the load was cancelled: …". The first reason stays."""
         with self._lock:
-            if self._withdrawn_for is not None:
+            if self._cancel_reason is not None:
                 return
-            self._withdrawn_for = reason
-        self._tell()
+            self._cancel_reason = reason
+        self._notify()
 
     def raise_if_cancelled(self) -> None:
-        """Raise LoadCancelled where the wish is withdrawn."""
-        if self._withdrawn_for is not None:
-            raise LoadCancelled(f"the load was given up: {self._withdrawn_for}")
+        """Raise LoadCancelled if the load is cancelled."""
+        if self._cancel_reason is not None:
+            raise LoadCancelled(f"the load was cancelled: {self._cancel_reason}")
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, in any thread, after each change."""
+        """Call `listener`, in any thread, after each change of priority or cancellation."""
         with self._lock:
             self._listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call it no more."""
         with self._lock:
             self._listeners.remove(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -96,16 +94,14 @@ class LoadTicket:
 
     @property
     def progress(self) -> LoadProgress:
-        """How far the weights are."""
         return self._progress
 
-    def expect(self, total_bytes: int, here_bytes: int) -> None:
-        """A download of so many bytes begins, some of which an earlier one brought."""
+    def start_download(self, total_bytes: int, present_bytes: int) -> None:
+        """Record the size of a download, `present_bytes` of which an earlier one has fetched."""
         with self._lock:
-            self._progress = LoadProgress(self._progress.has_started, here_bytes, total_bytes)
+            self._progress = LoadProgress(self._progress.has_started, present_bytes, total_bytes)
 
     def add_arrived(self, byte_count: int) -> None:
-        """Bytes have come."""
         with self._lock:
             before = self._progress
             self._progress = LoadProgress(
@@ -113,27 +109,27 @@ class LoadTicket:
             )
 
     def mark_started(self) -> None:
-        """Weights that are on this node are being put on the device."""
+        """Record that weights of this node are being copied to the device."""
         self.add_arrived(0)
 
 
 async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, cancelled and LoadCancelled raised as soon as the wish is withdrawn.
+    """The result of `work`; cancels `work` and raises LoadCancelled once the ticket is cancelled.
 
-    Work that ended well all the same has its result returned, so that nothing it took is lost.
+    If `work` completes all the same, its result is returned, so that resources in it are not lost.
     """
     loop = asyncio.get_running_loop()
-    gone: asyncio.Future[None] = loop.create_future()
+    cancelled: asyncio.Future[None] = loop.create_future()
 
-    def look() -> None:
+    def on_change() -> None:
         if ticket.is_cancelled:
-            loop.call_soon_threadsafe(_settle, gone)
+            loop.call_soon_threadsafe(_set_done, cancelled)
 
-    ticket.add_listener(look)
-    look()
+    ticket.add_listener(on_change)
+    on_change()
     task = asyncio.ensure_future(work)
     try:
-        waited: set[asyncio.Future[Any]] = {task, gone}
+        waited: set[asyncio.Future[Any]] = {task, cancelled}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -142,12 +138,12 @@ async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]
         task.cancel()
         raise
     finally:
-        ticket.remove_listener(look)
+        ticket.remove_listener(on_change)
     if task.cancelled():
         ticket.raise_if_cancelled()
     return task.result()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,9 +1,9 @@
-"""A file on its way: which spans of it are here, so that another process can go on with the rest.
+"""A file under download, and a journal of its written ranges, so that a later process continues.
 
-Beside the data (`NAME.part`) lies a journal (`NAME.part.spans`) with a line for each span that is
-written, or for the piece that was when its read ended early; the next read goes on there. Data and
-journal survive the death of a process, since the kernel has them; they are not synced, so those of
-an earlier boot are not believed. One process at a time: the cache sees to that.
+Beside the data (`NAME.part`) lies a journal (`NAME.part.spans`) with a line for each written span,
+or for the written part of a span whose read ended early; the next download continues there. The
+kernel keeps data and journal when a process dies; they are not synced, so those of an earlier boot
+are discarded. The disk cache lets one process at a time write.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from runtime.storage.listing import RemoteFile
 
 SPAN_BYTES = 8 * 1024**2
-"""What one ranged read brings; see `python -m benchmarks storage`."""
-PART = ".part"
-JOURNAL = ".part.spans"
+"""Size of one ranged read; see `python -m benchmarks storage`."""
+PARTIAL_SUFFIX = ".part"
+JOURNAL_SUFFIX = ".part.spans"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,48 +38,49 @@ class ByteRange:
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Bytes that were read in one go: to where, and their sum."""
+class _Written:
+    """End and checksum of a written range."""
 
     end: int
     crc32: int
 
 
-def spans_of(size_bytes: int, step: int = SPAN_BYTES) -> list[ByteRange]:
-    """A file's spans in order, all of `step` bytes but the last."""
-    return [ByteRange(at, min(at + step, size_bytes)) for at in range(0, size_bytes, step)]
+def split_spans(size_bytes: int) -> list[ByteRange]:
+    """A file's spans in order, all of `SPAN_BYTES` but the last."""
+    return [
+        ByteRange(at, min(at + SPAN_BYTES, size_bytes)) for at in range(0, size_bytes, SPAN_BYTES)
+    ]
 
 
 @cache
-def boot() -> str:
-    """What names the time since the kernel started; the same in all containers of a node."""
+def boot_id() -> str:
+    """Changes with each start of the kernel; the same in all containers of a node."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class PartialFile:
-    """The part of `target` that is here. Methods may be called from several threads."""
+    """The downloaded part of `target`. Methods may be called from several threads."""
 
     def __init__(self, target: Path, file: RemoteFile) -> None:
-        """Go on with what is there of this version of the file, or begin anew; raises OSError."""
+        """Continue with what is there of this version of the file, or start; raises OSError."""
         self.file = file
         self._target = target
-        self._data = target.with_name(target.name + PART)
-        self._journal = target.with_name(target.name + JOURNAL)
+        self._data = target.with_name(target.name + PARTIAL_SUFFIX)
+        self._journal = target.with_name(target.name + JOURNAL_SUFFIX)
         self._lock = threading.Lock()
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._on_span: Callable[[ByteRange], None] = lambda _: None
-        self._pieces = self._read_journal()
+        self._written = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(self._descriptor).st_size != file.size_bytes:
-            self._pieces.clear()
-        if not self._pieces:
-            self._journal.write_text(json.dumps(self._head()) + "\n")
+            self._written.clear()
+        if not self._written:
+            self._journal.write_text(json.dumps(self._journal_header()) + "\n")
             os.ftruncate(self._descriptor, 0)
 
     def __enter__(self) -> Self:
@@ -89,99 +90,110 @@ class PartialFile:
         os.close(self._descriptor)
 
     def allocate(self) -> None:
-        """Set disk space aside for the whole file, so that a full disk is known at once."""
+        """Reserve disk space for the whole file, so that a full disk shows before the download."""
         if self.file.size_bytes:
             os.posix_fallocate(self._descriptor, 0, self.file.size_bytes)
 
-    def missing(self) -> list[ByteRange]:
-        """The spans that are not here yet, each from where it is not."""
-        begun = [ByteRange(self._end_of(span), span.end) for span in spans_of(self.file.size_bytes)]
-        return [rest for rest in begun if rest.size_bytes]
+    def missing_ranges(self) -> list[ByteRange]:
+        """The missing end of each span that is not complete."""
+        rests = [
+            ByteRange(self._written_to(span), span.end)
+            for span in split_spans(self.file.size_bytes)
+        ]
+        return [rest for rest in rests if rest.size_bytes]
 
-    def here(self) -> list[ByteRange]:
-        """The spans that are here, whole."""
-        return [span for span in spans_of(self.file.size_bytes) if self._end_of(span) == span.end]
+    def complete_spans(self) -> list[ByteRange]:
+        spans = split_spans(self.file.size_bytes)
+        return [span for span in spans if self._written_to(span) == span.end]
 
-    def _end_of(self, span: ByteRange) -> int:
-        """How far a span is here."""
+    def _written_to(self, span: ByteRange) -> int:
+        """First byte of a span that is not written, counted without gaps from its start."""
         at = span.start
-        while at < span.end and at in self._pieces:
-            at = self._pieces[at].end
+        while at < span.end and at in self._written:
+            at = self._written[at].end
         return at
 
-    def tell(self, on_span: Callable[[ByteRange], None]) -> None:
-        """Call `on_span` with each span once it is here whole, in the thread that wrote it."""
+    def subscribe(self, on_span: Callable[[ByteRange], None]) -> None:
+        """Call `on_span` with each span once it is complete, in the thread that wrote it."""
         self._on_span = on_span
 
     def duplicate(self) -> int:
-        """A descriptor of the data, good also after the file has its name; the caller closes it."""
+        """A descriptor of the data, valid also after the rename; the caller closes it."""
         return os.dup(self._descriptor)
 
     def write(self, data: memoryview, at: int) -> None:
         """Write all of `data` at byte `at`; raises OSError.
 
-        One thread at a time, since the kernel lets no two write to one file: the second would not
-        sleep but spin for the whole of the first's write, on a core that the others need.
+        One thread at a time: the kernel lets no two write to one file, and the second would spin,
+        not sleep, during the first one's write, on a core that the others need.
         """
-        with self._writing:
+        with self._write_lock:
             while data:
-                written = os.pwrite(self._descriptor, data, at)
-                data, at = data[written:], at + written
+                count = os.pwrite(self._descriptor, data, at)
+                data, at = data[count:], at + count
 
-    def note(self, written: ByteRange, crc32: int) -> None:
-        """Remember that a span is written, or what was missing of it or a part of that; its sum."""
+    def record_written(self, written: ByteRange, crc32: int) -> None:
+        """Record a written range, which lies within one span, with its checksum."""
         line = json.dumps([written.start, written.end, crc32]) + "\n"
         with self._lock, self._journal.open("a") as journal:
             journal.write(line)
-            self._pieces[written.start] = _Piece(written.end, crc32)
+            self._written[written.start] = _Written(written.end, crc32)
         start = written.start - written.start % SPAN_BYTES
         span = ByteRange(start, min(start + SPAN_BYTES, self.file.size_bytes))
         if written.end == span.end:
             self._on_span(span)
 
     def crc32(self) -> int:
-        """The sum of the whole file, once nothing is missing."""
-        return CRC32.join(
-            (piece.crc32, piece.end - start) for start, piece in sorted(self._pieces.items())
+        """Checksum of the whole file, once nothing is missing."""
+        return CRC32.combine(
+            (written.crc32, written.end - start) for start, written in sorted(self._written.items())
         )
 
     def read_back(self, span: ByteRange) -> bytes:
-        """A span that is here."""
+        """The bytes of a written range."""
         return os.pread(self._descriptor, span.size_bytes, span.start)
 
-    def put_in_place(self) -> None:
-        """Give the whole file its name."""
+    def rename_to_target(self) -> None:
+        """Give the complete file its name."""
         os.replace(self._data, self._target)
         self._journal.unlink(missing_ok=True)
 
-    def _head(self) -> list[object]:
-        return [self.file.size_bytes, self.file.version, SPAN_BYTES, boot()]
+    def _journal_header(self) -> list[object]:
+        return [self.file.size_bytes, self.file.version, SPAN_BYTES, boot_id()]
 
-    def _read_journal(self) -> dict[int, _Piece]:
-        """What is here, by its start; nothing where the journal is of something else."""
+    def _read_journal(self) -> dict[int, _Written]:
+        """The written ranges by their start; none if the journal belongs to another version."""
         try:
-            head, *lines = self._journal.read_text().splitlines(keepends=True)
-            if json.loads(head) != self._head():
+            header, *lines = self._journal.read_text().splitlines(keepends=True)
+            if json.loads(header) != self._journal_header():
                 return {}
             rows = [json.loads(line) for line in lines if line.endswith("\n")]
-            return {int(start): _Piece(int(end), int(crc32)) for start, end, crc32 in rows}
+            return {int(start): _Written(int(end), int(crc32)) for start, end, crc32 in rows}
         except (OSError, ValueError, TypeError):
             return {}
 
 
 def remove_partial(target: Path) -> None:
-    """Delete what is there of a file on its way."""
-    for ending in (PART, JOURNAL):
-        target.with_name(target.name + ending).unlink(missing_ok=True)
+    """Delete the data and the journal of an unfinished download of `target`."""
+    for suffix in (PARTIAL_SUFFIX, JOURNAL_SUFFIX):
+        target.with_name(target.name + suffix).unlink(missing_ok=True)
+
+
+def partial_targets(folder: Path) -> list[Path]:
+    """Paths below a folder that have an unfinished download."""
+    return [
+        data.with_name(data.name.removesuffix(PARTIAL_SUFFIX))
+        for data in folder.rglob("*" + PARTIAL_SUFFIX)
+    ]
 
 
 def remove_stale_partials(folder: Path) -> None:
-    """Delete what an earlier boot left, or lies without a journal. Nobody may be fetching."""
-    for data in folder.rglob("*" + PART):
-        journal = data.with_name(data.name.removesuffix(PART) + JOURNAL)
+    """Delete downloads of an earlier boot or without a journal. None may be running."""
+    for target in partial_targets(folder):
+        journal = target.with_name(target.name + JOURNAL_SUFFIX)
         try:
-            is_of_this_boot = json.loads(journal.read_text().splitlines()[0])[-1] == boot()
+            is_of_this_boot = json.loads(journal.read_text().splitlines()[0])[-1] == boot_id()
         except (OSError, ValueError, LookupError, TypeError):
             is_of_this_boot = False
         if not is_of_this_boot:
-            remove_partial(data.with_name(data.name.removesuffix(PART)))
+            remove_partial(target)

@@ -1,13 +1,13 @@
 """Models in an S3 bucket: `s3://bucket/prefix`.
 
-boto3 lists, describes and signs; the bytes come over `s3_connections` in ranges. The version that
-was listed is pinned by its ETag, and S3's own checksum is compared where the object has one.
+boto3 lists, describes and signs; `s3_connections` reads the bytes in ranges. Every read is bound to
+the listed version by its ETag, and S3's own checksum is compared if the object has one.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial as bind
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,10 +19,10 @@ from urllib3.exceptions import HTTPError
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.checksums import CRC32, S3_CHECKSUMS
-from runtime.storage.listing import MOST_LISTED, RemoteFile, checked_listing
-from runtime.storage.partial_file import spans_of
-from runtime.storage.ranged_download import fetch_ranges
-from runtime.storage.s3_connections import MOST_CONNECTIONS, S3Connections, plain_etag
+from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
+from runtime.storage.partial_file import split_spans
+from runtime.storage.ranged_download import download_ranges
+from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, plain_etag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,27 +34,26 @@ if TYPE_CHECKING:
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.checksums import Crc
     from runtime.storage.partial_file import PartialFile
-    from runtime.storage.s3_connections import S3Reader
     from runtime.storage.s3_options import S3Options
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-URL_LIFE_S = 900
+PRESIGNED_URL_TTL_S = 900
 
 TRANSFER_ERRORS = (BotoCoreError, ClientError, HTTPError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """What all downloads of an account share."""
+    """Client and connections, shared by all downloads of an account."""
 
     client: S3Client
     connections: S3Connections
 
 
 def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3Access:
-    """Access by these options; raises StorageFailed where boto3 is misconfigured."""
+    """Access with these options; raises StorageFailed if boto3 is misconfigured."""
     style: _S3Dict = {"addressing_style": "virtual"} if options.is_virtual_hosted else {}
     if options.is_accelerated:
         style["use_accelerate_endpoint"] = True
@@ -70,8 +69,8 @@ def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3
             config=Config(
                 connect_timeout=CONNECT_TIMEOUT_S,
                 read_timeout=read_timeout_s,
-                max_pool_connections=MOST_CONNECTIONS,
-                retries={"mode": "standard", "max_attempts": ATTEMPTS},
+                max_pool_connections=MAX_CONNECTIONS,
+                retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
                 signature_version=UNSIGNED if options.is_anonymous else "s3v4",
                 response_checksum_validation="when_required",
                 s3=style or None,
@@ -87,11 +86,11 @@ class S3Storage:
 
     def __init__(self, uri: str, access: S3Access) -> None:
         self._uri = uri.rstrip("/")
-        self._bucket, self._prefix = place_of(uri)
+        self._bucket, self._prefix = parse_s3_uri(uri)
         self._access = access
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All objects under the prefix, which counts as a folder."""
+        """All objects in the folder that the prefix names; raises StorageFailed, ModelInvalid."""
         try:
             files = checked_listing(self._objects(), self._uri)
         except TRANSFER_ERRORS as error:
@@ -112,74 +111,55 @@ class S3Storage:
                 if not path or path.endswith("/"):
                     continue
                 count += 1
-                if count > MOST_LISTED:
+                if count > MAX_LISTED:
                     raise ModelInvalid(
-                        f"{self._uri} has more than {MOST_LISTED} objects: name one model's folder"
+                        f"{self._uri} has more than {MAX_LISTED} objects: name one model's folder"
                     )
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
     def fetch(
-        self, file: RemoteFile, partial: PartialFile, link: BandwidthUse, *, head_only: bool = False
+        self,
+        file: RemoteFile,
+        partial: PartialFile,
+        bandwidth: BandwidthUse,
+        *,
+        head_only: bool = False,
     ) -> None:
-        """Bring the missing spans of one object; of a whole one, compare S3's checksum."""
-        what = f"{self._uri}/{file.path}"
-        head = self._head(file, what)
-        fetch_ranges(_Object(self, file), partial, link, what=what, head_only=head_only)
+        name = f"{self._uri}/{file.path}"
+        head = self._head(file, name)
+        sign = bind(self._presigned_url, file)
+        open_reader = bind(self._access.connections.reader, sign, file.version, file.size_bytes)
+        download_ranges(open_reader, partial, bandwidth, name=name, head_only=head_only)
         if not head_only:
-            _compare_checksum(head, partial, what)
+            _compare_checksum(head, partial, name)
 
-    def _head(self, file: RemoteFile, what: str) -> HeadObjectOutputTypeDef:
-        """What S3 knows of the object; boto3 also learns here which region it is in."""
+    def _head(self, file: RemoteFile, name: str) -> HeadObjectOutputTypeDef:
+        """S3's description of the object, by which boto3 also finds the bucket's region."""
         try:
             head = self._access.client.head_object(
-                Bucket=self._bucket, Key=self.key_of(file), ChecksumMode="ENABLED"
+                Bucket=self._bucket, Key=f"{self._prefix}/{file.path}", ChecksumMode="ENABLED"
             )
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
-                raise ModelChanged(f"{what} was deleted after it was listed") from error
-            raise StorageFailed(f"{what} cannot be read: {error}") from error
+                raise ModelChanged(f"{name} was deleted after it was listed") from error
+            raise StorageFailed(f"{name} cannot be read: {error}") from error
         except TRANSFER_ERRORS as error:
-            raise StorageFailed(f"{what} cannot be read: {error}") from error
+            raise StorageFailed(f"{name} cannot be read: {error}") from error
         etag = plain_etag(head.get("ETag", file.version))
         if head["ContentLength"] != file.size_bytes or etag != file.version:
-            raise ModelChanged(f"{what} was replaced after it was listed")
+            raise ModelChanged(f"{name} was replaced after it was listed")
         return head
 
-    def key_of(self, file: RemoteFile) -> str:
-        """The object's key."""
-        return f"{self._prefix}/{file.path}"
-
-    def sign(self, file: RemoteFile) -> str:
-        """A URL of the object that is good for a while."""
+    def _presigned_url(self, file: RemoteFile) -> str:
         return self._access.client.generate_presigned_url(
             "get_object",
-            Params={"Bucket": self._bucket, "Key": self.key_of(file)},
-            ExpiresIn=URL_LIFE_S,
+            Params={"Bucket": self._bucket, "Key": f"{self._prefix}/{file.path}"},
+            ExpiresIn=PRESIGNED_URL_TTL_S,
         )
 
-    @contextmanager
-    def reader(self, file: RemoteFile) -> Iterator[S3Reader]:
-        """A reader of one object for one thread."""
-        connections = self._access.connections
-        with connections.reader(lambda: self.sign(file), file.version, file.size_bytes) as reader:
-            yield reader
 
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """One object as a source of ranges."""
-
-    storage: S3Storage
-    file: RemoteFile
-
-    @contextmanager
-    def reader(self) -> Iterator[S3Reader]:
-        with self.storage.reader(self.file) as reader:
-            yield reader
-
-
-def place_of(uri: str) -> tuple[str, str]:
-    """Bucket and prefix of a storage URI; raises StorageFailed."""
+def parse_s3_uri(uri: str) -> tuple[str, str]:
+    """Bucket and prefix; raises StorageFailed."""
     parts = urlsplit(uri)
     bucket, prefix = parts.netloc, parts.path.strip("/")
     if not bucket or not prefix:
@@ -187,27 +167,27 @@ def place_of(uri: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, what: str) -> None:
-    """Compare with S3's sum over the whole object; one over sums of parts says nothing here."""
+def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, name: str) -> None:
+    """Compare with S3's checksum of the whole object; one of its parts' checksums cannot be."""
     if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return
     for field, crc in S3_CHECKSUMS.items():
         text = str(head.get(field, ""))
         if text and "-" not in text:
-            expected, seen = crc.decode(text), _sum_of(crc, partial)
+            expected, seen = crc.decode(text), _checksum(crc, partial)
             if seen != expected:
                 raise ModelChanged(
-                    f"{what} does not have the {crc.name} that S3 keeps for it:"
+                    f"{name} does not have the {crc.name} that S3 keeps for it:"
                     f" {seen:x}, not {expected:x}"
                 )
             return
 
 
-def _sum_of(crc: Crc, partial: PartialFile) -> int:
-    """The CRC-32 was taken while the bytes came; another is taken from what was written."""
+def _checksum(crc: Crc, partial: PartialFile) -> int:
+    """The CRC-32 was computed during the download; another one needs the file read back."""
     if crc is CRC32:
         return partial.crc32()
     total = 0
-    for span in spans_of(partial.file.size_bytes):
+    for span in split_spans(partial.file.size_bytes):
         total = crc.update(partial.read_back(span), total)
     return total

@@ -1,9 +1,9 @@
-"""How to reach S3, by KServe's conventions: which account, endpoint and certificates for a bucket.
+"""Account, endpoint and certificates of an S3 bucket, by KServe's conventions.
 
-Three sources, the first that speaks of the bucket wins: the secret `storage-config`, mounted as a
-folder with one JSON object per key; the same JSON in `STORAGE_CONFIG` (and
-`STORAGE_OVERRIDE_CONFIG` over it); the environment that KServe makes of a service account's secret.
-What none of them says is left to boto3's own chain. Names and meanings are those of KServe 0.21,
+The first of three sources that covers the bucket is used: the secret `storage-config`, mounted as a
+folder with one JSON object per key; the same JSON in `STORAGE_CONFIG` (overridden by
+`STORAGE_OVERRIDE_CONFIG`); the environment that KServe derives from a service account's secret.
+boto3's own chain supplies the rest. Names and meanings are those of KServe 0.21,
 `kserve_storage.py` and `pkg/credentials/s3`.
 """
 
@@ -35,7 +35,7 @@ GLOBAL_ENDPOINT = "https://s3.amazonaws.com"
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """What differs from boto3's defaults; None leaves a thing to boto3."""
+    """Differences from boto3's defaults; None leaves a field to boto3."""
 
     endpoint_url: str | None = None
     access_key_id: str | None = None
@@ -43,18 +43,18 @@ class S3Options:
     session_token: str | None = None
     region: str | None = None
     verify: bool | str = True
-    """False: any certificate; a path: certificates of the authorities to believe."""
+    """False: any certificate; a path: certificates of the trusted authorities."""
     is_anonymous: bool = False
     is_virtual_hosted: bool = False
     is_accelerated: bool = False
 
     def __repr__(self) -> str:
-        """Without secrets."""
+        """The options without secrets."""
         return f"S3Options(endpoint_url={self.endpoint_url!r}, region={self.region!r})"
 
 
 def options_for(bucket: str, environment: Mapping[str, str], secret_folder: str) -> S3Options:
-    """How to reach a bucket; raises StorageFailed where a configuration cannot be read."""
+    """The options of a bucket; raises StorageFailed if a configuration cannot be read."""
     fields = _from_folder(bucket, secret_folder) or _from_variables(environment)
     return _options({**environment, **fields})
 
@@ -78,7 +78,7 @@ def _options(variables: Mapping[str, str]) -> S3Options:
 
 
 def _endpoint_of_secret(variables: Mapping[str, str]) -> str | None:
-    """`S3_ENDPOINT` is a host; `S3_USE_HTTPS` of 0 makes it plain HTTP."""
+    """`S3_ENDPOINT` is a host, reached over plain HTTP if `S3_USE_HTTPS` is 0."""
     host = variables.get("S3_ENDPOINT")
     if not host:
         return None
@@ -97,8 +97,8 @@ def _verify(variables: Mapping[str, str]) -> bool | str:
         return True
     if not Path(bundle).is_file():
         raise StorageFailed(
-            f"S3 cannot be used: there is no file {bundle!r}, named by AWS_CA_BUNDLE, by ca_bundle"
-            " of storage-config or by CA_BUNDLE_CONFIGMAP_NAME"
+            f"S3 cannot be used: there is no file {bundle!r}, named by AWS_CA_BUNDLE, ca_bundle"
+            " of storage-config or CA_BUNDLE_CONFIGMAP_NAME"
         )
     return bundle
 
@@ -107,11 +107,8 @@ def _is_true(text: str | None) -> bool:
     return (text or "").lower() in {"1", "true"}
 
 
-# The secret
-
-
 def _from_folder(bucket: str, folder: str) -> dict[str, str]:
-    """The key whose `bucket` is this one, else the default key; nothing where neither is there."""
+    """Fields of the key whose `bucket` is this one, else of a default key, else none."""
     if not folder or not Path(folder).is_dir():
         return {}
     secrets = {
@@ -119,13 +116,15 @@ def _from_folder(bucket: str, folder: str) -> dict[str, str]:
         for path in sorted(Path(folder).iterdir())
         if path.is_file() and not path.name.startswith(".")
     }
-    of_s3 = {key: secret for key, secret in secrets.items() if secret.get("type", "s3") == "s3"}
-    for secret in of_s3.values():
+    s3_secrets = {
+        key: secret for key, secret in secrets.items() if secret.get("type", "s3") == "s3"
+    }
+    for secret in s3_secrets.values():
         if secret.get("bucket") == bucket:
             return _variables(secret)
     for key in DEFAULT_KEYS:
-        if key in of_s3:
-            return _variables(of_s3[key])
+        if key in s3_secrets:
+            return _variables(s3_secrets[key])
     return {}
 
 
@@ -135,23 +134,23 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return _variables(secret) if secret.get("type") == "s3" else {}
 
 
-def _parse(text: str, what: str) -> dict[str, Any]:
+def _parse(text: str, name: str) -> dict[str, Any]:
     try:
         secret = json.loads(text)
     except ValueError as error:
-        raise StorageFailed(f"{what} must be a JSON object: {error}") from error
+        raise StorageFailed(f"{name} must be a JSON object: {error}") from error
     if not isinstance(secret, dict):
-        raise StorageFailed(f"{what} must be a JSON object, was {type(secret).__name__}")
+        raise StorageFailed(f"{name} must be a JSON object, was {type(secret).__name__}")
     return secret
 
 
 def _variables(secret: Mapping[str, Any]) -> dict[str, str]:
-    """A secret's fields under the names of the environment; `false` may be a word or a value."""
-    given = {
+    """A secret's fields as environment variables; booleans may be JSON values or strings."""
+    variables = {
         name: str(secret[field])
         for field, name in SECRET_FIELDS.items()
         if secret.get(field) is not None
     }
-    if "AWS_ACCESS_KEY_ID" in given:
-        given.setdefault("AWS_SESSION_TOKEN", "")  # another account's token is none of this one's
-    return given
+    if "AWS_ACCESS_KEY_ID" in variables:  # not the token of the environment's account
+        variables.setdefault("AWS_SESSION_TOKEN", "")
+    return variables

@@ -1,4 +1,4 @@
-"""Opens the storage that a model's URI names."""
+"""Opens the storage system that a model's URI names."""
 
 from __future__ import annotations
 
@@ -6,37 +6,59 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from registry.inference_service.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
 from runtime.errors import StorageFailed
 from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import LibraryStorage
-from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, place_of
+from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
 from runtime.storage.s3_options import S3Options, options_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.storage.listing import ModelStorage
+    from runtime.storage.bandwidth import BandwidthUse
+    from runtime.storage.listing import RemoteFile
+    from runtime.storage.partial_file import PartialFile
+
+
+class ModelStorage(Protocol):
+    """One model in one storage system. Methods block: they are called in threads."""
+
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        """All files of the model; raises LoadFailed."""
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        partial: PartialFile,
+        bandwidth: BandwidthUse,
+        *,
+        head_only: bool = False,
+    ) -> None:
+        """Download the missing ranges of `file`, or with `head_only` those of its first span.
+
+        Raises LoadFailed, LoadCancelled, and OSError on a write error.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Where storage is found."""
+    """Credentials, endpoints and mounts of storage systems."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    """Credentials and endpoints, by boto3's, KServe's and the other libraries' conventions."""
+    """Credentials and endpoints, by the conventions of boto3, KServe and the other libraries."""
     secret_folder: str = ""
-    """KServe's secret `storage-config`, mounted; empty: none."""
+    """Mount of KServe's secret `storage-config`; empty: none."""
     claim_mounts: Path = Path("/mnt/pvc")
-    """Where claims of `pvc://` are mounted, each by its name."""
+    """The folder that claims of `pvc://` are mounted in, each under its name."""
     read_timeout_s: float = READ_TIMEOUT_S
 
 
 class Storages:
-    """All storage systems of a pod, with what its downloads share."""
+    """All storage systems of a pod, with the connections that its downloads share."""
 
     def __init__(self, options: StorageOptions | None = None) -> None:
         self._options = options or StorageOptions()
@@ -44,14 +66,14 @@ class Storages:
         self._lock = threading.Lock()
 
     def open(self, uri: str, staging: Path) -> ModelStorage:
-        """The storage of a model; raises StorageFailed where the URI names none.
+        """The storage of a model; raises StorageFailed for an unknown scheme or a wrong URI.
 
-        What a library insists on fetching whole goes to `staging`, which the caller deletes.
+        A library that fetches whole models writes to `staging`, which the caller deletes.
         """
         scheme = urlsplit(uri).scheme
         match scheme:
             case "s3":
-                return S3Storage(uri, self._access(place_of(uri)[0]))
+                return S3Storage(uri, self._access(parse_s3_uri(uri)[0]))
             case "file":
                 return FileStorage(uri)
             case "pvc":
@@ -66,7 +88,7 @@ class Storages:
                 )
 
     def close(self) -> None:
-        """Close all connections that nobody reads from."""
+        """Close idle connections now, and the others after their read."""
         with self._lock:
             for access in self._s3.values():
                 access.client.close()
@@ -74,7 +96,7 @@ class Storages:
             self._s3.clear()
 
     def _access(self, bucket: str) -> S3Access:
-        """Made at first use, in the thread of a load: making one costs 0.1 s."""
+        """Made at first use, in the thread of a load, since making one takes 0.1 s."""
         options = options_for(bucket, self._options.environment, self._options.secret_folder)
         with self._lock:
             if options not in self._s3:

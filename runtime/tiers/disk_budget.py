@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import DiskFull
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
-from runtime.storage.partial_file import PART, PartialFile
+from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
 from runtime.tiers.file_names import key_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DiskBudget:
                 f" {self.budget_bytes} bytes: raise --disk-bytes"
             )
         with self._locks.room():
-            begun = sum(_size(folder / f"{file.path}{PART}") for file in files)
+            begun = sum(_size(folder / f"{file.path}{PARTIAL_SUFFIX}") for file in files)
             self._make_room(needed - begun, folder)
             partials = [
                 stack.enter_context(PartialFile(folder / file.path, file)) for file in files

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
-from runtime.storage.listing import RemoteFile, assets_of
+from runtime.storage.listing import RemoteFile, asset_files
 from runtime.storage.load_ticket import LoadTicket
-from runtime.storage.partial_file import PART, remove_partial, remove_stale_partials
+from runtime.storage.partial_file import PARTIAL_SUFFIX, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_budget import DiskBudget, disk_full, remove_generation
 from runtime.tiers.file_names import name_of
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.storage.bandwidth import Bandwidth, BandwidthUse
-    from runtime.storage.listing import ModelStorage
     from runtime.storage.partial_file import PartialFile
-    from runtime.storage.storages import Storages
+    from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.download_progress import DownloadProgress
 
 FILES_AT_ONCE = 4
@@ -59,7 +58,7 @@ class DiskCache:
 
     def close(self) -> None:
         """End the downloads under way, keeping what has come, and close all connections."""
-        self._link.cut()
+        self._link.close()
         self._locks.close()
         self._storages.close()
 
@@ -121,7 +120,7 @@ class DiskCache:
             if listing is None:
                 listing = self._fetch_listing(spec)
             self._weight_bytes.setdefault(spec.key, 0)
-            assets = assets_of(listing, spec.storage_uri)
+            assets = asset_files(listing, spec.storage_uri)
             self._ensure(spec, assets)
             self._asset_bytes[spec.key] = sum(file.size_bytes for file in assets)
         return folder
@@ -170,8 +169,8 @@ class DiskCache:
         lock = self._locks.fetch_if_free(folder.name)
         if lock is not None:
             with lock:
-                for partial in folder.rglob("*" + PART):
-                    remove_partial(partial.with_name(partial.name.removesuffix(PART)))
+                for partial in folder.rglob("*" + PARTIAL_SUFFIX):
+                    remove_partial(partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX)))
 
     def discard(self, key: str) -> None:
         """Delete the files of a generation, unless another pod of the node uses them.
@@ -200,7 +199,7 @@ class DiskCache:
             listing = generation.listing()
             if listing is None:
                 listing = self._open(spec).list_files()
-                assets_of(listing, spec.storage_uri)  # before anything of a bad one is kept
+                asset_files(listing, spec.storage_uri)  # before anything of a bad one is kept
                 try:
                     generation.write_listing(listing)
                 except OSError as error:
@@ -250,8 +249,10 @@ class DiskCache:
         with ExitStack() as stack:
             partials = self._room.open(files, generation.path, stack)
             total = sum(file.size_bytes for file in files)
-            missing = sum(span.size_bytes for partial in partials for span in partial.missing())
-            link.ticket.expect(total, total - missing)
+            missing = sum(
+                span.size_bytes for partial in partials for span in partial.missing_ranges()
+            )
+            link.ticket.start_download(total, total - missing)
             if arrivals is not None:
                 for partial in partials:
                     arrivals.watch(partial)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime.storage.partial_file import SPAN_BYTES, spans_of
+from runtime.storage.partial_file import SPAN_BYTES, split_spans
 from runtime.weights.safetensors_files import HEADER_LENGTH_BYTES, MOST_HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class DownloadProgress:
         """Spans of this file arrive from now on; some may be here."""
         index = self._index[partial.file.path]
         self._files[index].descriptor = partial.duplicate()
-        partial.tell(lambda span: self._note(index, [span]))
-        self._note(index, partial.here())
+        partial.subscribe(lambda span: self._note(index, [span]))
+        self._note(index, partial.complete_spans())
 
     def whole(self, folder: Path) -> None:
         """All files that are not watched are in the folder, whole; raises OSError."""
@@ -84,7 +84,7 @@ class DownloadProgress:
             file = self._files[index]
             if file.descriptor < 0:
                 file.descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
-                self._note(index, spans_of(file.size_bytes))
+                self._note(index, split_spans(file.size_bytes))
 
     def finish(self) -> None:
         """Every file is whole, checked and in its place."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
-from runtime.storage.listing import RemoteFile, weights_of
-from runtime.storage.partial_file import boot
+from runtime.storage.listing import RemoteFile, weight_files
+from runtime.storage.partial_file import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +73,7 @@ class GenerationFolder:
         listing = self.listing()
         if listing is None:
             return None
-        return weights_of(listing, uri, _indexed_files(self.path / INDEX))
+        return weight_files(listing, uri, _indexed_files(self.path / INDEX))
 
     def complete_bytes(self) -> int:
         """Bytes of the weights if every file is here and has its size, else 0. Reads no weights."""
@@ -108,7 +108,7 @@ class GenerationFolder:
         """Give a whole file its name; the sum first, so that no crash leaves a file without."""
         file, crc32 = partial.file, partial.crc32()
         self._write(_sum_of(file.path), json.dumps([file.version, crc32, []]))
-        partial.put_in_place()
+        partial.rename_to_target()
         self.remember(file, crc32)
 
     def remember(self, file: RemoteFile, crc32: int) -> None:
@@ -146,7 +146,7 @@ def _sum_of(path: str) -> str:
 def looks_of(path: Path) -> list[object]:
     """What changes when a file is written to or replaced; raises OSError."""
     status = path.stat()
-    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, boot()]
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, boot_id()]
 
 
 def crc32_of(path: Path) -> int:

@@ -15,7 +15,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 from runtime.device.worker import DeviceWorker
 from tests import servers
 from tests.registry.actors import Result, act
-from tests.runtime.large_models import Held, held_store, make_large, put_model
+from tests.runtime.large_models import GatedStore, make_large, open_gated_store, put_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -181,8 +181,8 @@ def device() -> Iterator[DeviceWorker]:
 
 
 @pytest.fixture
-def held(s3: servers.S3Server) -> Iterator[Held]:
-    with held_store(s3) as store:
+def gated_store(s3: servers.S3Server) -> Iterator[GatedStore]:
+    with open_gated_store(s3) as store:
         yield store
 
 

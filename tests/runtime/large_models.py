@@ -1,4 +1,4 @@
-"""A model of several spans behind a proxy that can hold its bytes back."""
+"""A model of several spans behind a proxy that can delay its bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import boto3
 import torch
 from safetensors.torch import load_file, save_file
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.device.staged_memory import StagedMemory
 from runtime.storage.partial_file import SPAN_BYTES
-from tests.runtime.faults import Asked, Fault, faulty_proxy
+from tests.runtime.faulty_proxy import Fault, ProxiedRequest, faulty_proxy
 from tests.runtime.local_pod import LocalPod, local_pod
 from tests.servers import copy_model, wait_until
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.runtime.fake_engine import FakeEngine
-    from tests.runtime.faults import FaultyProxy
+    from tests.runtime.faulty_proxy import FaultyProxy
     from tests.servers import S3Server
 
 WEIGHTS = "model.safetensors"
@@ -33,7 +32,7 @@ SPANS = 3
 
 
 def make_large(source: Path, target: Path) -> Path:
-    """A copy of a tiny model with a tensor that fills its file up to three spans."""
+    """A copy of a tiny model with a tensor that pads its file to three spans."""
     copy_model(source, target)
     tensors = load_file(target / WEIGHTS)
     tensors["zz.filler"] = torch.arange(int(2.1 * SPAN_BYTES) // 4, dtype=torch.float32)
@@ -42,65 +41,57 @@ def make_large(source: Path, target: Path) -> Path:
 
 
 def put_model(s3: S3Server, folder: Path, name: str) -> ModelSpec:
-    """Put a model's folder into the store, its weights with a checksum of S3's own."""
+    """Upload a model's folder, its weights with a checksum that S3 computes."""
     uri = f"s3://{BUCKET}/{name}"
     s3.put_folder(folder, uri)
-    client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=s3.url,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
     body = (folder / WEIGHTS).read_bytes()
     key = f"{name}/{WEIGHTS}"
-    client.put_object(Bucket=BUCKET, Key=key, Body=body, ChecksumAlgorithm="CRC32")
+    s3.client().put_object(Bucket=BUCKET, Key=key, Body=body, ChecksumAlgorithm="CRC32")
     return ModelSpec(ModelName("default", name), uri)
 
 
 @dataclass
-class Held:
-    """A store whose bytes of weights, from some span on, wait until they are let go."""
+class GatedStore:
+    """A store that delays the weights from some span on until `open` is set."""
 
     proxy: FaultyProxy
     from_span: int = SPANS - 1
     open: threading.Event = field(default_factory=threading.Event)
-    fault: Callable[[Asked], Fault | None] = lambda _: None
-    """What is wrong with an answer beside that."""
+    fault: Callable[[ProxiedRequest], Fault | None] = lambda _: None
+    """Further fault of a response."""
 
-    def look(self, asked: Asked) -> Fault | None:
-        """What the proxy does to an answer."""
-        fault = self.fault(asked) or Fault()
-        is_late = asked.range is not None and asked.range[0] >= self.from_span * SPAN_BYTES
-        if is_late and asked.path.endswith(WEIGHTS):
+    def fault_of(self, request: ProxiedRequest) -> Fault | None:
+        fault = self.fault(request) or Fault()
+        is_late = request.range is not None and request.range[0] >= self.from_span * SPAN_BYTES
+        if is_late and request.path.endswith(WEIGHTS):
             return replace(fault, until=self.open)
         return fault
 
     def starts(self) -> list[int]:
-        """First bytes of the ranges of weights that were asked for."""
+        """First bytes of the requested ranges of weights."""
         return sorted(each.range[0] for each in self.proxy.ranges(WEIGHTS) if each.range)
 
 
-_HELD_AT_MOST_S = 240.0
+_MAX_DELAY_S = 240.0
 
 
 @contextmanager
-def held_store(s3: S3Server) -> Iterator[Held]:
-    """The store behind a proxy that holds the last span back."""
+def open_gated_store(s3: S3Server) -> Iterator[GatedStore]:
+    """The store behind a proxy that delays the last span."""
     with faulty_proxy(s3.url) as proxy:
-        held = Held(proxy)
-        proxy.fault = held.look
-        let_go = threading.Timer(_HELD_AT_MOST_S, held.open.set)  # a test that fails must end
-        let_go.start()
+        store = GatedStore(proxy)
+        proxy.fault = store.fault_of
+        opening = threading.Timer(_MAX_DELAY_S, store.open.set)  # a test that fails must end
+        opening.start()
         try:
-            yield held
+            yield store
         finally:
-            let_go.cancel()
-            held.open.set()
+            opening.cancel()
+            store.open.set()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Return once the condition holds; the event loop goes on meanwhile."""
+    """Return once the condition holds, without blocking the event loop."""
     await asyncio.to_thread(wait_until, condition, what=what)
 
 
@@ -109,26 +100,29 @@ def staged(engine: FakeEngine) -> StagedMemory:
 
 
 def run(
-    folder: Path, held: Held, work: Callable[[LocalPod], Awaitable[None]], **settings: object
+    folder: Path,
+    gated_store: GatedStore,
+    work: Callable[[LocalPod], Awaitable[None]],
+    **settings: object,
 ) -> None:
     async def main() -> None:
-        environment = held.proxy.environment
+        environment = gated_store.proxy.environment
         async with local_pod(folder, environment=environment, **settings) as pod:  # type: ignore[arg-type]  # passed on
             try:
                 await work(pod)
             finally:
-                held.open.set()
+                gated_store.open.set()
 
     asyncio.run(main())
 
 
 def visible(pod: LocalPod, spec: ModelSpec) -> set[str]:
-    """Weights in the cache under their own name."""
+    """Weights in the cache under their final names."""
     folder = pod.loader.resolver.cache.folder_of(spec.key)
     return {path.name for path in folder.rglob("*.safetensors")}
 
 
-def assert_nothing_is_taken(pod: LocalPod, spec: ModelSpec, engine: FakeEngine) -> None:
+def assert_nothing_is_held(pod: LocalPod, spec: ModelSpec, engine: FakeEngine) -> None:
     assert engine.allocated_bytes == 0
     assert pod.loader.store.reserved_bytes == 0
     assert not visible(pod, spec)

@@ -14,12 +14,12 @@ from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFai
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
-from tests.runtime.faults import Asked, Fault
+from tests.runtime.faulty_proxy import Fault, ProxiedRequest
 from tests.runtime.large_models import (
     SPANS,
     WEIGHTS,
-    Held,
-    assert_nothing_is_taken,
+    GatedStore,
+    assert_nothing_is_held,
     make_large,
     put_model,
     run,
@@ -48,7 +48,7 @@ async def answer_of(folder: Path, model: Path) -> list[bytes]:
 
 
 def test_device_has_bytes_before_the_download_has_ended(
-    held: Held, large_spec: ModelSpec, large: Path, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, large: Path, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
@@ -58,18 +58,18 @@ def test_device_has_bytes_before_the_download_has_ended(
         assert not loading.done()
         assert not visible(pod, large_spec)
         assert not pod.loader.store.holds(large_spec.key)
-        held.open.set()
+        gated_store.open.set()
         assert await loading is Tier.REMOTE
         assert visible(pod, large_spec) == {WEIGHTS}
         assert await pod.answer(large_spec) == await answer_of(tmp_path / "plain", large)
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
     assert engine.spoiled == []
-    assert held.starts() == [number * SPAN_BYTES for number in range(SPANS)]
+    assert gated_store.starts() == [number * SPAN_BYTES for number in range(SPANS)]
 
 
 def test_cpu_pod_has_room_tokenizer_and_answers_when_all_is_here(
-    held: Held, large_spec: ModelSpec, large: Path, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, large: Path, tmp_path: Path
 ) -> None:
     async def work(pod: LocalPod) -> None:
         loading = asyncio.create_task(pod.load(large_spec))
@@ -79,16 +79,16 @@ def test_cpu_pod_has_room_tokenizer_and_answers_when_all_is_here(
             lambda: pod.loader.resolver.processors.has(large_spec.key), "the tokenizer is here"
         )
         assert not loading.done()
-        held.open.set()
+        gated_store.open.set()
         await loading
         assert await pod.answer(large_spec) == await answer_of(tmp_path / "plain", large)
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "staged"])
 def test_weights_that_do_not_fit_are_refused_before_they_have_come(
-    held: Held, s3: S3Server, large: Path, tmp_path: Path, kind: str
+    gated_store: GatedStore, s3: S3Server, large: Path, tmp_path: Path, kind: str
 ) -> None:
     """The skeleton is built while the weights come."""
     folder = make_large(large, tmp_path / "wrong")
@@ -101,14 +101,14 @@ def test_weights_that_do_not_fit_are_refused_before_they_have_come(
     async def work(pod: LocalPod) -> None:
         with pytest.raises(ModelInvalid, match="do not fit"):
             await asyncio.wait_for(pod.load(wrong), 60)
-        assert not held.open.is_set()
-        assert_nothing_is_taken(pod, wrong, engine)
+        assert not gated_store.open.is_set()
+        assert_nothing_is_held(pod, wrong, engine)
 
-    run(tmp_path / kind, held, work, memory=staged(engine) if kind == "staged" else None)
+    run(tmp_path / kind, gated_store, work, memory=staged(engine) if kind == "staged" else None)
 
 
 def test_header_that_is_wrong_is_told_while_the_tokenizer_is_still_read(
-    held: Held, s3: S3Server, large: Path, tmp_path: Path
+    gated_store: GatedStore, s3: S3Server, large: Path, tmp_path: Path
 ) -> None:
     folder = copy_model(large, tmp_path / "cut")
     whole = (folder / WEIGHTS).read_bytes()
@@ -124,11 +124,11 @@ def test_header_that_is_wrong_is_told_while_the_tokenizer_is_still_read(
             await asyncio.wait_for(pod.load(cut), 60)
         reading.cancel()
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
-def last_span(asked: Asked) -> bool:
-    return asked.range is not None and asked.range[0] >= (SPANS - 1) * SPAN_BYTES
+def last_span(request: ProxiedRequest) -> bool:
+    return request.range is not None and request.range[0] >= (SPANS - 1) * SPAN_BYTES
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,14 @@ def last_span(asked: Asked) -> bool:
     ],
 )
 def test_download_that_fails_at_its_end_gives_all_memory_back(
-    held: Held, large_spec: ModelSpec, tmp_path: Path, fault: Fault, error: type[Exception]
+    gated_store: GatedStore,
+    large_spec: ModelSpec,
+    tmp_path: Path,
+    fault: Fault,
+    error: type[Exception],
 ) -> None:
     engine = FakeEngine()
-    held.fault = lambda asked: fault if last_span(asked) else None
+    gated_store.fault = lambda request: fault if last_span(request) else None
 
     async def work(pod: LocalPod) -> None:
         loading = asyncio.create_task(pod.load(large_spec))
@@ -151,22 +155,22 @@ def test_download_that_fails_at_its_end_gives_all_memory_back(
         assert engine.allocated_bytes > 2 * SPAN_BYTES
         gc.disable()  # nothing may wait for it
         try:
-            held.open.set()
+            gated_store.open.set()
             with pytest.raises(error):
                 await loading
             del loading
-            assert_nothing_is_taken(pod, large_spec, engine)
+            assert_nothing_is_held(pod, large_spec, engine)
         finally:
             gc.enable()
-        held.fault = lambda _: None
+        gated_store.fault = lambda _: None
         await pod.load(large_spec)
         await pod.answer(large_spec)
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
-    held: Held, large_spec: ModelSpec, large: Path, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, large: Path, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
@@ -177,69 +181,71 @@ def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
         ticket.cancel("of the test")
         with pytest.raises(LoadCancelled):
             await asyncio.wait_for(first, 60)  # it does not wait for the answer that is held
-        assert_nothing_is_taken(pod, large_spec, engine)
-        asked, copied = len(held.starts()), len(engine.done_order)
+        assert_nothing_is_held(pod, large_spec, engine)
+        request, copied = len(gated_store.starts()), len(engine.done_order)
         second = asyncio.create_task(pod.load(large_spec))
         await until(
             lambda: len(engine.done_order) >= copied + PARTS_OF_TWO_SPANS, "they are copied again"
         )
         assert not second.done()
-        held.open.set()
+        gated_store.open.set()
         await second
-        assert len(held.starts()) == asked + 1  # the last span, and nothing twice
+        assert len(gated_store.starts()) == request + 1  # the last span, and nothing twice
         assert await pod.answer(large_spec) == await answer_of(tmp_path / "plain", large)
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_pod_that_waits_for_anothers_download_has_the_weights_with_it(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
         cache = pod.loader.resolver.cache.folder_of(large_spec.key).parent
-        environment = held.proxy.environment
+        environment = gated_store.proxy.environment
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment
         ) as other:
             first = asyncio.create_task(pod.load(large_spec))
-            await until(lambda: len(held.starts()) == SPANS, "the last span is asked for")
+            await until(lambda: len(gated_store.starts()) == SPANS, "the last span is asked for")
             second = asyncio.create_task(other.load(large_spec))
             await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
             assert not second.done()
-            held.open.set()
+            gated_store.open.set()
             await asyncio.gather(first, second)
             assert await pod.answer(large_spec) == await other.answer(large_spec)
-        assert len(held.starts()) == SPANS
+        assert len(gated_store.starts()) == SPANS
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
     async def work(pod: LocalPod) -> None:
         cache = pod.loader.resolver.cache.folder_of(large_spec.key).parent
-        environment, ticket = held.proxy.environment, LoadTicket()
+        environment, ticket = gated_store.proxy.environment, LoadTicket()
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:
             first = asyncio.create_task(pod.loader.bring(large_spec, ticket))
             await until(lambda: ticket.progress.arrived_bytes >= 2 * SPAN_BYTES, "two spans came")
-            await until(lambda: len(held.starts()) == SPANS, "the last one is asked for")
+            await until(lambda: len(gated_store.starts()) == SPANS, "the last one is asked for")
             second = asyncio.create_task(other.load(large_spec))
             await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
             ticket.cancel("of the test")
             with pytest.raises(LoadCancelled):
                 await first
-            await until(lambda: len(held.starts()) == SPANS + 1, "the other asks for the rest")
+            await until(
+                lambda: len(gated_store.starts()) == SPANS + 1, "the other asks for the rest"
+            )
             await until(lambda: bool(engine.done_order), "its device has what is here")
-            held.open.set()
+            gated_store.open.set()
             await second
-            assert held.starts().count((SPANS - 1) * SPAN_BYTES) == 2
+            assert gated_store.starts().count((SPANS - 1) * SPAN_BYTES) == 2
             await other.answer(large_spec)
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)

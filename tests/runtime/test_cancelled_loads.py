@@ -17,8 +17,8 @@ from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
     SPANS,
-    Held,
-    assert_nothing_is_taken,
+    GatedStore,
+    assert_nothing_is_held,
     run,
     staged,
     until,
@@ -62,57 +62,57 @@ async def leave(waiting: asyncio.Task[object]) -> None:
 
 
 def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
-    held.from_span = 0
+    gated_store.from_span = 0
 
     async def work(pod: LocalPod) -> None:
         first, second = (asyncio.create_task(pod.coordinator.acquire(large_spec)) for _ in range(2))
-        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         await leave(first)
         assert pod.coordinator.is_loading(large_spec.key)
         await leave(second)
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
-        assert not held.open.is_set()
-        assert_nothing_is_taken(pod, large_spec, engine)
+        assert not gated_store.open.is_set()
+        assert_nothing_is_held(pod, large_spec, engine)
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_deadline_that_passes_counts_as_leaving(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
-    held.from_span = 0
+    gated_store.from_span = 0
 
     async def work(pod: LocalPod) -> None:
         with pytest.raises(DeadlinePassed):
             await pod.coordinator.acquire(large_spec, deadline_s=time.monotonic() + 0.05)
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 def test_request_that_comes_while_a_load_is_given_up_loads_anew(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
-    held.from_span = 0
+    gated_store.from_span = 0
 
     async def work(pod: LocalPod) -> None:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
-        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         first.cancel()
         second = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await asyncio.wait({first})
-        held.open.set()
+        gated_store.open.set()
         async with asyncio.timeout(60):
             await pod.coordinator.release(await second)
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
@@ -126,15 +126,15 @@ def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
         assert not ticket.is_urgent
         second = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "it is urgent again")
-        held.open.set()
+        gated_store.open.set()
         await pod.coordinator.release(await second)
-        assert len(held.starts()) == SPANS
+        assert len(gated_store.starts()) == SPANS
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_download_ends_half_way_where_the_pod_is_told_so(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
@@ -143,66 +143,68 @@ def test_download_ends_half_way_where_the_pod_is_told_so(
         await until(lambda: bool(engine.done_order), "a span is on the device")
         await leave(first)
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
-        assert_nothing_is_taken(pod, large_spec, engine)
-        held.open.set()
-        asked = held.starts()
+        assert_nothing_is_held(pod, large_spec, engine)
+        gated_store.open.set()
+        request = gated_store.starts()
         await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
-        assert held.starts().count(0) == asked.count(0) == 1  # what had come, stayed
+        assert gated_store.starts().count(0) == request.count(0) == 1  # what had come, stayed
 
-    held.from_span = 1
-    run(tmp_path, held, work, memory=staged(engine), ends_downloads=True)
+    gated_store.from_span = 1
+    run(tmp_path, gated_store, work, memory=staged(engine), ends_downloads=True)
 
 
 def test_preload_goes_on_when_a_request_that_joined_it_leaves(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
-    held.from_span = 0
+    gated_store.from_span = 0
 
     async def work(pod: LocalPod) -> None:
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
-        await until(lambda: len(held.starts()) >= 2, "the weights are asked for")
+        await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         ticket = pod.coordinator._under_way[large_spec.key].ticket
         assert not ticket.is_urgent
         joined = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "somebody waits")
         await leave(joined)
         assert not ticket.is_urgent
-        held.open.set()
+        gated_store.open.set()
         await preload
         assert pod.loader.store.holds(large_spec.key)
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 @pytest.mark.parametrize("from_span", [0, 1, 2])
 def test_unloading_a_model_that_is_loaded_gives_everything_back(
-    held: Held, large_spec: ModelSpec, tmp_path: Path, from_span: int
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path, from_span: int
 ) -> None:
     engine = FakeEngine()
-    held.from_span = from_span
+    gated_store.from_span = from_span
 
     async def work(pod: LocalPod) -> None:
         waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
-        await until(lambda: len(held.starts()) >= min(SPANS, from_span + 2), "it waits for bytes")
+        await until(
+            lambda: len(gated_store.starts()) >= min(SPANS, from_span + 2), "it waits for bytes"
+        )
         await pod.coordinator.cancel(large_spec.key, "it was unloaded")
         for each in (waiting, preload):
             with pytest.raises(LoadCancelled, match="it was unloaded"):
                 await each
-        assert_nothing_is_taken(pod, large_spec, engine)
+        assert_nothing_is_held(pod, large_spec, engine)
         cache = pod.loader.resolver.cache
         assert not list(cache.folder_of(large_spec.key).rglob("*.part*"))
-        held.open.set()
+        gated_store.open.set()
         await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
-        assert held.starts().count(0) == 2  # nothing was left of the first download
+        assert gated_store.starts().count(0) == 2  # nothing was left of the first download
 
-    run(tmp_path, held, work, memory=staged(engine))
+    run(tmp_path, gated_store, work, memory=staged(engine))
 
 
 def test_load_that_waits_for_room_ends_with_its_last_waiter(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
-    held.open.set()
+    gated_store.open.set()
 
     async def work(pod: LocalPod) -> None:
         store = pod.loader.store
@@ -216,11 +218,11 @@ def test_load_that_waits_for_room_ends_with_its_last_waiter(
         assert store.reserved_bytes == 0
         await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
-    held: Held, large_spec: ModelSpec, tmp_path: Path
+    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     async def work(pod: LocalPod) -> None:
         locks = pod.loader.resolver.cache._locks
@@ -233,9 +235,9 @@ def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
             )
             await leave(waiting)
             await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
-        assert held.starts() == []
+        assert gated_store.starts() == []
 
-    run(tmp_path, held, work)
+    run(tmp_path, gated_store, work)
 
 
 def test_bytes_of_two_spans_are_what_the_tests_count() -> None:

@@ -10,8 +10,8 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.listing import RemoteFile, checked_listing, weights_of
-from runtime.storage.partial_file import SPAN_BYTES, spans_of
+from runtime.storage.listing import RemoteFile, checked_listing, weight_files
+from runtime.storage.partial_file import SPAN_BYTES, split_spans
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
@@ -173,13 +173,13 @@ def test_bad_index_of_shards_is_told(
 def test_several_weights_need_an_index() -> None:
     files = [RemoteFile("a.safetensors", 1), RemoteFile("b.safetensors", 1)]
     with pytest.raises(ModelInvalid, match="no index"):
-        weights_of(files, "s3://b/m", None)
-    assert weights_of(files[:1], "s3://b/m", None) == (files[0],)
+        weight_files(files, "s3://b/m", None)
+    assert weight_files(files[:1], "s3://b/m", None) == (files[0],)
 
 
 @pytest.mark.parametrize("size", [0, 1, SPAN_BYTES, SPAN_BYTES + 1, 5 * 1024**3 + 7])
 def test_spans_cover_a_file_once(size: int) -> None:
-    spans = spans_of(size)
+    spans = split_spans(size)
     assert sum(span.size_bytes for span in spans) == size
     assert all(one.end == other.start for one, other in itertools.pairwise(spans))
     assert all(span.size_bytes == SPAN_BYTES for span in spans[:-1])

@@ -14,7 +14,7 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.listing import MOST_LISTED, MOST_WEIGHT_BYTES, RemoteFile, weights_of
+from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, weight_files
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.cache_locks import CacheLocks
 from runtime.tiers.disk_budget import DiskBudget
@@ -271,16 +271,16 @@ def test_cache_folder_deleted_behind_our_back_is_made_again(tmp_path: Path) -> N
 
 def test_folder_with_too_many_files_is_refused(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
-    for number in range(MOST_LISTED):
+    for number in range(MAX_LISTED):
         (tmp_path / "source" / "a" / f"{number}").touch()
-    with pytest.raises(ModelInvalid, match=f"more than {MOST_LISTED} files"):
+    with pytest.raises(ModelInvalid, match=f"more than {MAX_LISTED} files"):
         make_cache(tmp_path / "cache").fetch_assets(spec)
 
 
 def test_weights_beyond_all_bounds_are_refused() -> None:
-    files = [RemoteFile(WEIGHTS, MOST_WEIGHT_BYTES + 1)]
-    with pytest.raises(ModelInvalid, match=f"at most .* {MOST_WEIGHT_BYTES} bytes"):
-        weights_of(files, "s3://b/m", None)
+    files = [RemoteFile(WEIGHTS, MAX_WEIGHT_BYTES + 1)]
+    with pytest.raises(ModelInvalid, match=f"at most .* {MAX_WEIGHT_BYTES} bytes"):
+        weight_files(files, "s3://b/m", None)
 
 
 # Claims

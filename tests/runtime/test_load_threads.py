@@ -71,12 +71,12 @@ def test_preloads_never_take_all_threads() -> None:
     threads.shutdown()
 
 
-def test_work_of_a_load_that_is_given_up_is_not_run() -> None:
+def test_work_of_a_cancelled_load_is_not_run() -> None:
     line = Line()
     ticket = LoadTicket(is_urgent=False)
     job = line.threads.of(ticket).submit(line.order.append, "never")
     ticket.cancel("of the test")
-    with pytest.raises(LoadCancelled, match="given up: of the test"):
+    with pytest.raises(LoadCancelled, match="cancelled: of the test"):
         job.result(60)  # at once: the thread is still busy
     assert not line.first.done()
     line.gate.set()

@@ -15,7 +15,7 @@ import torch
 
 from pilotlight.sample_models.make_model import make_model
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.storage.listing import RemoteFile, assets_of
+from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
 from runtime.tasks.tensors import TensorProgram
 from runtime.weights.weight_source import DiskWeights
@@ -319,7 +319,7 @@ def test_torchscript_is_refused_since_loading_it_runs_its_code(tmp_path: Path) -
         for entry in source.infolist():
             target.writestr(entry.filename, source.read(entry))
     with pytest.raises(ModelInvalid, match="TorchScript and pickled models are not served"):
-        assets_of([RemoteFile(script.name, script.stat().st_size)], "s3://models/m")
+        asset_files([RemoteFile(script.name, script.stat().st_size)], "s3://models/m")
     with pytest.raises(ModelInvalid, match="is a TorchScript archive"):
         Loaded(renamed)
     assert not touched.exists()

@@ -83,16 +83,16 @@ OF_SECRET = S3Options(
         pytest.param(
             {"STORAGE_CONFIG": '{"type": "s3", "verify_ssl": false, "anonymous": "True"}'},
             S3Options(verify=False, is_anonymous=True),
-            id="words-and-values",
+            id="strings-and-booleans",
         ),
-        pytest.param({"STORAGE_CONFIG": '{"type": "hdfs"}'}, S3Options(), id="not-of-s3"),
+        pytest.param({"STORAGE_CONFIG": '{"type": "hdfs"}'}, S3Options(), id="not-s3"),
     ],
 )
-def test_environment_of_kserve(environment: Mapping[str, str], expected: S3Options) -> None:
+def test_reads_kserves_environment(environment: Mapping[str, str], expected: S3Options) -> None:
     assert options_for("models", environment, "") == expected
 
 
-def test_mounted_secret_is_chosen_by_bucket_then_by_default_key(tmp_path: Path) -> None:
+def test_mounted_secret_is_chosen_by_bucket_then_default_key(tmp_path: Path) -> None:
     other = SECRET | {"bucket": "special", "access_key_id": "special-key"}
     (tmp_path / "default_s3").write_text(json.dumps(SECRET))
     (tmp_path / "team-b").write_text(json.dumps(other))
@@ -101,7 +101,7 @@ def test_mounted_secret_is_chosen_by_bucket_then_by_default_key(tmp_path: Path) 
     assert options_for("special", {}, str(tmp_path)).access_key_id == "special-key"
 
 
-def test_certificates_of_an_authority_must_be_there(tmp_path: Path) -> None:
+def test_certificate_bundle_must_exist(tmp_path: Path) -> None:
     bundle = tmp_path / "cabundle.crt"
     environment = {
         "CA_BUNDLE_CONFIGMAP_NAME": "bundle",
@@ -115,12 +115,12 @@ def test_certificates_of_an_authority_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"s3"'])
-def test_config_that_is_no_object_is_told(text: str) -> None:
+def test_config_must_be_a_json_object(text: str) -> None:
     with pytest.raises(StorageFailed, match="STORAGE_CONFIG must be a JSON object"):
         options_for("models", {"STORAGE_CONFIG": text}, "")
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_hides_secrets() -> None:
     assert "word" not in repr(OF_SECRET)
 
 

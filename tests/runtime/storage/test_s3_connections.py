@@ -1,4 +1,4 @@
-"""Connections to S3, which the event loop may end under the thread that reads from one."""
+"""Connections to S3, which the event loop may abort during a read in another thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.storage.s3_connections import S3Connections, S3Reader
 
 
 class ClosedMeanwhile(http.client.HTTPConnection):
-    """A connection whose reader closes it right after somebody has looked at its socket."""
+    """A connection that its reader closes right after another thread has taken its socket."""
 
     def __init__(self, taken: socket.socket) -> None:
         super().__init__("store")
@@ -25,7 +25,7 @@ class ClosedMeanwhile(http.client.HTTPConnection):
         """Its base class writes here."""
 
 
-def test_read_that_ends_while_it_is_aborted_is_no_error() -> None:
+def test_abort_of_a_read_that_just_ended_raises_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connections = S3Connections(verify=True, timeout_s=1)

@@ -1,4 +1,4 @@
-"""Models that other libraries fetch: the Hugging Face cache, and what KServe's library reads."""
+"""Models fetched by other libraries: the Hugging Face cache, and KServe's storage library."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fetch(cache: DiskCache, uri: str) -> Path:
 
 @pytest.fixture
 def offline_hub(tmp_path: Path) -> dict[str, str]:
-    """A cache as huggingface_hub lays it out, with one model; links lead to blobs."""
+    """A cache in the layout of huggingface_hub with one model, whose files link to blobs."""
     home = tmp_path / "hub-home"
     model = home / "hub" / "models--acme--tiny"
     snapshot, blobs = model / "snapshots" / REVISION, model / "blobs"
@@ -72,7 +72,7 @@ def offline_hub(tmp_path: Path) -> dict[str, str]:
         pytest.param(f"hf://acme/tiny:{REVISION}", id="revision"),
     ],
 )
-def test_hub_model_comes_from_its_offline_cache(
+def test_reads_the_offline_cache_of_the_hub(
     offline_hub: dict[str, str], tmp_path: Path, uri: str
 ) -> None:
     path = fetch(cache_with(offline_hub, tmp_path), uri)
@@ -84,12 +84,12 @@ def test_hub_model_comes_from_its_offline_cache(
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        pytest.param("hf://acme/other", "LocalEntryNotFound", id="not-in-the-cache"),
+        pytest.param("hf://acme/other", "LocalEntryNotFound", id="not-cached"),
         pytest.param("hf://acme", "must be hf://organisation/model", id="no-model"),
         pytest.param("hf://acme/a/b", "must be hf://organisation/model", id="too-long"),
     ],
 )
-def test_hub_model_that_cannot_be_had_is_told(
+def test_missing_or_misnamed_hub_model_is_reported(
     offline_hub: dict[str, str], tmp_path: Path, uri: str, message: str
 ) -> None:
     with pytest.raises(StorageFailed, match=message):
@@ -126,7 +126,7 @@ def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 @needs_kserve_storage
-def test_archive_on_a_web_server_is_unpacked(tmp_path: Path) -> None:
+def test_unpacks_an_archive_of_a_web_server(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "model.safetensors": WEIGHTS})
     with web_server(tmp_path / "web") as url:
         path = fetch(cache_with({}, tmp_path), f"{url}/model.tar")
@@ -134,14 +134,14 @@ def test_archive_on_a_web_server_is_unpacked(tmp_path: Path) -> None:
 
 
 @needs_kserve_storage
-def test_archive_of_a_pickle_is_refused(tmp_path: Path) -> None:
+def test_refuses_an_archive_of_a_pickle(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "pytorch_model.bin": WEIGHTS})
     with web_server(tmp_path / "web") as url, pytest.raises(ModelInvalid, match="only safetensors"):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
 
 
 @needs_kserve_storage
-def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+def test_refuses_an_archive_with_a_path_outside(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "../../../escaped": b"x"})
     with web_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="unpack"):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
@@ -149,14 +149,14 @@ def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
 
 
 @needs_kserve_storage
-def test_missing_archive_is_told(tmp_path: Path) -> None:
+def test_missing_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
     with web_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="not found"):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
 
 
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "/{outside}/escaped"])
-def test_library_can_write_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_library_writes_only_to_its_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "staging"
     (folder / "a").mkdir(parents=True)
     code = (
@@ -173,8 +173,8 @@ def test_library_can_write_nowhere_else(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.rglob("escaped"))
 
 
-class _Endless(SimpleHTTPRequestHandler):
-    """Sends a file without an end."""
+class _EndlessFile(SimpleHTTPRequestHandler):
+    """Sends an endless file."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -189,13 +189,13 @@ class _Endless(SimpleHTTPRequestHandler):
 
 
 @needs_kserve_storage
-def test_library_that_brings_too_much_is_ended(tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
+def test_ends_a_fetch_above_the_size_limit(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _EndlessFile)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
         uri = f"http://127.0.0.1:{server.server_address[1]}/model.weights"
-        storage = LibraryStorage(uri, tmp_path / "staging", os.environ, most_bytes=10_000_000)
+        storage = LibraryStorage(uri, tmp_path / "staging", os.environ, max_bytes=10_000_000)
         with pytest.raises(ModelInvalid, match="more than 10000000 bytes"):
             storage.list_files()
     finally:
@@ -207,11 +207,11 @@ def test_library_that_brings_too_much_is_ended(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("kserve_storage") is not None, reason="kserve-storage is installed"
 )
-def test_library_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_library_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="install kserve-storage"):
         fetch(cache_with({}, tmp_path), "gs://bucket/model")
 
 
-def test_unknown_kind_of_storage_is_told_with_what_is_known(tmp_path: Path) -> None:
+def test_unknown_scheme_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match=r"ftp://x/y.*gs://.*hf://.*pvc://.*s3://"):
         fetch(cache_with({}, tmp_path), "ftp://x/y")

@@ -1,4 +1,4 @@
-"""A proxy in front of a real S3 server that spoils chosen answers and counts what was asked."""
+"""A proxy of a real S3 server that applies faults to chosen responses and records requests."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProxiedRequest:
     """One request that reached the proxy."""
 
     method: str
     path: str
     range: tuple[int, int] | None
-    """First and last byte, where a range was asked for."""
+    """First and last byte of a ranged request."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do to one answer; without any field it is untouched."""
+    """A fault of one response; by default none."""
 
     status: int = 0
-    """Answer with this instead of asking the server."""
+    """Respond with this instead of forwarding the request."""
     cut_at: int = -1
-    """End the connection, orderly, after so many bytes of the body."""
+    """Close the connection after so many bytes of the body."""
     reset_at: int = -1
     """Reset the connection after so many bytes of the body."""
     stall_at: int = -1
-    """Send nothing more after so many bytes, until the client gives up."""
+    """Send nothing more after so many bytes, until the client closes."""
     bytes_per_s: float = 0
     until: threading.Event | None = None
-    """Answer nothing before this is set."""
+    """Delay the response until this is set."""
     flip: int = -1
     """Invert the bits of this byte of the body."""
 
 
 @dataclass
 class FaultyProxy:
-    """What a test sets and reads."""
+    """The proxy as a test sees it: its fault and the requests it received."""
 
     url: str
-    fault: Callable[[Asked], Fault | None] = lambda _: None
-    asked: list[Asked] = field(default_factory=list)
-    most_at_once: int = 0
-    at_once: int = 0
+    fault: Callable[[ProxiedRequest], Fault | None] = lambda _: None
+    requests: list[ProxiedRequest] = field(default_factory=list)
+    max_concurrent: int = 0
+    concurrent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What boto3's chain needs to reach the server through the proxy."""
+        """Variables for boto3's chain to reach the server through the proxy."""
         return {
             **S3_CREDENTIALS,
             "AWS_ENDPOINT_URL": self.url,
@@ -72,42 +72,42 @@ class FaultyProxy:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def ranges(self, name: str = "") -> list[Asked]:
-        """The ranged reads of objects whose path ends in `name`."""
-        return [each for each in self.asked if each.range and each.path.endswith(name)]
+    def ranges(self, name: str = "") -> list[ProxiedRequest]:
+        """The ranged requests for paths that end in `name`."""
+        return [each for each in self.requests if each.range and each.path.endswith(name)]
 
 
 @contextlib.contextmanager
 def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
-    """A running proxy to the server at `upstream`, with no faults yet."""
+    """A running proxy of the server at `upstream`, without faults."""
     address = urlsplit(upstream).netloc
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer()
+            self._respond()
 
         def do_HEAD(self) -> None:
-            self._answer()
+            self._respond()
 
-        def _answer(self) -> None:
+        def _respond(self) -> None:
             seen = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             part = (int(seen[1]), int(seen[2])) if seen else None
-            asked = Asked(self.command, urlsplit(self.path).path, part)
+            request = ProxiedRequest(self.command, urlsplit(self.path).path, part)
             with proxy.lock:
-                proxy.asked.append(asked)
-                proxy.at_once += 1
-                proxy.most_at_once = max(proxy.most_at_once, proxy.at_once)
+                proxy.requests.append(request)
+                proxy.concurrent += 1
+                proxy.max_concurrent = max(proxy.max_concurrent, proxy.concurrent)
             try:
-                self._send(asked, proxy.fault(asked) or Fault())
+                self._send(request, proxy.fault(request) or Fault())
             except OSError:
                 self.close_connection = True
             finally:
                 with proxy.lock:
-                    proxy.at_once -= 1
+                    proxy.concurrent -= 1
 
-        def _send(self, asked: Asked, fault: Fault) -> None:
+        def _send(self, request: ProxiedRequest, fault: Fault) -> None:
             if fault.until is not None:
                 fault.until.wait(60)
             if fault.status:
@@ -117,17 +117,17 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
             headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP_HEADERS}
             target = self.path if self.path.startswith("/") else self.path.partition(address)[2]
             connection.request(self.command, target, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read()
+            response = connection.getresponse()
+            body = response.read()
             connection.close()
-            self.send_response_only(answer.status)
-            for name, value in answer.getheaders():
+            self.send_response_only(response.status)
+            for name, value in response.getheaders():
                 if name.lower() not in HOP_HEADERS:
                     self.send_header(name, value)
-            if answer.getheader("Content-Length") is None:
+            if response.getheader("Content-Length") is None:
                 self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if asked.method != "HEAD":
+            if request.method != "HEAD":
                 self._send_body(body, fault)
 
         def _send_status(self, status: int) -> None:
@@ -148,7 +148,7 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
             end = max(fault.cut_at, fault.reset_at, fault.stall_at)
             self.wfile.write(body if end < 0 else body[:end])
             if fault.stall_at >= 0:
-                self.connection.recv(1)  # until the client gives up
+                self.connection.recv(1)  # until the client closes
             if fault.reset_at >= 0:
                 linger = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -169,7 +169,7 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """Clients that are killed are part of the tests."""
+            """Ignore connections of clients that tests kill."""
 
     server = Server(("127.0.0.1", 0), Handler)
     proxy = FaultyProxy(f"http://127.0.0.1:{server.server_address[1]}")

@@ -1,4 +1,4 @@
-"""S3 in ranges: faults are got over or told, nothing half-fetched shows, nothing comes twice."""
+"""Ranged downloads from S3: retries, reported faults, no partial file visible, no byte twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import boto3
 import httpx
 import pytest
 
@@ -25,7 +24,7 @@ from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
-from tests.runtime.faults import Asked, Fault, FaultyProxy, faulty_proxy
+from tests.runtime.faulty_proxy import Fault, FaultyProxy, ProxiedRequest, faulty_proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,14 +45,8 @@ def proxy(s3: servers.S3Server) -> Iterator[FaultyProxy]:
 
 @pytest.fixture(scope="module")
 def client(s3: servers.S3Server) -> Iterator[S3Client]:
-    """A client of the server itself, with the bucket made."""
-    made = boto3.session.Session().client(
-        "s3",
-        endpoint_url=s3.url,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    """A client of the server itself, past the proxy; makes the bucket."""
+    made = s3.client()
     made.create_bucket(Bucket=BUCKET)
     yield made
     made.close()
@@ -66,7 +59,7 @@ def weights() -> bytes:
 
 @pytest.fixture
 def spec(client: S3Client, weights: bytes, request: pytest.FixtureRequest) -> ModelSpec:
-    """A model of four spans, with a checksum of S3's own."""
+    """A model of four spans, with a checksum that S3 computes."""
     prefix = request.node.name.replace("[", "-").rstrip("]")
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/config.json", Body=b"{}")
     client.put_object(
@@ -80,7 +73,7 @@ MakeCache = Callable[..., DiskCache]
 
 @pytest.fixture
 def make_cache(proxy: FaultyProxy, tmp_path: Path) -> Iterator[MakeCache]:
-    """Makes caches in one folder, as the pods of a node or a restarted pod do."""
+    """Makes caches in one folder, like the pods of a node or a restarted pod."""
     with ExitStack() as stack:
 
         def make(read_timeout_s: float = 60.0) -> DiskCache:
@@ -103,8 +96,8 @@ def fetch(cache: DiskCache, spec: ModelSpec) -> bytes:
     return path.read_bytes()
 
 
-class Once:
-    """Spoils the first answer for each range of the weights."""
+class FirstResponses:
+    """Applies a fault to the first responses for each range of the weights."""
 
     def __init__(self, fault: Fault, times: int = 1) -> None:
         self._fault = fault
@@ -112,25 +105,25 @@ class Once:
         self._seen: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, asked: Asked) -> Fault | None:
-        if asked.range is None or not asked.path.endswith(WEIGHTS):
+    def __call__(self, request: ProxiedRequest) -> Fault | None:
+        if request.range is None or not request.path.endswith(WEIGHTS):
             return None
         with self._lock:
-            # Ranges that go on where one broke off end at the same byte.
-            seen = self._seen[asked.range[1]] = self._seen.get(asked.range[1], 0) + 1
+            # A range that continues an interrupted one ends at the same byte.
+            seen = self._seen[request.range[1]] = self._seen.get(request.range[1], 0) + 1
         return self._fault if seen <= self._times else None
 
 
-def last_span(asked: Asked) -> bool:
-    return asked.range is not None and asked.range[1] == SIZE - 1
+def last_span(request: ProxiedRequest) -> bool:
+    return request.range is not None and request.range[1] == SIZE - 1
 
 
-def test_object_arrives_in_ranges_that_cover_it_once(
+def test_ranges_cover_an_object_once(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
     assert fetch(cache, spec) == weights
-    asked = sorted(each.range for each in proxy.ranges(WEIGHTS) if each.range)
-    assert [end - start + 1 for start, end in asked] == [SPAN_BYTES] * 3 + [1234]
+    request = sorted(each.range for each in proxy.ranges(WEIGHTS) if each.range)
+    assert [end - start + 1 for start, end in request] == [SPAN_BYTES] * 3 + [1234]
 
 
 @pytest.mark.parametrize(
@@ -145,27 +138,29 @@ def test_object_arrives_in_ranges_that_cover_it_once(
         pytest.param(Fault(status=429), id="429"),
     ],
 )
-def test_passing_fault_of_every_range_is_got_over(
+def test_retries_transient_faults_of_every_range(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes, fault: Fault
 ) -> None:
-    proxy.fault = Once(fault, times=2)
+    proxy.fault = FirstResponses(fault, times=2)
     assert fetch(cache, spec) == weights
-    assert len(proxy.ranges(WEIGHTS)) >= 3 * (SPANS - 1)  # the last one is shorter than a fault
+    assert len(proxy.ranges(WEIGHTS)) >= 3 * (
+        SPANS - 1
+    )  # the last span is shorter than a fault's offset
 
 
 @pytest.mark.slow
-def test_answers_that_stop_half_way_are_asked_for_again(
+def test_retries_stalled_responses(
     make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
-    proxy.fault = Once(Fault(stall_at=1000), times=2)
+    proxy.fault = FirstResponses(Fault(stall_at=1000), times=2)
     assert fetch(make_cache(read_timeout_s=3), spec) == weights
     assert len(proxy.ranges(WEIGHTS)) >= 3 * (SPANS - 1)
 
 
-def test_range_goes_on_where_it_broke_off(
+def test_interrupted_range_continues_where_it_was(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
-    proxy.fault = Once(Fault(cut_at=1_000_000))
+    proxy.fault = FirstResponses(Fault(cut_at=1_000_000))
     assert fetch(cache, spec) == weights
     starts = {each.range[0] for each in proxy.ranges(WEIGHTS) if each.range}
     assert {1_000_000, SPAN_BYTES + 1_000_000} <= starts
@@ -175,28 +170,28 @@ def test_range_goes_on_where_it_broke_off(
     ("status", "kind"),
     [pytest.param(403, StorageFailed, id="403"), pytest.param(404, ModelChanged, id="404")],
 )
-def test_refusal_mid_way_is_told_and_not_tried_again(
+def test_client_errors_are_reported_without_retry(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, status: int, kind: type[LoadFailed]
 ) -> None:
-    proxy.fault = lambda asked: Fault(status=status) if last_span(asked) else None
+    proxy.fault = lambda request: Fault(status=status) if last_span(request) else None
     with pytest.raises(kind, match=f"{WEIGHTS}: {status} Injected{status}"):
         fetch(cache, spec)
-    assert sum(map(last_span, proxy.asked)) == 1
+    assert sum(map(last_span, proxy.requests)) == 1
     assert visible(cache, spec) == {"config.json"}
 
 
 @pytest.mark.slow
-def test_server_that_always_fails_is_given_up(
+def test_fails_after_the_last_attempt(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec
 ) -> None:
-    proxy.fault = lambda asked: Fault(status=500) if last_span(asked) else None
+    proxy.fault = lambda request: Fault(status=500) if last_span(request) else None
     with pytest.raises(StorageFailed, match=r"6 times in a row.*500 Injected500"):
         fetch(cache, spec)
-    assert sum(map(last_span, proxy.asked)) == 6
+    assert sum(map(last_span, proxy.requests)) == 6
     assert visible(cache, spec) == {"config.json"}
 
 
-def test_next_try_asks_only_for_what_is_missing(
+def test_next_download_requests_only_missing_ranges(
     cache: DiskCache,
     make_cache: MakeCache,
     proxy: FaultyProxy,
@@ -205,24 +200,24 @@ def test_next_try_asks_only_for_what_is_missing(
 ) -> None:
     folder = cache.folder_of(spec.key).parent
 
-    def refuse_when_some_is_here(asked: Asked) -> Fault | None:
-        if not last_span(asked):
+    def refuse_after_a_span(request: ProxiedRequest) -> Fault | None:
+        if not last_span(request):
             return None
-        servers.wait_until(lambda: bool(noted_spans(folder)), what="a span is here")
+        servers.wait_until(lambda: bool(journal_lines(folder)), what="a span is written")
         return Fault(status=403)
 
-    proxy.fault = refuse_when_some_is_here
+    proxy.fault = refuse_after_a_span
     with pytest.raises(StorageFailed):
         fetch(cache, spec)
-    here = noted_bytes(folder)
+    here = written_bytes(folder)
     assert here
     proxy.fault = lambda _: None
-    proxy.asked.clear()
+    proxy.requests.clear()
     assert fetch(make_cache(), spec) == weights
-    assert asked_bytes(proxy) == SIZE - here
+    assert requested_bytes(proxy) == SIZE - here
 
 
-def test_range_that_another_ones_error_ended_goes_on_where_it_was(
+def test_range_stopped_by_another_error_continues_where_it_was(
     cache: DiskCache,
     make_cache: MakeCache,
     proxy: FaultyProxy,
@@ -232,16 +227,16 @@ def test_range_that_another_ones_error_ended_goes_on_where_it_was(
     folder, refused = cache.folder_of(spec.key).parent, threading.Event()
     cut = 1_000_000
 
-    def cut_the_first_and_refuse_the_last(asked: Asked) -> Fault | None:
-        if asked.range is None or not asked.path.endswith(WEIGHTS):
+    def cut_the_first_and_refuse_the_last(request: ProxiedRequest) -> Fault | None:
+        if request.range is None or not request.path.endswith(WEIGHTS):
             return None
-        if asked.range[0] == 0:
+        if request.range[0] == 0:
             return Fault(cut_at=cut)
-        if asked.range[0] == cut:
+        if request.range[0] == cut:
             return Fault(until=refused, status=500)
-        if not last_span(asked):
+        if not last_span(request):
             return None
-        servers.wait_until(lambda: bool(noted_spans(folder)), what="a span is here")
+        servers.wait_until(lambda: bool(journal_lines(folder)), what="a span is written")
         refused.set()
         return Fault(status=403)
 
@@ -249,12 +244,12 @@ def test_range_that_another_ones_error_ended_goes_on_where_it_was(
     with pytest.raises(StorageFailed):
         fetch(cache, spec)
     proxy.fault = lambda _: None
-    proxy.asked.clear()
+    proxy.requests.clear()
     assert fetch(make_cache(), spec) == weights
     assert (cut, SPAN_BYTES - 1) in {each.range for each in proxy.ranges(WEIGHTS)}
 
 
-def test_object_replaced_mid_way_is_noticed(
+def test_refuses_an_object_replaced_during_the_download(
     cache: DiskCache,
     proxy: FaultyProxy,
     spec: ModelSpec,
@@ -264,8 +259,8 @@ def test_object_replaced_mid_way_is_noticed(
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
     other = weights[::-1]
 
-    def replace(asked: Asked) -> None:
-        if last_span(asked) and sum(map(last_span, proxy.asked)) == 1:
+    def replace(request: ProxiedRequest) -> None:
+        if last_span(request) and sum(map(last_span, proxy.requests)) == 1:
             client.put_object(Bucket=BUCKET, Key=f"{prefix}/{WEIGHTS}", Body=other)
 
     proxy.fault = replace
@@ -273,11 +268,11 @@ def test_object_replaced_mid_way_is_noticed(
         fetch(cache, spec)
     assert visible(cache, spec) == {"config.json"}
     proxy.fault = lambda _: None
-    cache.discard(spec.key)  # as the load that failed does
+    cache.discard(spec.key)  # as a failed load does
     assert fetch(cache, spec) == other
 
 
-def test_object_replaced_before_its_weights_are_fetched_is_noticed(
+def test_refuses_an_object_replaced_after_the_listing(
     cache: DiskCache, spec: ModelSpec, weights: bytes, client: S3Client
 ) -> None:
     cache.fetch_assets(spec)
@@ -287,10 +282,10 @@ def test_object_replaced_before_its_weights_are_fetched_is_noticed(
         cache.fetch_weights(spec)
 
 
-def test_bytes_that_do_not_match_s3s_checksum_are_refused(
+def test_refuses_bytes_with_another_checksum(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec
 ) -> None:
-    proxy.fault = Once(Fault(flip=1000))
+    proxy.fault = FirstResponses(Fault(flip=1000))
     with pytest.raises(ModelChanged, match="does not have the CRC32 that S3 keeps"):
         fetch(cache, spec)
     assert visible(cache, spec) == {"config.json"}
@@ -298,28 +293,28 @@ def test_bytes_that_do_not_match_s3s_checksum_are_refused(
 
 
 @pytest.mark.slow
-def test_slow_server_is_asked_for_more_at_once(
+def test_adds_readers_for_a_slow_server(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
-    def slow(asked: Asked) -> Fault | None:
-        """The second and the last span take their time, so that three are read at once."""
-        if asked.range is None or not asked.path.endswith(WEIGHTS):
+    def slow(request: ProxiedRequest) -> Fault | None:
+        """Delay the second and the last span, so that three are read at once."""
+        if request.range is None or not request.path.endswith(WEIGHTS):
             return None
         rates = {SPAN_BYTES: SPAN_BYTES / 3, SIZE - 1234: 1000}
-        return Fault(bytes_per_s=rates.get(asked.range[0], 4 * SPAN_BYTES))
+        return Fault(bytes_per_s=rates.get(request.range[0], 4 * SPAN_BYTES))
 
     proxy.fault = slow
     assert fetch(cache, spec) == weights
-    assert proxy.most_at_once >= 3
+    assert proxy.max_concurrent >= 3
 
 
-def test_missing_object_and_bucket_are_told(cache: DiskCache, spec: ModelSpec) -> None:
+def test_missing_object_and_bucket_are_reported(cache: DiskCache, spec: ModelSpec) -> None:
     for uri in (f"{spec.storage_uri}-not", "s3://no-such-bucket/m"):
         with pytest.raises(StorageFailed, match=r"does not exist|cannot be listed"):
             cache.fetch_assets(ModelSpec(ModelName("default", "m"), uri))
 
 
-def test_key_that_leads_out_of_its_folder_is_refused(
+def test_refuses_a_key_outside_its_folder(
     cache: DiskCache, spec: ModelSpec, client: S3Client
 ) -> None:
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
@@ -329,10 +324,8 @@ def test_key_that_leads_out_of_its_folder_is_refused(
     assert cache.keys() == set()
 
 
-def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
-    spec: ModelSpec, weights: bytes, tmp_path: Path
-) -> None:
-    """The object store of the one-machine platform."""
+def test_accepts_ranges_answered_with_200(spec: ModelSpec, weights: bytes, tmp_path: Path) -> None:
+    """The object store of the one-machine platform, which also ignores `If-Match`."""
     folder = tmp_path / "objects" / BUCKET / "m"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -346,7 +339,7 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
     try:
         servers.wait_until(
             lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, verify=False),
-            what="rclone answers",
+            what="rclone responds",
         )
         cache = DiskCache(tmp_path / "cache", storages, Bandwidth(None))
         assert fetch(cache, ModelSpec(spec.name, f"s3://{BUCKET}/m")) == weights
@@ -355,34 +348,34 @@ def test_server_that_answers_ranges_with_200_and_heeds_no_etag(
         servers.end_process(store)
 
 
-def test_closed_cache_ends_its_downloads_and_its_waits_and_keeps_what_has_come(
+def test_closing_ends_downloads_and_waits_and_keeps_written_ranges(
     make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
     first, second, third = make_cache(), make_cache(), make_cache()
     slow = Fault(bytes_per_s=SPAN_BYTES / 10)
-    proxy.fault = lambda asked: slow if asked.range and asked.range[0] else None
+    proxy.fault = lambda request: slow if request.range and request.range[0] else None
     first.fetch_assets(spec)
     with ThreadPoolExecutor(2) as threads:
         loading = threads.submit(first.fetch_weights, spec)
         folder = first.folder_of(spec.key).parent
-        servers.wait_until(lambda: noted_spans(folder), what="a span is here")
+        servers.wait_until(lambda: journal_lines(folder), what="a span is written")
         waiting = threads.submit(second.fetch_weights, spec)
         for cache in (second, first):
             cache.close()
         for fetching in (waiting, loading):
             with pytest.raises(StorageFailed, match="shuts down"):
                 fetching.result(timeout=60)
-    here = noted_bytes(folder)
+    here = written_bytes(folder)
     proxy.fault = lambda _: None
-    proxy.asked.clear()
+    proxy.requests.clear()
     assert fetch(third, spec) == weights
-    assert asked_bytes(proxy) == SIZE - here < SIZE
+    assert requested_bytes(proxy) == SIZE - here < SIZE
 
 
 # Several processes
 
 
-def test_proxy_of_the_environment_carries_the_bytes_too(
+def test_reads_through_the_proxy_of_the_environment(
     proxy: FaultyProxy, spec: ModelSpec, s3: servers.S3Server, tmp_path: Path
 ) -> None:
     environment = {**s3.environment, "HTTP_PROXY": proxy.url, "NO_PROXY": "", "no_proxy": ""}
@@ -395,7 +388,7 @@ def start_fetch(
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.runtime.fetch_in_process"),
+            *(sys.executable, "-m", "tests.runtime.storage.fetch_in_process"),
             *(str(folder), spec.storage_uri, *map(str, limits)),
         ],
         cwd=servers.REPOSITORY,
@@ -409,14 +402,14 @@ def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, out.decode()
 
 
-def test_processes_that_want_one_model_share_one_download(
+def test_processes_share_one_download(
     proxy: FaultyProxy,
     spec: ModelSpec,
     weights: bytes,
     tmp_path: Path,
     make_cache: MakeCache,
 ) -> None:
-    proxy.fault = lambda asked: Fault(bytes_per_s=2 * SPAN_BYTES) if asked.range else None
+    proxy.fault = lambda request: Fault(bytes_per_s=2 * SPAN_BYTES) if request.range else None
     fetches = [start_fetch(proxy.environment, spec, tmp_path / "cache") for _ in range(3)]
     assert [end(each) for each in fetches] == [(0, "")] * 3
     assert len(proxy.ranges(WEIGHTS)) == SPANS
@@ -425,51 +418,53 @@ def test_processes_that_want_one_model_share_one_download(
     assert len(proxy.ranges(WEIGHTS)) == SPANS
 
 
-def test_another_process_takes_over_from_one_that_was_killed(
+def test_process_continues_the_download_of_a_killed_one(
     proxy: FaultyProxy, spec: ModelSpec, weights: bytes, tmp_path: Path
 ) -> None:
     slow = Fault(bytes_per_s=SPAN_BYTES)
-    proxy.fault = lambda asked: slow if asked.range and not last_span(asked) else None
+    proxy.fault = lambda request: slow if request.range and not last_span(request) else None
     folder = tmp_path / "cache"
     first = start_fetch(proxy.environment, spec, folder)
-    servers.wait_until(lambda: len(noted_spans(folder)) >= 1, what="a span is here")
+    servers.wait_until(lambda: len(journal_lines(folder)) >= 1, what="a span is written")
     second = start_fetch(proxy.environment, spec, folder)
     servers.wait_until(lambda: len(list(folder.glob(".locks/*.fetch"))) == 1)
     first.kill()
     first.wait()
-    here = noted_spans(folder)
+    here = journal_lines(folder)
     assert not list(folder.glob(f"*/{WEIGHTS}"))
     asked_before = len(proxy.ranges(WEIGHTS))
     proxy.fault = lambda _: None
     assert end(second) == (0, "")
     begun = {json.loads(line)[0] for line in here}
-    asked_after = {asked.range[0] for asked in proxy.ranges(WEIGHTS)[asked_before:] if asked.range}
-    assert not begun & asked_after  # what was here is not fetched again
+    asked_after = {
+        request.range[0] for request in proxy.ranges(WEIGHTS)[asked_before:] if request.range
+    }
+    assert not begun & asked_after  # written ranges are not fetched again
     (path,) = folder.glob(f"*/{WEIGHTS}")
     assert path.read_bytes() == weights
     assert first.stdout is not None
     first.stdout.close()
 
 
-def noted_bytes(folder: Path) -> int:
-    """Bytes that the journal says are here."""
-    spans = [json.loads(line) for line in noted_spans(folder)]
+def written_bytes(folder: Path) -> int:
+    """Bytes that the journal records as written."""
+    spans = [json.loads(line) for line in journal_lines(folder)]
     return sum(end - start for start, end, _ in spans)
 
 
-def asked_bytes(proxy: FaultyProxy) -> int:
-    """Bytes of the weights that were asked for."""
+def requested_bytes(proxy: FaultyProxy) -> int:
+    """Bytes of the weights that were requested."""
     ranges = [each.range for each in proxy.ranges(WEIGHTS) if each.range]
     return sum(last + 1 - first for first, last in ranges)
 
 
-def noted_spans(folder: Path) -> list[str]:
-    """The lines of the journal beyond its head."""
+def journal_lines(folder: Path) -> list[str]:
+    """The lines of the journal after its header."""
     journals = list(folder.glob(f"*/{WEIGHTS}.part.spans"))
     return journals[0].read_text().splitlines()[1:] if journals else []
 
 
-def test_file_that_cannot_be_written_fails_cleanly(
+def test_file_above_the_size_limit_fails_before_the_download(
     proxy: FaultyProxy, spec: ModelSpec, tmp_path: Path
 ) -> None:
     folder = tmp_path / "cache"
@@ -478,11 +473,11 @@ def test_file_that_cannot_be_written_fails_cleanly(
     assert out.startswith("DiskFull: ")
     assert str(SIZE) in out
     assert not list(folder.rglob("*.part*"))
-    assert not proxy.ranges(WEIGHTS)  # it is known before the first byte
+    assert not proxy.ranges(WEIGHTS)
 
 
 def visible(cache: DiskCache, spec: ModelSpec) -> set[str]:
-    """The files under their own names."""
+    """The files under their final names."""
     folder = cache.folder_of(spec.key)
     names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
     return {name for name in names if ".part" not in name}
