@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from load.synthetic.generators import GENERATORS
 from load.trace_spec.grammar import parse_name
-from load.traces.compressed import files
+from load.traces.formats.compressed import files
 
 if TYPE_CHECKING:
     from load.trace_spec.grammar import Chain, SpecStage

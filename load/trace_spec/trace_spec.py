@@ -17,14 +17,14 @@ from load.errors import InvalidTraceName, TraceError
 from load.synthetic.generators import GENERATORS, generate
 from load.trace_spec.grammar import Chain, SpecStage, parse_name
 from load.trace_spec.named_files import generator_of
-from load.traces import deadlines, filters, labels, mapping, scaling
 from load.traces.batches import Replay, even_batches, full_names
-from load.traces.compressed import files
-from load.traces.formats import FORMATS, recognised, require
+from load.traces.formats.compressed import files
+from load.traces.formats.formats import FORMATS, recognised, require
+from load.traces.formats.tables import look_at
 from load.traces.merging import merged
 from load.traces.parameters import Parameters, checked
 from load.traces.seeds import Seed
-from load.traces.tables import look_at
+from load.traces.transforms import attributes, deadlines, filters, mapping, scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
-    from load.traces.formats import Format
+    from load.traces.formats.formats import Format
+    from load.traces.formats.tables import TraceTable
     from load.traces.order import Located
-    from load.traces.tables import TraceTable
 
 _P = TypeVar("_P", bound=Parameters)
 
@@ -60,10 +60,10 @@ TRANSFORMS: Final = {
     "top": Transform(filters.TopParameters, filters.top),
     "map": Transform(mapping.MapParameters, mapping.map_functions, renames=True),
     "deadline": Transform(deadlines.DeadlineParameters, deadlines.deadlines),
-    "tenant": Transform(labels.NameParameters, labels.tenant, renames=True),
-    "model": Transform(labels.NameParameters, labels.model, renames=True),
-    "input": Transform(labels.SizeParameters, labels.input_size),
-    "output": Transform(labels.SizeParameters, labels.output_size),
+    "tenant": Transform(attributes.NameParameters, attributes.tenant, renames=True),
+    "model": Transform(attributes.NameParameters, attributes.model, renames=True),
+    "input": Transform(attributes.SizeParameters, attributes.input_size),
+    "output": Transform(attributes.SizeParameters, attributes.output_size),
 }
 """By the name that is used in a trace's name."""
 

@@ -1,1 +1,1 @@
-"""Traces in, arrivals out: formats, expansion, mapping to models, scaling, one way to name."""
+"""Arrival traces: record batches, their order, seeds, file formats and transformations."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from load.traces.batches import times
-from load.traces.functions import Functions
+from load.traces.name_columns import Functions
 
 if TYPE_CHECKING:
     from load.schema import Trace

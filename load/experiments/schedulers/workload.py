@@ -15,9 +15,9 @@ import numpy as np
 from load.experiments.errors import ExperimentError
 from load.experiments.schedulers.models import PROFILES
 from load.traces.batches import NameColumn, arrivals, even_batches
-from load.traces.deadlines import model_deadline_s
 from load.traces.expansion import Cells, expand
 from load.traces.seeds import Seed
+from load.traces.transforms.deadlines import model_deadline_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTr
 from load.simulator.arrivals import require_in_time
 from load.simulator.errors import WrongTrace
 from load.trace_spec.trace_spec import open_trace, row_of
-from load.traces.filters import declared_only
+from load.traces.transforms.filters import declared_only
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:

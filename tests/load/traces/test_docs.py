@@ -9,7 +9,7 @@ import pytest
 
 from load.synthetic.generators import GENERATORS
 from load.trace_spec.trace_spec import TRANSFORMS, open_trace
-from load.traces.formats import FORMATS
+from load.traces.formats.formats import FORMATS
 from load.traces.summary import summarise
 
 PAGE = (Path(__file__).parents[3] / "docs" / "load.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import times
-from load.traces.formats import FORMATS
+from load.traces.formats.formats import FORMATS
 from load.traces.writing import write_trace
 from tests.load.rows import column, named, rows, write
 

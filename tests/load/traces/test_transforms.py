@@ -15,8 +15,8 @@ from load.errors import (
 )
 from load.trace_spec.trace_spec import open_trace, row_of
 from load.traces.batches import BATCH_ROWS
-from load.traces.filters import declared_only
 from load.traces.summary import summarise
+from load.traces.transforms.filters import declared_only
 from tests.load.rows import column, named, rows, write
 
 if TYPE_CHECKING:

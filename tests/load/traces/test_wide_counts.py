@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.traces.expansion import Cells
-from load.traces.external_sort import by_hour
+from load.traces.formats.external_sort import by_hour
 from tests.load.rows import named, write
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
 from load.traces.batches import DEFAULT_TENANT, NameColumn, constant, replaced
-from load.traces.functions import Functions
+from load.traces.name_columns import Functions
 from load.traces.parameters import CountList, Name, NameList, Parameters
 from load.traces.popularity import zipf_shares
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import UnknownFormat
-from load.traces import counts, requests
 from load.traces.batches import BATCH_ROWS, arrivals, replaced, times
 from load.traces.expansion import expand, portions
 from load.traces.file_parameters import (
@@ -17,7 +16,8 @@ from load.traces.file_parameters import (
     TenantCountParameters,
     TenantParameters,
 )
-from load.traces.functions import Functions
+from load.traces.formats import counts, requests
+from load.traces.name_columns import Functions
 from load.traces.order import in_order
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.traces.expansion import Cells
+    from load.traces.formats.tables import TraceTable
     from load.traces.order import Located
     from load.traces.seeds import Seed
-    from load.traces.tables import TraceTable
 
 
 @dataclass(frozen=True, slots=True)

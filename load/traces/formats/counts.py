@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from load.errors import InvalidTrace, UnsortedTrace
-from load.traces.cells import count_matrix, names, numbers, whole_numbers
 from load.traces.expansion import Cells
-from load.traces.external_sort import by_hour
-from load.traces.tables import Block, blocks
+from load.traces.formats.blocks import count_matrix, names, numbers, whole_numbers
+from load.traces.formats.external_sort import by_hour
+from load.traces.formats.tables import Block, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from load.traces.functions import Functions
-    from load.traces.tables import TraceTable
+    from load.traces.formats.tables import TraceTable
+    from load.traces.name_columns import Functions
 
 MINUTE_S: Final = 60.0
 DAY_S: Final = 86_400.0

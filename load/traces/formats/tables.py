@@ -18,7 +18,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 
 from load.errors import InvalidTrace, TraceError, UnknownFormat, UnreadableTrace
-from load.traces.compressed import opened, reading
+from load.traces.formats.compressed import opened, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,17 +8,17 @@ import numpy as np
 
 from load.errors import InvalidTrace
 from load.traces.batches import NameColumn, arrivals, constant
-from load.traces.cells import moments, names, numbers, whole_numbers
-from load.traces.functions import Functions
+from load.traces.formats.blocks import moments, names, numbers, whole_numbers
+from load.traces.formats.tables import Block, blocks
+from load.traces.name_columns import Functions
 from load.traces.order import Located
-from load.traces.tables import Block, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from load.traces.tables import TraceTable
+    from load.traces.formats.tables import TraceTable
 
 _NANOSECONDS: Final = 1e-9
 

@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from load.errors import InvalidTrace, UnknownFormat, UnknownModel
 from load.traces.batches import replaced
-from load.traces.cells import names, numbers
-from load.traces.compressed import files
+from load.traces.formats.blocks import names, numbers
+from load.traces.formats.compressed import files
+from load.traces.formats.tables import blocks, look_at
 from load.traces.parameters import DurationRange, NotNegative, Parameters, PositiveS
-from load.traces.tables import blocks, look_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

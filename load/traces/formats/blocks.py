@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from load.errors import InvalidTrace
-from load.traces.tables import Block
+from load.traces.formats.tables import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

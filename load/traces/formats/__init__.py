@@ -1,0 +1,1 @@
+"""Trace files: decompression, tables, checked columns, and one reader per public format."""
