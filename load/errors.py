@@ -1,4 +1,4 @@
-"""What can go wrong in load generation and simulation; each message stands on its own."""
+"""Errors of load generation and simulation; every message is complete without its traceback."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 class LoadError(Exception):
-    """Root of this package's errors: an expected failure, told without a traceback."""
+    """Root of this package's errors: expected failures, shown without a traceback."""
 
 
 class TraceError(LoadError):
-    """A trace cannot be had as asked."""
+    """A trace cannot be opened or read."""
 
 
-class InvalidTraceName(TraceError):
-    """A trace's name has mistakes; `problems` holds all of them, one line each."""
+class InvalidTraceSpec(TraceError):
+    """A trace specification has mistakes; `problems` holds all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -25,19 +25,19 @@ class InvalidTraceName(TraceError):
 
 
 class TraceNotFound(TraceError):
-    """No such file, or nothing matches the pattern."""
+    """No such file, or no file matches the pattern."""
 
 
 class UnreadableTrace(TraceError):
-    """The file cannot be read: a folder, damaged or cut compression, not text, no rights."""
+    """The file cannot be read: a folder, damaged or cut compression, not text, no permission."""
 
 
 class UnknownFormat(TraceError):
-    """The columns are those of no known format, or not of the one that was named."""
+    """The columns fit no known format, or not the format that was named."""
 
 
 class InvalidTrace(TraceError):
-    """A row holds what it must not; `file` and `row` say where."""
+    """A row holds an invalid value; `file` and `row` locate it."""
 
     def __init__(self, file: str, row: int, problem: str) -> None:
         super().__init__(f"{file}, row {row}: {problem}")
@@ -46,7 +46,7 @@ class InvalidTrace(TraceError):
 
 
 class UnsortedTrace(InvalidTrace):
-    """A row is earlier than those before it by more than the window that is put right."""
+    """A row is earlier than a row above it by more than the window in which rows are sorted."""
 
 
 class UnknownModel(TraceError):

@@ -1,1 +1,1 @@
-"""Seeded arrival processes: how often, how bursty, and for which models."""
+"""Seeded arrival processes: rate over time, burstiness and popularity of models."""

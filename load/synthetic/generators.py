@@ -1,16 +1,16 @@
-"""Generated traces by name: a rate over time, gaps of a law, and models by popularity."""
+"""Generated traces by name: a rate over time, gaps of one distribution, models by popularity."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+import math
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from load.synthetic import rates
-from load.synthetic.renewal import arrival_times
-from load.traces.batches import DEFAULT_TENANT, NameColumn, arrivals
+from load.synthetic.renewal import RateStep, arrival_times
+from load.traces.batches import DEFAULT_TENANT, arrival_batch
+from load.traces.name_columns import NameColumn
 from load.traces.parameters import (
     Burstiness,
     Count,
@@ -24,28 +24,20 @@ from load.traces.parameters import (
 from load.traces.popularity import Popularity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from load.synthetic.rates import Step
     from load.traces.seeds import Seed
 
 
-_MOST_CHANGES: Final = 1_000_000
-
-_P = TypeVar("_P", bound="GeneratorParameters")
-
-
-def _few_changes(given: _P, every_s: float, name: str) -> _P:
-    """Steps that are not arrivals cost time as well: refuse what would never end."""
-    if given.duration / every_s > _MOST_CHANGES:
-        raise ValueError(f"should have {name} of at least a millionth of duration")
-    return given
+_MAX_STEPS: Final = 1_000_000
+_STEPS_PER_PERIOD: Final = 288
+"""Of a diurnal rate: 5 minutes at a period of a day."""
 
 
 class GeneratorParameters(Parameters):
-    """What every generator takes. Models are `model-0`, `model-1`, …, or `names`."""
+    """Parameters of every generator. Models are `model-0`, `model-1`, …, or `names`."""
 
     rate: Rate
     """Arrivals per second."""
@@ -54,24 +46,33 @@ class GeneratorParameters(Parameters):
     names: NameList | None = None
     zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
     drift: PositiveS | None = None
-    """How often a model at random becomes the most popular one."""
+    """How often a random model becomes the most popular one."""
     tenants: Count = 1
-    """Models are dealt to `tenant-0`, `tenant-1`, … in turn; one tenant is `default`."""
+    """Models are dealt to `tenant-0`, `tenant-1`, … in turn; a single tenant is `tenant`."""
     tenant: Name = DEFAULT_TENANT
 
     @model_validator(mode="after")
-    def _names_or_number(self) -> GeneratorParameters:
+    def _names_or_number(self) -> Self:
         if self.names is not None and self.models not in {1, len(self.names)}:
             raise ValueError("should have either models=… or names=…, or as many names as models")
         return self
 
     @model_validator(mode="after")
-    def _drift_is_slow(self) -> GeneratorParameters:
-        return self if self.drift is None else _few_changes(self, self.drift, "drift")
+    def _changes_are_few(self) -> Self:
+        """Changes that are not arrivals take time as well: refuse what would not end."""
+        for name, every_s in self.changes().items():
+            if self.duration / every_s > _MAX_STEPS:
+                raise ValueError(f"should have {name} of at least a millionth of duration")
+        return self
 
-    def model_names(self) -> tuple[str, ...]:
-        """The models, the most popular one first."""
-        return self.names or tuple(f"model-{index}" for index in range(self.models))
+    def changes(self) -> dict[str, float]:
+        """Intervals in seconds at which something changes, by the names of their parameters."""
+        return {} if self.drift is None else {"drift": self.drift}
+
+    def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
+        """The rate over time, in order, over the whole duration."""
+        del rng
+        yield RateStep(0.0, self.duration, self.rate)
 
 
 class Poisson(GeneratorParameters):
@@ -79,114 +80,109 @@ class Poisson(GeneratorParameters):
 
 
 class Bursty(GeneratorParameters):
-    """Gamma gaps, exponential by default."""
+    """Gamma distributed gaps, exponential by default."""
 
     cv: Burstiness = 1.0
 
 
 class Gamma(Bursty):
-    """Gamma gaps at a steady rate."""
+    """Gamma distributed gaps at a constant rate."""
 
     cv: Burstiness
 
 
 class Diurnal(Bursty):
-    """A day's rise and fall; `rate` is the mean over whole periods."""
+    """A sine around `rate`, lowest at the start: rate x (1 - amplitude x cos(2 pi t / period)).
+
+    In steps with the exact mean of the sine.
+    """
 
     amplitude: Annotated[float, Field(ge=0, le=1)] = 0.8
     period: PositiveS = 86_400.0
 
-    @model_validator(mode="after")
-    def _periods_are_few(self) -> Diurnal:
-        return _few_changes(self, self.period, "period")
+    def changes(self) -> dict[str, float]:
+        return super().changes() | {"period": self.period}
+
+    def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
+        del rng
+        turn = 2.0 * math.pi / self.period
+        step_s = self.period / _STEPS_PER_PERIOD
+        count = math.ceil(self.duration / step_s)
+        for index in range(count):
+            start_s = index * step_s
+            is_last = index == count - 1
+            end_s = self.duration if is_last else min((index + 1) * step_s, self.duration)
+            if end_s > start_s:
+                sines = math.sin(turn * end_s) - math.sin(turn * start_s)
+                mean = sines / (turn * (end_s - start_s))
+                yield RateStep(start_s, end_s, max(self.rate * (1.0 - self.amplitude * mean), 0.0))
 
 
 class Spike(Bursty):
-    """One burst on a steady rate, for `length` from `at` on."""
+    """A constant rate, but `peak` for `length` from `at` on."""
 
     rate: Annotated[float, Field(ge=0, le=10_000_000)]
     peak: Rate
     at: DurationS
     length: PositiveS
 
+    def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
+        del rng
+        start_s, end_s = (min(each, self.duration) for each in (self.at, self.at + self.length))
+        for step in (
+            RateStep(0.0, start_s, self.rate),
+            RateStep(start_s, end_s, self.peak),
+            RateStep(end_s, self.duration, self.rate),
+        ):
+            if step.end_s > step.start_s:
+                yield step
+
 
 class OnOff(Bursty):
-    """Busy and idle times of exponential length; `rate` is that of busy ones."""
+    """`rate` while on, no arrivals while off; both last exponentially long, with these means."""
 
     on: PositiveS
     off: PositiveS
 
-    @model_validator(mode="after")
-    def _changes_are_few(self) -> OnOff:
-        return _few_changes(self, self.on + self.off, "on + off")
+    def changes(self) -> dict[str, float]:
+        return super().changes() | {"on + off": self.on + self.off}
+
+    def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
+        start_s, is_on = 0.0, True
+        while start_s < self.duration:
+            mean_s = self.on if is_on else self.off
+            end_s = min(start_s + rng.exponential(mean_s), self.duration)
+            if end_s > start_s:
+                yield RateStep(start_s, end_s, self.rate if is_on else 0.0)
+            start_s, is_on = end_s, not is_on
 
 
-@dataclass(frozen=True, slots=True)
-class Generator:
-    """One generator: its parameters, and the rate over time that they mean."""
-
-    parameters: type[GeneratorParameters]
-    steps: Callable[[Any, np.random.Generator], Iterable[Step]]
-
-
-def _steady(given: GeneratorParameters, _: np.random.Generator) -> Iterator[Step]:
-    return rates.steady(rate_rps=given.rate, duration_s=given.duration)
-
-
-def _diurnal(given: Diurnal, _: np.random.Generator) -> Iterator[Step]:
-    return rates.diurnal(
-        rate_rps=given.rate,
-        amplitude=given.amplitude,
-        period_s=given.period,
-        duration_s=given.duration,
-    )
-
-
-def _spike(given: Spike, _: np.random.Generator) -> Iterator[Step]:
-    return rates.spike(
-        rate_rps=given.rate,
-        peak_rps=given.peak,
-        at_s=given.at,
-        length_s=given.length,
-        duration_s=given.duration,
-    )
-
-
-def _on_off(given: OnOff, rng: np.random.Generator) -> Iterator[Step]:
-    return rates.on_off(
-        rate_rps=given.rate, on_s=given.on, off_s=given.off, duration_s=given.duration, rng=rng
-    )
-
-
-GENERATORS: Final = {
-    "poisson": Generator(Poisson, _steady),
-    "gamma": Generator(Gamma, _steady),
-    "diurnal": Generator(Diurnal, _diurnal),
-    "spike": Generator(Spike, _spike),
-    "on-off": Generator(OnOff, _on_off),
+GENERATORS: Final[dict[str, type[GeneratorParameters]]] = {
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "diurnal": Diurnal,
+    "spike": Spike,
+    "on-off": OnOff,
 }
-"""By the name that is used in a trace's name."""
+"""By the name that a trace specification uses."""
 
 
-def generate(
-    generator: Generator, given: GeneratorParameters, seed: Seed
-) -> Iterator[pa.RecordBatch]:
-    """The arrivals; times, rates and models are drawn apart, so none changes with another."""
+def generate(given: GeneratorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+    """The arrivals. Times, rates and models have random streams of their own."""
     cv = given.cv if isinstance(given, Bursty) else 1.0
-    steps = generator.steps(given, seed.of("rates").rng())
-    names = given.model_names()
-    models = NameColumn(names)
-    tenants = NameColumn(_tenants(given))
+    model_names = given.names or [f"model-{index}" for index in range(given.models)]
+    tenant_names = [given.tenant]
+    if given.tenants > 1:
+        tenant_names = [f"tenant-{index}" for index in range(given.tenants)]
+    models, tenants = NameColumn(model_names), NameColumn(tenant_names)
     popularity = Popularity(
-        models=len(names), exponent=given.zipf, drift_s=given.drift, rng=seed.of("models").rng()
+        models=len(model_names),
+        exponent=given.zipf,
+        drift_s=given.drift,
+        rng=seed.derive("models").rng(),
     )
-    for at_s in arrival_times(steps, cv=cv, rng=seed.of("times").rng()):
+    steps = given.steps(seed.derive("rates").rng())
+    for at_s in arrival_times(steps, cv=cv, rng=seed.derive("times").rng()):
         model = popularity.models_at(at_s)
         tenant = (model % given.tenants).astype(np.int32)
-        yield arrivals(at_s, model=models.column(model), tenant=tenants.column(tenant))
-
-
-def _tenants(given: GeneratorParameters) -> list[str]:
-    if given.tenants == 1:
-        return [given.tenant]
-    return [f"tenant-{index}" for index in range(given.tenants)]
+        yield arrival_batch(at_s, model=models.column(model), tenant=tenants.column(tenant))

@@ -1,11 +1,12 @@
-"""Arrival times: gaps of one law, stretched so that the rate follows given steps.
+"""Arrival times: gaps of one distribution, scaled so that the rate follows given steps.
 
-A renewal process of rate 1 is run on the clock `integral of the rate`, which bends one process to
-any rate and keeps its burstiness (Cinlar 1975, section 4.7, for Poisson).
+A renewal process of rate 1 runs on the clock `integral of the rate`, which gives it any rate and
+keeps its burstiness (Cinlar 1975, section 4.7, for Poisson).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,20 +19,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from load.synthetic.rates import Step
+
+@dataclass(frozen=True, slots=True)
+class RateStep:
+    """A constant rate from `start_s` until `end_s`."""
+
+    start_s: float
+    end_s: float
+    rate_rps: float
 
 
 def arrival_times(
-    steps: Iterable[Step], *, cv: float, rng: np.random.Generator
+    steps: Iterable[RateStep], *, cv: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float64]]:
-    """Sorted times in seconds, some at a time, until the steps end."""
+    """Sorted times in seconds, in parts, until the steps end."""
     expected = 0.0
-    clock = _clock(cv, rng)
+    clock = _unit_renewals(cv, rng)
     pending = next(clock)
     for step in steps:
-        reach = expected + (step.end_s - step.start_s) * step.rate_rps
+        reached = expected + (step.end_s - step.start_s) * step.rate_rps
         while step.rate_rps > 0.0:
-            ready = int(np.searchsorted(pending, reach, side="left"))
+            ready = int(np.searchsorted(pending, reached, side="left"))
             if ready:
                 at_s = step.start_s + (pending[:ready] - expected) / step.rate_rps
                 yield np.clip(at_s, step.start_s, np.nextafter(step.end_s, -np.inf))
@@ -39,13 +47,13 @@ def arrival_times(
             if len(pending):
                 break
             pending = next(clock)
-        expected = reach
+        expected = reached
 
 
-def _clock(cv: float, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+def _unit_renewals(cv: float, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
     """Times of a renewal process of rate 1, without end."""
     start = 0.0
     while True:
-        ticks = start + np.cumsum(unit_gaps(BATCH_ROWS, cv, rng))
-        start = float(ticks[-1])
-        yield ticks
+        times = start + np.cumsum(unit_gaps(BATCH_ROWS, cv, rng))
+        start = float(times[-1])
+        yield times

@@ -1,1 +1,1 @@
-"""The text that names a trace: its syntax, and the trace it stands for."""
+"""Trace specifications: their syntax, and the traces that they describe."""

@@ -1,11 +1,11 @@
-"""The syntax of a trace's name, without what it means.
+"""The syntax of trace specifications, without their meaning.
 
-    name      = chain { " + " chain }
-    chain     = ( source | "(" name ")" ) { "|" transform }
+    spec      = chain { " + " chain }
+    chain     = ( source | "(" spec ")" ) { "|" transform }
     source    = FORMAT ":" PATH { "," KEY "=" VALUE } | GENERATOR ":" KEY "=" VALUE { "," … } | PATH
     transform = NAME [ "=" VALUE ] { "," KEY "=" VALUE }
 
-Quotes, single or double, take the meaning out of `| + , ( )` in a path.
+Quotes, single or double, make `| + , ( )` part of a path.
 """
 
 from __future__ import annotations
@@ -14,52 +14,51 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from load.errors import InvalidTraceName
+from load.errors import InvalidTraceSpec
 
 _QUOTES: Final = "'\""
 _PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
+_EXAMPLE: Final = "write a trace as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
 
 
 @dataclass(frozen=True, slots=True)
 class SpecStage:
-    """A source or a transformation as written; `value` is what has no name of its own."""
+    """A source or a transformation as written."""
 
     name: str
     """Empty for a bare path."""
     given: dict[str, str]
+    """Parameters by name; `value` is the one that is given without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A source, or traces put together, and what is done to it in this order."""
+    """A source, or a mix of traces, and its transformations in order."""
 
     source: SpecStage | tuple[Chain, ...]
     transforms: tuple[SpecStage, ...]
 
 
-def parse_name(text: str) -> tuple[Chain, ...]:
-    """The traces to put together. Raises InvalidTraceName."""
+def parse_spec(text: str) -> tuple[Chain, ...]:
+    """The traces of the mix. Raises InvalidTraceSpec."""
     if not isinstance(text, str):
-        raise InvalidTraceName([f"a trace's name must be text, was {text!r}"])
+        raise InvalidTraceSpec([f"a trace must be text, was {text!r}"])
     return tuple(_chain(part) for part in _split(text, " + "))
 
 
 def _chain(text: str) -> Chain:
     source, *transforms = [part.strip() for part in _split(text, "|")]
     if not source:
-        raise InvalidTraceName([f"a source is missing in {text.strip()!r}; {_EXAMPLE}"])
+        raise InvalidTraceSpec([f"a source is missing in {text.strip()!r}; {_EXAMPLE}"])
     stages = tuple(_transform(part) for part in transforms)
     if source.startswith("(") and source.endswith(")"):
-        return Chain(parse_name(source[1:-1]), stages)
+        return Chain(parse_spec(source[1:-1]), stages)
     return Chain(_source(source), stages)
-
-
-_EXAMPLE: Final = "a trace is named as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
 
 
 def _source(text: str) -> SpecStage:
     found = _PREFIX.fullmatch(text)
-    name, rest = (found[1], found[2]) if found else ("", text)
+    name, rest = found.groups() if found else ("", text)
     first, *more = _split(rest, ",")
     if (name and re.fullmatch(r"\s*[a-z]+\s*=.*", first)) or not first.strip():
         return SpecStage(name, _pairs([first, *more] if first.strip() else more, name))
@@ -69,10 +68,11 @@ def _source(text: str) -> SpecStage:
 def _transform(text: str) -> SpecStage:
     first, *more = _split(text, ",")
     name, equals, value = first.partition("=")
-    if not name.strip():
-        raise InvalidTraceName([f"a transformation is missing after '|', was {text!r}"])
+    name = name.strip()
+    if not name:
+        raise InvalidTraceSpec([f"a transformation is missing after '|', was {text!r}"])
     given = {"value": _unquoted(value)} if equals else {}
-    return SpecStage(name.strip(), {**given, **_pairs(more, name.strip())})
+    return SpecStage(name, {**given, **_pairs(more, name)})
 
 
 def _pairs(parts: list[str], stage: str) -> dict[str, str]:
@@ -81,9 +81,9 @@ def _pairs(parts: list[str], stage: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise InvalidTraceName([f"{stage}: {part.strip()!r} must be of the form NAME=VALUE"])
+            raise InvalidTraceSpec([f"{stage}: {part.strip()!r} must be of the form NAME=VALUE"])
         if key in pairs:
-            raise InvalidTraceName([f"{stage}: {key} is given twice"])
+            raise InvalidTraceSpec([f"{stage}: {key} is given twice"])
         pairs[key] = _unquoted(value)
     return pairs
 
@@ -96,7 +96,7 @@ def _unquoted(text: str) -> str:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At separators outside quotes and parentheses. Raises InvalidTraceName if these are open."""
+    """At separators outside quotes and parentheses. Raises InvalidTraceSpec if these are open."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:
@@ -106,11 +106,11 @@ def _split(text: str, separator: str) -> list[str]:
         elif character in "()":
             depth += 1 if character == "(" else -1
             if depth < 0:
-                raise InvalidTraceName([f"')' without '(' in {text.strip()!r}"])
+                raise InvalidTraceSpec([f"')' without '(' in {text.strip()!r}"])
         elif depth == 0 and text.startswith(separator, index) and index >= start:
             parts.append(text[start:index])
             start = index + len(separator)
     if quote or depth:
-        left = f"quote {quote}" if quote else "parenthesis"
-        raise InvalidTraceName([f"an open {left} in {text.strip()!r}"])
+        opened = f"quote {quote}" if quote else "parenthesis"
+        raise InvalidTraceSpec([f"an unclosed {opened} in {text.strip()!r}"])
     return [*parts, text[start:]]

@@ -1,6 +1,6 @@
-"""One way to name a trace, on a command line and in YAML: `open_trace`. See docs/load.md.
+"""Trace specifications: the text that describes a trace in commands and YAML (docs/load.md).
 
-A name is checked as a whole, files included, before anything is read or drawn.
+A specification is validated as a whole, files included, before anything is read or drawn.
 """
 
 from __future__ import annotations
@@ -9,22 +9,35 @@ import difflib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
 
-from load.errors import InvalidTraceName, TraceError
+from load.errors import InvalidTraceSpec, TraceError
 from load.synthetic.generators import GENERATORS, generate
-from load.trace_spec.grammar import Chain, SpecStage, parse_name
-from load.trace_spec.named_files import generator_of
-from load.traces.batches import Replay, even_batches, full_names
-from load.traces.formats.compressed import files
-from load.traces.formats.formats import FORMATS, recognised, require
-from load.traces.formats.tables import look_at
-from load.traces.merging import merged
-from load.traces.parameters import Parameters, checked
+from load.trace_spec.grammar import Chain, SpecStage, parse_spec
+from load.traces.batches import ReplayableTrace, even_batches, full_names
+from load.traces.formats.compressed import matching_files
+from load.traces.formats.formats import FORMATS, detect_format, require_format
+from load.traces.formats.tables import read_header
+from load.traces.order import merged
+from load.traces.parameters import (
+    Count,
+    DurationS,
+    Name,
+    NameList,
+    Parameters,
+    Positive,
+    Rate,
+    SizeRange,
+    TimeSlice,
+    Value,
+    validated,
+)
 from load.traces.seeds import Seed
-from load.traces.transforms import attributes, deadlines, filters, mapping, scaling
+from load.traces.transforms import attributes, filters, mapping, scaling
+from load.traces.transforms.attributes import DeadlineParameters
+from load.traces.transforms.mapping import MapParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,73 +45,75 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from load.schema import Trace
+    from load.traces.formats.blocks import Block
     from load.traces.formats.formats import Format
     from load.traces.formats.tables import TraceTable
-    from load.traces.order import Located
-
-_P = TypeVar("_P", bound=Parameters)
+    from load.traces.parameters import P
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What may follow a `|`."""
+    """A transformation that may follow a `|`."""
 
     parameters: type[Parameters]
     apply: Callable[[Trace, Any, Seed], Iterator[pa.RecordBatch]]
     renames: bool = False
-    """Whether arrivals are for other models, or of other tenants, than before."""
+    """Whether arrivals get other models or tenants."""
 
 
 TRANSFORMS: Final = {
-    "rate": Transform(scaling.RateParameters, scaling.rate),
-    "rps": Transform(scaling.MeanRateParameters, scaling.mean_rate),
-    "speed": Transform(scaling.SpeedParameters, scaling.speed),
-    "shift": Transform(scaling.ShiftParameters, scaling.shift),
-    "slice": Transform(filters.SliceParameters, filters.slice_time),
-    "limit": Transform(filters.LimitParameters, filters.limit),
-    "only": Transform(filters.NamesParameters, filters.only),
-    "top": Transform(filters.TopParameters, filters.top),
-    "map": Transform(mapping.MapParameters, mapping.map_functions, renames=True),
-    "deadline": Transform(deadlines.DeadlineParameters, deadlines.deadlines),
-    "tenant": Transform(attributes.NameParameters, attributes.tenant, renames=True),
-    "model": Transform(attributes.NameParameters, attributes.model, renames=True),
-    "input": Transform(attributes.SizeParameters, attributes.input_size),
-    "output": Transform(attributes.SizeParameters, attributes.output_size),
+    "rate": Transform(Value[scaling.RateFactor], scaling.rate),
+    "rps": Transform(Value[Rate], scaling.mean_rate),
+    "speed": Transform(Value[scaling.SpeedFactor], scaling.speed),
+    "shift": Transform(Value[DurationS], scaling.shift),
+    "slice": Transform(Value[TimeSlice], filters.slice_time),
+    "limit": Transform(Value[Positive], filters.limit),
+    "only": Transform(Value[NameList], filters.only),
+    "top": Transform(Value[Count], filters.top),
+    "map": Transform(MapParameters, mapping.map_functions, renames=True),
+    "deadline": Transform(DeadlineParameters, attributes.set_deadline),
+    "tenant": Transform(Value[Name], attributes.set_name("tenant"), renames=True),
+    "model": Transform(Value[Name], attributes.set_name("model"), renames=True),
+    "input": Transform(Value[SizeRange], attributes.set_size("input_size")),
+    "output": Transform(Value[SizeRange], attributes.set_size("output_size")),
 }
-"""By the name that is used in a trace's name."""
+"""By the name that a trace specification uses."""
 
 
 def open_trace(text: str, *, seed: int) -> Trace:
-    """The trace of that name; it can be iterated again, with the same arrivals.
+    """The trace that a specification describes; the same text and seed give the same arrivals.
 
-    Raises InvalidTraceName (all mistakes in the name), TraceNotFound, UnreadableTrace,
-    UnknownFormat; while it is iterated also InvalidTrace and UnknownModel. All are TraceErrors.
+    Raises:
+        InvalidTraceSpec: the specification has mistakes, all of which are listed.
+        TraceNotFound, UnreadableTrace, UnknownFormat: a file cannot be used.
+
+    While it is iterated also InvalidTrace and UnknownModel. All are TraceErrors.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidTraceName([f"a seed must be a whole number of at least 0, was {seed!r}"])
+        raise InvalidTraceSpec([f"a seed must be a whole number of at least 0, was {seed!r}"])
     problems: list[str] = []
-    trace = _put_together(parse_name(text), Seed(seed), problems)
+    trace = _mix(parse_spec(text), Seed(seed), problems)
     if problems:
-        raise InvalidTraceName(problems)
-    return Replay(partial(even_batches, trace))
+        raise InvalidTraceSpec(problems)
+    return ReplayableTrace(partial(even_batches, trace))
 
 
-def _put_together(chains: Sequence[Chain], seed: Seed, problems: list[str]) -> Trace:
+def _mix(chains: Sequence[Chain], seed: Seed, problems: list[str]) -> Trace:
     if len(chains) == 1:
-        return _chained(chains[0], seed, problems)
-    parts = [_chained(chain, seed.of(index), problems) for index, chain in enumerate(chains)]
-    return Replay(partial(merged, parts))
+        return _chain(chains[0], seed, problems)
+    parts = [_chain(chain, seed.derive(index), problems) for index, chain in enumerate(chains)]
+    return ReplayableTrace(partial(merged, parts))
 
 
-def _chained(chain: Chain, seed: Seed, problems: list[str]) -> Trace:
+def _chain(chain: Chain, seed: Seed, problems: list[str]) -> Trace:
     if isinstance(chain.source, tuple):
-        trace = _put_together(chain.source, seed.of("parts"), problems)
+        trace = _mix(chain.source, seed.derive("parts"), problems)
     else:
-        trace = _source(chain.source, seed.of("source"), problems)
-    used: dict[str, int] = {}
+        trace = _source(chain.source, seed.derive("source"), problems)
+    uses: dict[str, int] = {}
     for stage in chain.transforms:
-        nth = used[stage.name] = used.get(stage.name, 0) + 1
-        trace = _transformed(trace, stage, seed.of(stage.name, nth), problems)
+        uses[stage.name] = uses.get(stage.name, 0) + 1
+        trace = _transformed(trace, stage, seed.derive(stage.name, uses[stage.name]), problems)
     return trace
 
 
@@ -107,17 +122,17 @@ def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]
     if transform is None:
         problems.append(_unknown("transformation", stage.name, TRANSFORMS))
         return trace
-    given = _given(transform.parameters, stage, problems)
-    if isinstance(given, deadlines.DeadlineParameters) and given.latencies is not None:
-        deadlines.read_latencies(given.latencies)  # so that a bad table is told at once
-    return trace if given is None else Replay(partial(transform.apply, trace, given, seed))
+    given = _validated(transform.parameters, stage, stage.name, problems)
+    if isinstance(given, DeadlineParameters) and given.latencies is not None:
+        attributes.read_latencies(given.latencies)  # reports a bad table before anything is drawn
+    return trace if given is None else ReplayableTrace(partial(transform.apply, trace, given, seed))
 
 
 def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
-    if (name := generator_of(stage)) is not None:
-        generator = GENERATORS[name]
-        drawn = _given(generator.parameters, stage if stage.name else SpecStage(name, {}), problems)
-        return () if drawn is None else Replay(partial(generate, generator, drawn, seed))
+    if (name := _generator_of(stage)) is not None:
+        bare = SpecStage(name, {})
+        drawn = _validated(GENERATORS[name], stage if stage.name else bare, name, problems)
+        return () if drawn is None else ReplayableTrace(partial(generate, drawn, seed))
     if stage.name not in {"", "file", *FORMATS}:
         problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
         return ()
@@ -125,53 +140,21 @@ def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
         name = stage.name or "file"
         problems.append(f"{name} needs a path, as in {name}:PATH")
         return ()
-    return _file(stage, seed, problems)
-
-
-def _file(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
     tables, wanted = _tables(stage)
-    given = _given(wanted.parameters, stage, problems, name=wanted.name)
-    return () if given is None else Replay(partial(wanted.read, tables, given, seed))
+    given = _validated(wanted.parameters, stage, wanted.name, problems)
+    return () if given is None else ReplayableTrace(partial(wanted.read, tables, given, seed))
 
 
 def _tables(stage: SpecStage) -> tuple[list[TraceTable], Format]:
-    tables = [look_at(path) for path in files(stage.given["value"])]
-    wanted = FORMATS.get(stage.name) or recognised(tables[0])
+    tables = [read_header(path) for path in matching_files(stage.given["value"])]
+    wanted = FORMATS.get(stage.name) or detect_format(tables[0])
     for table in tables:
-        require(table, wanted)
+        require_format(table, wanted)
     return tables, wanted
 
 
-def row_of(text: str, model: str) -> tuple[str, int] | None:
-    """The file and the row of it that first asks for a model, by full name, in an open trace.
-
-    None where no row alone does: generators, counts per minute, models that were given other names.
-    """
-    with suppress(TraceError):  # a row that cannot be read
-        for located in _located(parse_name(text)):
-            found = pc.index(full_names(located.batch), model).as_py()
-            if found >= 0:
-                return located.path, located.first_row + found
-    return None
-
-
-def _located(chains: Sequence[Chain]) -> Iterator[Located]:
-    for chain in chains:
-        if any(TRANSFORMS[stage.name].renames for stage in chain.transforms):
-            continue
-        if isinstance(chain.source, tuple):
-            yield from _located(chain.source)
-        elif generator_of(chain.source) is None:
-            tables, wanted = _tables(chain.source)
-            given = checked(wanted.parameters, chain.source.given, stage=wanted.name)
-            if wanted.rows is not None:
-                yield from wanted.rows(tables, given)
-
-
-def _given(
-    kind: type[_P], stage: SpecStage, problems: list[str], *, name: str | None = None
-) -> _P | None:
-    found = checked(kind, stage.given, stage=name or stage.name)
+def _validated(kind: type[P], stage: SpecStage, name: str, problems: list[str]) -> P | None:
+    found = validated(kind, stage.given, stage=name)
     if isinstance(found, list):
         problems.extend(found)
         return None
@@ -181,5 +164,53 @@ def _given(
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f", but {near[0]}" if near else ""
-    return f"there is no {kind} {name!r}{hint}; there are: {', '.join(names)}"
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return f"there is no {kind} {name!r}{hint} there are: {', '.join(names)}"
+
+
+def _generator_of(source: SpecStage) -> str | None:
+    """The generator that a source names, with parameters or bare; None for a file."""
+    name = source.name or source.given.get("value", "")
+    return name if name in GENERATORS else None
+
+
+def files_of(text: str) -> list[str]:
+    """The paths of all files that a specification reads. Raises TraceError."""
+    return [path for chain in parse_spec(text) for path in _files_of(chain)]
+
+
+def _files_of(chain: Chain) -> list[str]:
+    tables = [each.given["latencies"] for each in chain.transforms if "latencies" in each.given]
+    if isinstance(chain.source, tuple):
+        return tables + [path for part in chain.source for path in _files_of(part)]
+    path = chain.source.given.get("value")
+    if path is None or _generator_of(chain.source) is not None:
+        return tables
+    return tables + matching_files(path)
+
+
+def row_of(text: str, model: str) -> tuple[str, int] | None:
+    """The file and row that first requests a model, by full name, in a trace that was opened.
+
+    None where no single row does: generators, counts per minute, renamed models.
+    """
+    with suppress(TraceError):  # a row that cannot be read
+        for block in _blocks(parse_spec(text)):
+            found = pc.index(full_names(block.batch), model).as_py()
+            if found >= 0:
+                return block.path, block.first_row + found
+    return None
+
+
+def _blocks(chains: Sequence[Chain]) -> Iterator[Block]:
+    for chain in chains:
+        if any(TRANSFORMS[stage.name].renames for stage in chain.transforms):
+            continue
+        if isinstance(chain.source, tuple):
+            yield from _blocks(chain.source)
+        elif _generator_of(chain.source) is None:
+            tables, wanted = _tables(chain.source)
+            if wanted.rows is not None:
+                yield from wanted.rows(
+                    tables, validated(wanted.parameters, chain.source.given, stage=wanted.name)
+                )

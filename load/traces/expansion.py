@@ -1,90 +1,91 @@
-"""Counts per bin of time as arrivals: as many as were counted, inside their bin.
+"""Arrivals drawn from counts per bin of time: as many as were counted, each inside its bin.
 
 Sources: Shahrad et al. 2020 publish counts per minute. Blinowski et al. 2024, section 5.4, draw the
-arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, by a Gamma process.
+arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, from a Gamma process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+
+BIN_COUNT: Final = np.dtype([("start_s", "f8"), ("model", "i4"), ("count", "i8")])
+BinCounts: TypeAlias = "NDArray[np.void]"
+"""Rows of `BIN_COUNT`: arrivals of one model in the bin from `start_s` on; counts above 0."""
+
+_MIN_CV: Final = 1e-6
+"""Below this coefficient of variation, gaps are drawn as equal."""
 
 
-_EVEN: Final = 1e-6
-"""A coefficient of variation below which gaps are equal: nobody sees the difference."""
+def bin_counts(start_s: ArrayLike, model: ArrayLike, count: NDArray[np.int64]) -> BinCounts:
+    rows = np.empty(len(count), BIN_COUNT)
+    rows["start_s"], rows["model"], rows["count"] = start_s, model, count
+    return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Counts larger than 0: arrays of one length, sorted by bin; a bin is never cut in two."""
-
-    start_s: NDArray[np.float64]
-    function: NDArray[np.int32]
-    count: NDArray[np.int64]
-
-
-def portions(cells: Cells, most: int) -> Iterator[Cells]:
-    """The same cells in parts of about `most` arrivals, cut between bins."""
-    ends = np.flatnonzero(np.diff(cells.start_s, append=np.inf)) + 1
-    arrivals = np.cumsum(cells.count)[ends - 1] if len(ends) else np.zeros(0, np.int64)
+def portions(counts: BinCounts, max_arrivals: int) -> Iterator[BinCounts]:
+    """`counts`, sorted by bin, in parts of about `max_arrivals` arrivals, cut between bins."""
+    ends = np.flatnonzero(np.diff(counts["start_s"], append=np.inf)) + 1
     begin, done = 0, 0
-    for end, until in zip(ends.tolist(), arrivals.tolist(), strict=True):
-        if until - done >= most or end == len(cells.start_s):
-            rows = slice(begin, end)
-            yield Cells(cells.start_s[rows], cells.function[rows], cells.count[rows])
-            begin, done = end, until
+    for end, arrivals in zip(ends.tolist(), np.cumsum(counts["count"])[ends - 1], strict=True):
+        if arrivals - done >= max_arrivals or end == len(counts):
+            yield counts[begin:end]
+            begin, done = end, arrivals
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
-    """Arrivals sorted by time, with the function each calls."""
+class ExpandedArrivals:
+    """Arrivals sorted by time, with the code of the model that each requests."""
 
     at_s: NDArray[np.float64]
-    function: NDArray[np.int32]
+    model: NDArray[np.int32]
 
 
-def expand(cells: Cells, *, bin_s: float, cv: float | None, rng: np.random.Generator) -> Expanded:
-    """Every counted arrival at a time in [start, start + bin), each cell on its own.
+def expand(
+    counts: BinCounts, *, bin_s: float, cv: float | None, rng: np.random.Generator
+) -> ExpandedArrivals:
+    """Draw every counted arrival in [start, start + bin), each row of `counts` independently.
 
-    Uniform where `cv` is None. Else the gaps are of a Gamma law with that coefficient of variation,
-    scaled so that the count and one more gap fill the bin: 0 spaces evenly, 1 is uniform in law,
-    more is bursty.
+    Uniform where `cv` is None. Otherwise gaps are Gamma distributed with that coefficient of
+    variation, scaled so that the counted gaps and one more fill the bin: 0 spaces arrivals evenly,
+    1 has the uniform distribution, higher values are bursty.
     """
-    total = int(cells.count.sum())
-    share = rng.random(total) if cv is None else _spaced(cells.count, cv, rng)
-    start_s = np.repeat(cells.start_s, cells.count)
+    count = counts["count"]
+    share = rng.random(int(count.sum())) if cv is None else _gamma_shares(count, cv, rng)
+    start_s = np.repeat(counts["start_s"], count)
     at_s = np.minimum(start_s + share * bin_s, np.nextafter(start_s + bin_s, -np.inf))
     order = np.argsort(at_s, kind="stable")
-    return Expanded(at_s[order], np.repeat(cells.function, cells.count)[order])
+    return ExpandedArrivals(at_s[order], np.repeat(counts["model"], count)[order])
 
 
-def _spaced(count: NDArray[np.int64], cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Where in its bin, from 0 to 1, each arrival falls; cell after cell."""
+def _gamma_shares(
+    count: NDArray[np.int64], cv: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The place of each arrival in its bin, from 0 to 1; row of counts after row of counts."""
     gaps_of = count + 1
     gaps = unit_gaps(int(gaps_of.sum()), cv, rng)
     first = np.cumsum(gaps_of) - gaps_of
     sums = np.add.reduceat(gaps, first) if len(first) else gaps
-    # Where every draw of a cell underflowed to 0, all its arrivals come together.
+    # Where all draws of a row underflowed to 0, its arrivals coincide.
     gaps[first] += np.where(sums > 0.0, 0.0, 1.0)
     sums = np.where(sums > 0.0, sums, 1.0)
     steps = gaps / np.repeat(sums, gaps_of)
-    last = first + count
     ends = np.cumsum(steps)
     share = ends - np.repeat(ends[first] - steps[first], gaps_of)
-    inner: NDArray[np.float64] = np.clip(np.delete(share, last), 0.0, 1.0)
+    inner: NDArray[np.float64] = np.clip(np.delete(share, first + count), 0.0, 1.0)
     return inner
 
 
 def unit_gaps(count: int, cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Gaps of mean 1 with coefficient of variation `cv`: Gamma of shape 1/cv^2, or all equal."""
-    if cv < _EVEN:
+    if cv < _MIN_CV:
         return np.ones(count)
     shape = 1.0 / cv**2
     return rng.standard_gamma(shape, count) / shape

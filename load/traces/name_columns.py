@@ -1,65 +1,79 @@
-"""Functions of a trace as numbers: a tenant and a name each, in order of first appearance."""
+"""Names as dictionary-encoded columns, with one growing dictionary for all batches of a trace."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from load.traces.batches import DEFAULT_TENANT, NameColumn
+from load.traces.batches import DEFAULT_TENANT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-_SEPARATOR = "/"  # in no hash and no namespace
+
+class NameColumn:
+    """Names numbered in order of first appearance."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._codes: dict[str, int] = {}
+        self._dictionary = pa.array([], pa.string())
+        for name in names:
+            self.code(name)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def names(self) -> list[str]:
+        """All names, by number."""
+        return list(self._codes)
+
+    def code(self, name: str) -> int:
+        """The number of `name`, assigned at its first use."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    def codes(self, names: pa.Array) -> NDArray[np.int32]:
+        """The numbers of a plain string column without nulls."""
+        encoded = names.dictionary_encode()
+        code_of = np.array([self.code(name) for name in encoded.dictionary.to_pylist()], np.int32)
+        codes: NDArray[np.int32] = code_of[encoded.indices.to_numpy(zero_copy_only=False)]
+        return codes
+
+    def column(self, codes: NDArray[np.int32]) -> pa.DictionaryArray:
+        """The names of `codes` as a column of `TRACE_SCHEMA`."""
+        if len(self._dictionary) != len(self._codes):
+            self._dictionary = pa.array(list(self._codes), pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), self._dictionary)
 
 
-class Functions:
-    """What is called; `tenant` stands for all where the source knows none."""
+class ModelIndex:
+    """Pairs of tenant and model, numbered in order of first appearance."""
 
     def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
+        """`tenant` is that of all models of a source without tenants."""
         self._tenant = tenant
-        self._pairs = NameColumn()
-        self._tenants = NameColumn()
-        self._models = NameColumn()
+        self._pairs, self._tenants, self._models = NameColumn(), NameColumn(), NameColumn()
         self._tenant_of: list[int] = []
         self._model_of: list[int] = []
 
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._tenant_of)
-
-    def numbered(self, models: pa.Array, tenants: pa.Array | None = None) -> NDArray[np.int32]:
-        """The numbers of these functions, row by row."""
-        if tenants is None:
-            tenants = pa.array([self._tenant] * len(models), pa.string())
-        codes = self._pairs.codes(pc.binary_join_element_wise(tenants, models, _SEPARATOR))
+    def codes(self, models: pa.Array, tenants: pa.Array | None = None) -> NDArray[np.int32]:
+        """The numbers of the pairs, row by row; names hold no slash."""
+        owners = pa.scalar(self._tenant) if tenants is None else tenants
+        codes = self._pairs.codes(pc.binary_join_element_wise(owners, models, "/"))
         if len(self._pairs) > len(self._tenant_of):
-            self._learn(codes, tenants, models)
+            for pair in self._pairs.names()[len(self._tenant_of) :]:
+                tenant, _, model = pair.partition("/")
+                self._tenant_of.append(self._tenants.code(tenant))
+                self._model_of.append(self._models.code(model))
         return codes
 
-    def of(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
-        """The numbers of what a batch of a trace calls."""
-        tenants, models = (batch.column(name).dictionary_decode() for name in ("tenant", "model"))
-        return self.numbered(models, tenants)
-
-    def names(self) -> list[str]:
-        """The full name of each, `tenant/name`."""
-        return self._pairs.names()
-
-    def _learn(self, codes: NDArray[np.int32], tenants: pa.Array, models: pa.Array) -> None:
-        known = len(self._tenant_of)
-        new, at = np.unique(codes, return_index=True)
-        for index in at[new >= known]:
-            self._tenant_of.append(self._tenants.code(tenants[int(index)].as_py()))
-            self._model_of.append(self._models.code(models[int(index)].as_py()))
-
-    def tenants(self, functions: NDArray[np.int32]) -> pa.DictionaryArray:
-        """The tenant of each as a column."""
-        return self._tenants.column(np.array(self._tenant_of, np.int32)[functions])
-
-    def models(self, functions: NDArray[np.int32]) -> pa.DictionaryArray:
-        """The name of each as a column."""
-        return self._models.column(np.array(self._model_of, np.int32)[functions])
+    def columns(self, codes: NDArray[np.int32]) -> dict[str, Any]:
+        """The columns `tenant` and `model` of `arrival_batch`."""
+        return {
+            "tenant": self._tenants.column(np.array(self._tenant_of, np.int32)[codes]),
+            "model": self._models.column(np.array(self._model_of, np.int32)[codes]),
+        }

@@ -1,72 +1,72 @@
-"""Nearly sorted rows put right within a window of time, in memory for that window only."""
+"""Arrivals in order of time: nearly sorted rows within a window, and several traces merged."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from load.errors import TraceError, UnsortedTrace
-from load.traces.batches import joined, sorted_by_time, times
+from load.traces.batches import concat, sorted_by_time, times_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Arrivals as a file has them, a row each; `first_row` is the number of the first."""
-
-    path: str
-    first_row: int
-    batch: pa.RecordBatch
+    from load.schema import Trace
+    from load.traces.formats.blocks import Block
 
 
-def in_order(parts: Iterable[Located], *, window_s: float) -> Iterator[pa.RecordBatch]:
-    """The arrivals sorted by time; equal times keep their order.
+def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[pa.RecordBatch]:
+    """The arrivals sorted by time, stable, in memory for the window only.
 
-    Raises UnsortedTrace at a row that is earlier than the latest one before it by more than
-    `window_s` seconds, however the rows are cut into parts; that, and what the parts raise, comes
-    after the arrivals of the parts before.
+    Raises UnsortedTrace at a row that is earlier than a row above it by more than `window_s`
+    seconds, regardless of how the rows are cut into blocks. This error, and errors of the blocks,
+    follow the arrivals of all blocks before.
     """
-    held: pa.RecordBatch | None = None
-    newest_s = -np.inf
+    held: list[pa.RecordBatch] = []
+    latest_s = -np.inf
     try:
-        for part in parts:
-            if not part.batch.num_rows:
+        for block in blocks:
+            if not block.batch.num_rows:
                 continue
-            at_s = times(part.batch)
-            newest_each = np.maximum.accumulate(np.maximum(at_s, newest_s))
-            late = at_s < newest_each - window_s
+            at_s = times_s(block.batch)
+            latest_each = np.maximum.accumulate(np.maximum(at_s, latest_s))
+            late = at_s < latest_each - window_s
             if late.any():
-                raise _unsorted(part, int(np.argmax(late)), newest_each, window_s)
-            newest_s = float(newest_each[-1])
-            pool = sorted_by_time(joined([part.batch] if held is None else [held, part.batch]))
-            ready = int(np.searchsorted(times(pool), newest_s - window_s, side="left"))
+                row = int(np.argmax(late))
+                problem = (
+                    f"arrives {latest_each[row] - at_s[row]:.6g} s before a row above it; rows are "
+                    f"sorted within {window_s:g} s: sort the file by arrival, or allow more, such "
+                    "as window=1h"
+                )
+                raise block.error(row, problem, UnsortedTrace)
+            latest_s = float(latest_each[-1])
+            pool = sorted_by_time(concat([*held, block.batch]))
+            ready = int(np.searchsorted(times_s(pool), latest_s - window_s, side="left"))
             if ready:
                 yield pool.slice(0, ready)
-            held = pool.slice(ready)
+            held = [pool.slice(ready)]
     except TraceError:
-        if held is not None and held.num_rows:
-            yield held
+        yield from held
         raise
-    if held is not None and held.num_rows:
-        yield held
+    yield from held
 
 
-def _unsorted(
-    part: Located,
-    index: int,
-    newest_each: np.ndarray[tuple[int], np.dtype[np.float64]],
-    window: float,
-) -> UnsortedTrace:
-    behind_s = float(newest_each[index] - times(part.batch)[index])
-    return UnsortedTrace(
-        part.path,
-        part.first_row + index,
-        f"arrives {behind_s:.6g} s before a row above it; up to {window:g} s is put right: "
-        "sort the file by arrival, or allow more, such as window=1h",
-    )
+def merged(traces: Sequence[Trace]) -> Iterator[pa.RecordBatch]:
+    """All arrivals of all traces by time, in memory for a batch of each."""
+    remaining = [(batch for batch in trace if batch.num_rows) for trace in traces]
+    heads = [next(batches, None) for batches in remaining]
+    while live := [head for head in heads if head is not None]:
+        until_s = min(float(times_s(head)[-1]) for head in live)
+        ready = []
+        for index, head in enumerate(heads):
+            if head is None:
+                continue
+            cut = int(np.searchsorted(times_s(head), until_s, side="right"))
+            if cut:
+                ready.append(head.slice(0, cut))
+            rest = head.slice(cut) if cut < head.num_rows else next(remaining[index], None)
+            heads[index] = rest
+        yield sorted_by_time(concat(ready))

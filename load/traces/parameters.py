@@ -1,21 +1,41 @@
-"""What the stages of a trace's name take: typed, checked at once, with every mistake told."""
+"""Typed parameters of the stages of a trace specification; all mistakes are reported together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
+from load.traces.batches import DEFAULT_TENANT
 from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic import ValidatorFunctionWrapHandler
+
+T = TypeVar("T")
+
 
 class Parameters(BaseModel):
-    """Named parameters of a source or a transformation; `value` is the one without a name."""
+    """Parameters of a source or transformation; `value` is the one that is given without a name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Value(Parameters, Generic[T]):
+    """Exactly one parameter, given without a name."""
+
+    value: T
 
 
 def _duration(text: object) -> float:
@@ -30,16 +50,42 @@ def _name(text: str) -> str:
     return text
 
 
-def _listed(text: object) -> object:
+def _slash_separated(text: object) -> object:
     return tuple(text.split("/")) if isinstance(text, str) else text
 
 
-def _range(text: object) -> object:
-    if not isinstance(text, str):
-        return text
-    if text.count(":") != 1:
-        raise ValueError("FROM:TO in durations, such as 500ms:1s")
-    return tuple(text.split(":"))
+def _duration_range(text: object, validate: ValidatorFunctionWrapHandler) -> Any:
+    bounds = text
+    if isinstance(text, str):
+        if text.count(":") != 1:
+            raise ValueError("FROM:TO in durations, such as 500ms:1s")
+        bounds = validate(tuple(text.split(":")))
+        if bounds[1] < bounds[0]:
+            raise ValueError("FROM:TO with FROM not above TO")
+    return bounds
+
+
+def _size_range(text: object, validate: ValidatorFunctionWrapHandler) -> Any:
+    low, _, high = str(text).partition(":")
+    if ":" in high:
+        raise ValueError("a whole number, or LOW:HIGH")
+    bounds = validate((low, high or low))
+    if bounds[1] < bounds[0]:
+        raise ValueError("LOW:HIGH with LOW not above HIGH")
+    return bounds
+
+
+def _slice(text: object) -> tuple[float, float]:
+    start, colon, end = str(text).partition(":")
+    try:
+        if not colon:
+            raise ValueError("no colon")
+        bounds = parse_duration_s(start or "0s"), parse_duration_s(end) if end else float("inf")
+    except ValueError:
+        raise ValueError("START:END in durations, such as 10m:1h, 10m: or :1h") from None
+    if bounds[1] <= bounds[0]:
+        raise ValueError("should end after it starts")
+    return bounds
 
 
 DurationS = Annotated[float, BeforeValidator(_duration)]
@@ -49,26 +95,79 @@ PositiveS = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=10_000_000)]
 """Arrivals per second."""
 NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, AfterValidator(_name)]
-"""A name without a slash or space, as Kubernetes' names are."""
-NameList = Annotated[tuple[Name, ...], BeforeValidator(_listed), Field(min_length=1)]
-"""Names with slashes between them."""
-CountList = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
-DurationRange = Annotated[tuple[DurationS, DurationS], BeforeValidator(_range)]
+"""A name without slashes and spaces, as Kubernetes' names are."""
+NameList = Annotated[tuple[Name, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
+"""Names separated by slashes."""
+CountList = Annotated[tuple[Count, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
+DurationRange = Annotated[tuple[DurationS, DurationS], WrapValidator(_duration_range)]
 """`FROM:TO`."""
+_Size = Annotated[int, Field(ge=0, le=2**31 - 1)]
+SizeRange = Annotated[tuple[_Size, _Size], WrapValidator(_size_range)]
+"""`64`, or `64:512`: the lowest and the highest size."""
+TimeSlice = Annotated[
+    tuple[float, Annotated[float, Field(allow_inf_nan=True)]], BeforeValidator(_slice)
+]
+"""`START:END` in seconds; either may be missing."""
 Burstiness = Annotated[float, Field(ge=0, le=20)]
-"""A coefficient of variation of gaps: 0 even, 1 Poisson, more bursty."""
-
-_PLAIN: Final = dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number") | {
-    "float_parsing": "a number"
-}
-"""Plainer words for what pydantic says at length, by its type of error."""
-
-_P = TypeVar("_P", bound=Parameters)
+"""The coefficient of variation of gaps: 0 even, 1 Poisson, higher values are bursty."""
 
 
-def checked(kind: type[_P], given: Mapping[str, str], *, stage: str) -> _P | list[str]:
+class FileParameters(Parameters):
+    """A file, or several by a pattern; each continues where the file before it ends."""
+
+    value: str
+
+
+class RequestParameters(FileParameters):
+    """A row per request."""
+
+    window: DurationS | None = None
+    """How much earlier than the rows above it a row may arrive; None: the format's default."""
+
+
+class TenantParameters(RequestParameters):
+    """A row per request, without a tenant."""
+
+    tenant: Name = DEFAULT_TENANT
+
+
+class OneModelParameters(TenantParameters):
+    """A row per request, all for one model."""
+
+    model: Name = "llm"
+
+
+class CountParameters(FileParameters):
+    """Counts per minute, from which arrivals are drawn."""
+
+    within: Literal["uniform", "gamma"] = "uniform"
+    cv: Burstiness | None = None
+
+    @model_validator(mode="after")
+    def _cv_belongs_to_gamma(self) -> CountParameters:
+        if (self.cv is not None) != (self.within == "gamma"):
+            raise ValueError("should have both within=gamma and cv=…, or neither")
+        return self
+
+
+class TenantCountParameters(CountParameters):
+    """Counts per minute, without a tenant."""
+
+    tenant: Name = DEFAULT_TENANT
+
+
+_SHORT_RULES: Final = dict.fromkeys(
+    ("int_parsing", "int_from_float", "int_type"), "a whole number"
+) | {"float_parsing": "a number"}
+"""By pydantic's type of error: shorter than its own texts."""
+
+P = TypeVar("P", bound=Parameters)
+
+
+def validated(kind: type[P], given: Mapping[str, str], *, stage: str) -> P | list[str]:
     """The parameters, or every mistake in them, a line each."""
     try:
         return kind.model_validate(dict(given))
@@ -78,23 +177,23 @@ def checked(kind: type[_P], given: Mapping[str, str], *, stage: str) -> _P | lis
 
 
 def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str:
-    place = item["loc"][0] if item["loc"] else "value"
-    name = f"{stage}: {place}" if place != "value" else stage
+    field = item["loc"][0] if item["loc"] else "value"
+    name = f"{stage}: {field}" if field != "value" else stage
     if item["type"] == "missing":
-        return f"{stage} needs a value" if place == "value" else f"{stage} needs {place}=…"
+        return f"{stage} needs a value" if field == "value" else f"{stage} needs {field}=…"
     if item["type"] == "extra_forbidden":
         allowed = ", ".join(key for key in kind.model_fields if key != "value") or "none"
-        if place == "value":
-            return f"{stage} takes no value of its own, only {allowed}; was {item['input']!r}"
-        return f"{stage} has no parameter {place!r}; it has: {allowed}"
-    rule = _PLAIN.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+        if field == "value":
+            return f"{stage} takes no value without a name, only {allowed}; was {item['input']!r}"
+        return f"{stage} has no parameter {field!r}; it has: {allowed}"
+    rule = _SHORT_RULES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
     rule = rule.removeprefix("Input ").replace("should ", "must ")
     verb = "" if rule.startswith("must") else "must be "
-    return f"{name} {verb}{rule}, was {_seen(item['input'])}"
+    return f"{name} {verb}{rule}, was {_as_written(item['input'])}"
 
 
-def _seen(value: object) -> str:
-    """What was given, as it was written where it is several parameters."""
+def _as_written(value: object) -> str:
+    """The input of a failed check; a check of several parameters has all of them."""
     if isinstance(value, dict):
         named = [f"{key}={text}" for key, text in value.items() if key != "value"]
         return repr(",".join([*([value["value"]] if "value" in value else []), *named]))

@@ -1,4 +1,4 @@
-"""Which model an arrival asks for: Zipf's law over ranks, and ranks that change as time passes."""
+"""Popularity of models: Zipf's law over ranks, and ranks that drift over time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def zipf_shares(models: int, exponent: float) -> NDArray[np.float64]:
 
 
 class Popularity:
-    """Draws models; every `drift_s` seconds a model at random becomes the most popular one.
+    """Draws models by rank; every `drift_s` seconds a random model becomes the most popular one.
 
-    The others move down by a rank, so that favourites fade. Without `drift_s` ranks stay.
+    The models above it move down by a rank. Ranks are constant where `drift_s` is None.
     """
 
     def __init__(
         self, *, models: int, exponent: float, drift_s: float | None, rng: np.random.Generator
     ) -> None:
-        self._reach = np.cumsum(zipf_shares(models, exponent))
+        self._cumulative = np.cumsum(zipf_shares(models, exponent))
         self._by_rank = np.arange(models, dtype=np.int32)
         self._drift_s = drift_s
         self._epoch = 0
         self._draws, self._changes = rng.spawn(2)
 
     def models_at(self, at_s: NDArray[np.float64]) -> NDArray[np.int32]:
-        """A model for each of these times, which are sorted and not before earlier ones."""
-        draws = self._draws.random(len(at_s)) * self._reach[-1]
-        ranks = np.searchsorted(self._reach, draws, side="right")
-        ranks = np.minimum(ranks, len(self._reach) - 1)
+        """A model for each time; times are sorted and not before those of earlier calls."""
+        draws = self._draws.random(len(at_s)) * self._cumulative[-1]
+        ranks = np.searchsorted(self._cumulative, draws, side="right")
+        ranks = np.minimum(ranks, len(self._cumulative) - 1)
         if self._drift_s is None:
             steady: NDArray[np.int32] = self._by_rank[ranks]
             return steady

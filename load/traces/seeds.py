@@ -1,4 +1,4 @@
-"""Randomness by purpose: one seed for a whole trace, an independent stream for each use of it."""
+"""Seeded randomness: one seed per trace, an independent random stream per purpose."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A place in a tree of streams: the same root and path give the same numbers, always."""
+    """A node in a tree of random streams: the same root and path always give the same numbers."""
 
     root: int
     path: tuple[int, ...] = ()
 
-    def of(self, *purpose: str | int) -> Seed:
-        """The stream for a purpose; what else is drawn, and when, does not touch it."""
+    def derive(self, *purpose: str | int) -> Seed:
+        """The seed of one purpose, independent of draws for other purposes."""
         keys = (zlib.crc32(part.encode()) if isinstance(part, str) else part for part in purpose)
         return Seed(self.root, (*self.path, *keys))
 
     def rng(self) -> np.random.Generator:
-        """The stream from its beginning."""
+        """A generator at the start of this stream."""
         return np.random.default_rng(np.random.SeedSequence(self.root, spawn_key=self.path))

@@ -1,14 +1,12 @@
-"""A trace in a few numbers: how many arrivals, until when, for which models."""
+"""Summary of a trace: number of arrivals, last arrival time, arrivals per model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from load.traces.batches import times
-from load.traces.name_columns import Functions
+from load.traces.batches import full_names, times_s
 
 if TYPE_CHECKING:
     from load.schema import Trace
@@ -16,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What one reading of a trace shows; `models` has arrivals by full name, `tenant/model`."""
+    """Totals of one pass over a trace."""
 
     arrivals: int
     last_s: float
     models: dict[str, int]
+    """Arrivals by full name, `tenant/model`, in order of first appearance."""
 
     @property
     def mean_rps(self) -> float:
@@ -29,14 +28,12 @@ class TraceSummary:
 
 
 def summarise(trace: Trace) -> TraceSummary:
-    """Read the trace once, in flat memory but for the names of its models."""
-    functions = Functions()
-    counts = np.zeros(0, np.int64)
+    """Read the trace once, in flat memory apart from the names of its models."""
+    models: Counter[str] = Counter()
     last_s = 0.0
     for batch in trace:
-        own = functions.of(batch)
-        counts = np.pad(counts, (0, len(functions) - len(counts)))
-        counts += np.bincount(own, minlength=len(functions))
-        last_s = float(times(batch)[-1]) if batch.num_rows else last_s
-    models = dict(zip(functions.names(), counts.tolist(), strict=True))
-    return TraceSummary(int(counts.sum()), last_s, models)
+        counted = full_names(batch).value_counts()
+        names, counts = (counted.field(each).to_pylist() for each in ("values", "counts"))
+        models.update(dict(zip(names, counts, strict=True)))
+        last_s = float(times_s(batch)[-1]) if batch.num_rows else last_s
+    return TraceSummary(models.total(), last_s, dict(models))

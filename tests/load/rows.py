@@ -1,4 +1,4 @@
-"""Traces as rows, for comparison; every batch is checked against what a trace promises."""
+"""Traces as rows, for comparison; every batch is checked against the invariants of a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from load.schema import TRACE_SCHEMA
 from load.trace_spec.trace_spec import open_trace
-from load.traces.batches import NameColumn, arrivals, times
+from load.traces.batches import arrival_batch, times_s
+from load.traces.name_columns import NameColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
         assert batch.schema.equals(TRACE_SCHEMA)
         batch.validate(full=True)
         assert batch.num_rows
-        at_s = times(batch)
+        at_s = times_s(batch)
         assert at_s[0] >= before_s
         assert np.all(np.diff(at_s) >= 0.0)
         before_s = at_s[-1]
@@ -37,7 +38,7 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
 
 
 def named(text: str, seed: int = 1) -> list[dict[str, Any]]:
-    """The arrivals of a trace's name."""
+    """The arrivals of a trace specification."""
     return rows(open_trace(text, seed=seed))
 
 
@@ -46,7 +47,7 @@ def column(found: Iterable[dict[str, Any]], name: str) -> list[Any]:
 
 
 def all_times(trace: Trace) -> NDArray[np.float64]:
-    return np.concatenate([np.zeros(0), *(times(batch) for batch in trace)])
+    return np.concatenate([np.zeros(0), *(times_s(batch) for batch in trace)])
 
 
 def trace_of(
@@ -59,7 +60,7 @@ def trace_of(
         first += len(at_s)
         names = NameColumn([model])
         models = names.column(np.zeros(len(at_s), np.int32))
-        made.append(arrivals(np.array(at_s, np.float64), model=models, input_size=sizes))
+        made.append(arrival_batch(np.array(at_s, np.float64), model=models, input_size=sizes))
     return made
 
 

@@ -15,7 +15,8 @@ from load.experiments.elastic.rules import Ours
 from load.experiments.elastic.scaler import PodScaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
-from load.traces.batches import NameColumn, arrivals
+from load.traces.batches import arrival_batch
+from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 from registry.domain.profile import ProfilePoint
 
@@ -114,7 +115,7 @@ def _trace(task: BurstTask) -> Trace:
     column = NameColumn(map(_name, range(task.models))).column(
         np.arange(task.models, dtype=np.int32)
     )
-    return [arrivals(np.full(task.models, at_s), model=column)]
+    return [arrival_batch(np.full(task.models, at_s), model=column)]
 
 
 def _cluster(task: BurstTask, pods: list[str]) -> ClusterPlan:

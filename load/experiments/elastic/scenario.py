@@ -10,7 +10,8 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.traces.batches import NameColumn, arrivals
+from load.traces.batches import arrival_batch
+from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -92,7 +93,7 @@ def trace_of(at_s: NDArray[np.float64]) -> Trace:
     for offset in range(0, at_s.size, _ROWS):
         part = at_s[offset : offset + _ROWS]
         column = names.column(np.zeros(part.size, dtype=np.int32))
-        batches.append(arrivals(part, model=column))
+        batches.append(arrival_batch(part, model=column))
     return batches
 
 

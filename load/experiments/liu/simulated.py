@@ -16,7 +16,8 @@ from load.experiments.liu.scenarios import THESIS_SLEEP_S
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
 from load.stages import STAGES
-from load.traces.batches import NameColumn, arrivals
+from load.traces.batches import arrival_batch
+from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -101,7 +102,7 @@ def trace_of(at_s: Sequence[float], models: Sequence[str]) -> list[pa.RecordBatc
     """A trace of one item per request."""
     names = NameColumn()
     codes = np.array([names.code(model) for model in models], np.int32)
-    return [arrivals(np.asarray(at_s, np.float64), model=names.column(codes))]
+    return [arrival_batch(np.asarray(at_s, np.float64), model=names.column(codes))]
 
 
 def answers_of(run: Simulation) -> list[TimedAnswer]:

@@ -19,7 +19,8 @@ from gateway.routing.route_request import IncomingRequest, route_request
 from load.report.summary import jain
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulate import simulate
-from load.traces.batches import NameColumn, arrivals
+from load.traces.batches import arrival_batch
+from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
 
@@ -151,7 +152,7 @@ def _trace(task: ClusterSizeTask) -> list[pa.RecordBatch]:
     at_s = np.cumsum(rng.exponential(INFER_S / _BUSY_SHARE / task.pods, task.requests))
     tenants = NameColumn(_tenant(number) for number in range(min(TENANTS, task.models)))
     models = NameColumn(_model(number) for number in range(task.models))
-    whole = arrivals(
+    whole = arrival_batch(
         at_s,
         model=models.column(chosen.astype(np.int32)),
         tenant=tenants.column((chosen % TENANTS).astype(np.int32)),

@@ -14,10 +14,11 @@ import numpy as np
 
 from load.experiments.errors import ExperimentError
 from load.experiments.schedulers.models import PROFILES
-from load.traces.batches import NameColumn, arrivals, even_batches
-from load.traces.expansion import Cells, expand
+from load.traces.batches import arrival_batch, even_batches
+from load.traces.expansion import bin_counts, expand
+from load.traces.name_columns import NameColumn
 from load.traces.seeds import Seed
-from load.traces.transforms.deadlines import model_deadline_s
+from load.traces.transforms.attributes import model_deadline_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,7 +57,7 @@ class Workload:
 
     def spike_minutes(self, seed: int) -> list[tuple[int, int]]:
         """First minute and the one after the last of each spike."""
-        rng = Seed(seed).of("spikes").rng()
+        rng = Seed(seed).derive("spikes").rng()
         third = self.minutes / max(1, self.spikes)
         firsts = [
             int(third * (at + 0.3) + rng.uniform(0.0, max(0.0, 0.5 * third - 2)))
@@ -67,12 +68,12 @@ class Workload:
     def counts(self, seed: int) -> NDArray[np.int64]:
         """(minutes, models): requests."""
         of = Seed(seed)
-        rates = self._rates(of.of("functions").rng())
+        rates = self._rates(of.derive("functions").rng())
         by_minute = np.broadcast_to(rates, (self.minutes, *rates.shape)).copy()
         for at, (first, end) in enumerate(self.spike_minutes(seed)):
-            spiking = of.of("spiking", at).rng().random(rates.shape) < self.spiking_share
+            spiking = of.derive("spiking", at).rng().random(rates.shape) < self.spiking_share
             by_minute[first:end] *= np.where(spiking, self.height, 1.0)
-        counts: NDArray[np.int64] = of.of("counts").rng().poisson(by_minute).sum(axis=2)
+        counts: NDArray[np.int64] = of.derive("counts").rng().poisson(by_minute).sum(axis=2)
         return counts
 
     def _rates(self, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -94,23 +95,23 @@ class Workload:
         """The arrivals, each with its model's deadline."""
         counts = self.counts(seed)
         minute, model = np.nonzero(counts)
-        cells = Cells(BIN_S * minute.astype(float), model.astype(np.int32), counts[minute, model])
-        found = expand(cells, bin_s=BIN_S, cv=None, rng=Seed(seed).of("arrivals").rng())
+        rows = bin_counts(BIN_S * minute, model, counts[minute, model])
+        found = expand(rows, bin_s=BIN_S, cv=None, rng=Seed(seed).derive("arrivals").rng())
         due_s = deadlines_s(seed)
         by_code = np.array([due_s[each.name] for each in PROFILES])
         names = NameColumn(each.name for each in PROFILES)
-        batch = arrivals(
-            found.at_s, model=names.column(found.function), deadline_s=by_code[found.function]
+        batch = arrival_batch(
+            found.at_s, model=names.column(found.model), deadline_s=by_code[found.model]
         )
         yield from even_batches([batch])
 
 
 def deadlines_s(seed: int) -> Mapping[str, float]:
     """By model, from arrival: 2 x latency + uniform(0.5, 1) s, drawn once per model."""
-    of = Seed(seed).of("deadlines")
+    of = Seed(seed).derive("deadlines")
     return {
         each.name: model_deadline_s(
-            each.infer_s, factor=2.0, slack_s=_SLACK_S, seed=of.of(each.name)
+            each.infer_s, factor=2.0, slack_s=_SLACK_S, seed=of.derive(each.name)
         )
         for each in PROFILES
     }

@@ -1,8 +1,9 @@
-"""Columns of text or numbers as checked arrays; the first bad cell is told with file and row."""
+"""Blocks of rows with checked columns; the first invalid cell is reported with file and row."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -10,128 +11,126 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from load.errors import InvalidTrace
-from load.traces.formats.tables import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-_LARGEST: Final = 2**53  # larger ones are not exact on their way
+_MAX_EXACT: Final = 2**53  # float64 represents no larger whole numbers exactly
+_BAD_CAST: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
-def numbers(
-    block: Block, name: str, *, least: float = 0.0, absent: float | None = None
-) -> NDArray[np.float64]:
-    """Finite numbers of at least `least`; an empty cell is `absent`, or an error."""
-    column = _plain(block, name)
-    if pa.types.is_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    allowed = f"a number of at least {least:g}" if least > -np.inf else "a number"
-    values = _cast(block, name, column, allowed)
-    empty = column.is_null().to_numpy(zero_copy_only=False)
-    filled: NDArray[np.float64] = np.where(empty, 0.0 if absent is None else absent, values)
-    good = empty | (np.isfinite(filled) & (filled >= least))
-    _check(block, name, good if absent is not None else good & ~empty, allowed)
-    return filled
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of a file; `first_row` is the number of the first row in the file."""
 
+    path: str
+    first_row: int
+    batch: pa.RecordBatch
 
-def whole_numbers(
-    block: Block, name: str, *, least: int = 0, most: int = _LARGEST, absent: int | None = None
-) -> NDArray[np.int64]:
-    """Whole numbers from `least` to `most`; `3.0` counts as one."""
-    values = numbers(block, name, least=least, absent=absent)
-    allowed = f"a whole number from {least} to {most}"
-    _check(block, name, (values == np.floor(values)) & (values <= most), allowed)
-    return values.astype(np.int64)
+    def error(
+        self, index: int, problem: str, kind: type[InvalidTrace] = InvalidTrace
+    ) -> InvalidTrace:
+        """An error about the row at `index` of this block."""
+        return kind(self.path, self.first_row + index, problem)
 
+    def check(self, name: str, good: NDArray[np.bool_], allowed: str) -> None:
+        """Raise InvalidTrace at the first cell of the column that is not good."""
+        if not good.all():
+            raise self._invalid_cell(name, int(np.argmin(good)), allowed)
 
-def count_matrix(block: Block, columns: Sequence[str], *, most: int) -> NDArray[np.int64]:
-    """Counts by row and column, an empty cell being 0; all columns are converted in one go."""
-    parts = [_plain(block, name) for name in columns]
-    if len({str(part.type) for part in parts}) == 1:
-        flat = pa.RecordBatch.from_arrays([pa.concat_arrays(parts)], ["count"])
-        with contextlib.suppress(InvalidTrace):  # told below, with its own row and column
-            whole = Block(block.path, block.first_row, flat)
-            values = whole_numbers(whole, "count", most=most, absent=0)
-            return values.reshape(len(columns), -1).T
-    each = [whole_numbers(block, name, most=most, absent=0) for name in columns]
-    return np.column_stack(each)
+    def numbers(
+        self, name: str, *, minimum: float = 0.0, default: float | None = None
+    ) -> NDArray[np.float64]:
+        """Finite numbers of at least `minimum`; an empty cell is `default`, or invalid."""
+        column = self._column(name)
+        if pa.types.is_string(column.type):
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+        allowed = f"a number of at least {minimum:g}" if minimum > -np.inf else "a number"
+        cast = self._cast(name, column, pa.float64(), allowed)
+        values = cast.to_numpy(zero_copy_only=False)
+        empty = column.is_null().to_numpy(zero_copy_only=False)
+        filled: NDArray[np.float64] = np.where(empty, 0.0 if default is None else default, values)
+        good = empty | (np.isfinite(filled) & (filled >= minimum))
+        self.check(name, good if default is not None else good & ~empty, allowed)
+        return filled
 
+    def whole_numbers(
+        self, name: str, *, maximum: int = _MAX_EXACT, default: int | None = None
+    ) -> NDArray[np.int64]:
+        """Whole numbers from 0 to `maximum`; `3.0` is one of them."""
+        values = self.numbers(name, default=default)
+        good = (values == np.floor(values)) & (values <= maximum)
+        self.check(name, good, f"a whole number from 0 to {maximum}")
+        return values.astype(np.int64)
 
-def moments(block: Block, name: str) -> NDArray[np.int64]:
-    """Dates with time, with or without a zone, as nanoseconds since 1970."""
-    column = _plain(block, name)
-    allowed = "a time such as 2024-05-10 00:00:03.25"
-    if not pa.types.is_timestamp(column.type):
-        column = _without_zone(column)
-    _check(block, name, ~column.is_null().to_numpy(zero_copy_only=False), allowed)
-    try:
-        stamps = column.cast(pa.timestamp("ns"))
-    except pa.ArrowInvalid:
-        _check(block, name, _castable(column, pa.timestamp("ns")), allowed)
-        raise
-    nanoseconds: NDArray[np.int64] = stamps.cast(pa.int64()).to_numpy()
-    return nanoseconds
-
-
-def names(block: Block, name: str, *, absent: str | None = None) -> pa.Array:
-    """Names, without the slash that parts tenant and model; an empty cell is `absent` or wrong."""
-    column = _plain(block, name).cast(pa.string())
-    column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
-    slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)
-    _check(block, name, ~slash, "a name without '/'")
-    empty = pc.equal(column, "")
-    if absent is None:
-        _check(block, name, ~empty.to_numpy(zero_copy_only=False), "a name")
-        return column
-    return pc.if_else(empty, absent, column)
-
-
-def _plain(block: Block, name: str) -> pa.Array:
-    """Text as one type, whatever a Parquet file holds it as. Raises InvalidTrace for lists."""
-    column = block.columns.column(name)
-    if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-        problem = f"{name} must be text or numbers, was {column.type}"
-        raise InvalidTrace(block.path, block.first_row, problem)
-    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    other_text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
-    return column.cast(pa.string()) if other_text else column
-
-
-def _without_zone(column: pa.Array) -> pa.Array:
-    """`…+00:00` and `…Z` are what the public traces have; all of a trace is in one zone."""
-    trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    return pc.replace_substring_regex(trimmed, r"(Z|[+-]\d\d:?\d\d)$", "")
-
-
-def _cast(block: Block, name: str, column: pa.Array, allowed: str) -> NDArray[np.float64]:
-    try:
-        cast = column.cast(pa.float64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        _check(block, name, _castable(column, pa.float64()), allowed)
-        raise
-    values: NDArray[np.float64] = cast.to_numpy(zero_copy_only=False)
-    return values
-
-
-def _castable(column: pa.Array, kind: object) -> NDArray[np.bool_]:
-    """Cell by cell, up to the first bad one; only for a column that has one."""
-    good = np.ones(len(column), np.bool_)
-    for index, cell in enumerate(column):
-        try:
-            cell.cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            good[index] = False
-            break
-    return good
-
-
-def _check(block: Block, name: str, good: NDArray[np.bool_], allowed: str) -> None:
-    if not good.all():
-        index = int(np.argmin(good))
-        seen = block.columns.column(name)[index].as_py()
-        raise InvalidTrace(
-            block.path, block.first_row + index, f"{name} must be {allowed}, was {seen!r}"
+    def count_matrix(self, columns: Sequence[str], *, maximum: int) -> NDArray[np.int64]:
+        """Whole numbers by row and column, 0 for an empty cell; converts all columns at once."""
+        parts = [self._column(name) for name in columns]
+        if len({str(part.type) for part in parts}) == 1:
+            flat = pa.RecordBatch.from_arrays([pa.concat_arrays(parts)], ["count"])
+            with contextlib.suppress(InvalidTrace):  # raised below, with its own row and column
+                counts = Block(self.path, 1, flat).whole_numbers(
+                    "count", maximum=maximum, default=0
+                )
+                return counts.reshape(len(columns), -1).T
+        return np.column_stack(
+            [self.whole_numbers(name, maximum=maximum, default=0) for name in columns]
         )
+
+    def timestamps_ns(self, name: str) -> NDArray[np.int64]:
+        """Dates with time, with or without a zone, as nanoseconds since 1970.
+
+        Zones are ignored: the public traces have `Z` or `+00:00`, a trace is in one zone.
+        """
+        column = self._column(name)
+        allowed = "a time such as 2024-05-10 00:00:03.25"
+        if not pa.types.is_timestamp(column.type):
+            text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+            column = pc.replace_substring_regex(text, r"(Z|[+-]\d\d:?\d\d)$", "")
+        self.check(name, column.is_valid().to_numpy(zero_copy_only=False), allowed)
+        stamps = self._cast(name, column, pa.timestamp("ns"), allowed)
+        nanoseconds: NDArray[np.int64] = stamps.cast(pa.int64()).to_numpy()
+        return nanoseconds
+
+    def names(self, name: str, *, default: str | None = None) -> pa.Array:
+        """Names without a slash, which separates tenant and model; an empty cell as above."""
+        column = self._column(name).cast(pa.string())
+        column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
+        has_slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)
+        self.check(name, ~has_slash, "a name without '/'")
+        empty = pc.equal(column, "")
+        if default is None:
+            self.check(name, ~empty.to_numpy(zero_copy_only=False), "a name")
+            return column
+        return pc.if_else(empty, default, column)
+
+    def _column(self, name: str) -> pa.Array:
+        """The column with all types of text as one. Raises InvalidTrace for lists and bytes."""
+        column = self.batch.column(name)
+        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+            raise self.error(0, f"{name} must be text or numbers, was {column.type}")
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        other_text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
+        return column.cast(pa.string()) if other_text else column
+
+    def _cast(self, name: str, column: pa.Array, kind: object, allowed: str) -> pa.Array:
+        try:
+            return column.cast(kind)
+        except _BAD_CAST as error:
+            for index, cell in enumerate(column):
+                try:
+                    cell.cast(kind)
+                except _BAD_CAST:
+                    raise self._invalid_cell(name, index, allowed) from error
+            raise
+
+    def _invalid_cell(self, name: str, index: int, allowed: str) -> InvalidTrace:
+        cell = self.batch.column(name)[index]
+        try:
+            seen = cell.as_py()
+        except OverflowError:  # a timestamp beyond Python's
+            seen = cell.cast(pa.string()).as_py()
+        return self.error(index, f"{name} must be {allowed}, was {seen!r}")

@@ -1,17 +1,15 @@
-"""Formats with a row per request: each block of a file as arrivals, in the file's order."""
+"""Public formats with a row per request: each block of a file as arrivals, in the file's order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from load.errors import InvalidTrace
-from load.traces.batches import NameColumn, arrivals, constant
-from load.traces.formats.blocks import moments, names, numbers, whole_numbers
-from load.traces.formats.tables import Block, blocks
-from load.traces.name_columns import Functions
-from load.traces.order import Located
+from load.traces.batches import arrival_batch
+from load.traces.formats.blocks import Block
+from load.traces.formats.tables import read_blocks
+from load.traces.name_columns import ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,117 +17,102 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.traces.formats.tables import TraceTable
+    from load.traces.parameters import FileParameters, OneModelParameters, TenantParameters
 
-_NANOSECONDS: Final = 1e-9
+_SECONDS_PER_NS: Final = 1e-9
+_OPTIONAL: Final = ("tenant", "input_size", "output_size", "deadline_s")
 
 
-def azure_llm(tables: Sequence[TraceTable], *, model: str, tenant: str) -> Iterator[Located]:
+def azure_llm(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
     """Azure's LLM traces of 2023 and 2024; the first row is time 0."""
-    start_ns: int | None = None
+    clock = _SinceFirstRow()
     for block in _all(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
-        stamps = moments(block, "TIMESTAMP")
-        start_ns = int(stamps[0]) if start_ns is None else start_ns
-        batch = arrivals(
-            _since(stamps, start_ns),
-            model=constant(model, len(stamps)),
-            tenant=tenant,
-            input_size=whole_numbers(block, "ContextTokens"),
-            output_size=whole_numbers(block, "GeneratedTokens"),
+        yield _arrivals(
+            block,
+            clock.elapsed_s(block, "TIMESTAMP"),
+            model=given.model,
+            tenant=given.tenant,
+            input_size=block.whole_numbers("ContextTokens"),
+            output_size=block.whole_numbers("GeneratedTokens"),
         )
-        yield Located(block.path, block.first_row, batch)
 
 
-def azure_functions_2021(tables: Sequence[TraceTable]) -> Iterator[Located]:
+def azure_functions_2021(tables: Sequence[TraceTable], _: FileParameters) -> Iterator[Block]:
     """A call arrives `duration` before it ends; the tenant is its application.
 
-    Calls that began before the trace count from its start.
+    Calls that began before the trace arrive at its start.
     """
-    functions = Functions()
+    index = ModelIndex()
     for block in _all(tables, ["app", "func", "end_timestamp", "duration"]):
-        own = functions.numbered(names(block, "func"), names(block, "app"))
-        began_s = numbers(block, "end_timestamp") - numbers(block, "duration")
-        batch = arrivals(
-            np.maximum(began_s, 0.0), model=functions.models(own), tenant=functions.tenants(own)
-        )
-        yield Located(block.path, block.first_row, batch)
+        models = index.codes(block.names("func"), block.names("app"))
+        start_s = block.numbers("end_timestamp") - block.numbers("duration")
+        yield _arrivals(block, np.maximum(start_s, 0.0), **index.columns(models))
 
 
-def mooncake(tables: Sequence[TraceTable], *, model: str, tenant: str) -> Iterator[Located]:
+def mooncake(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
     """Mooncake's requests: the published JSON lines (`timestamp`), or CSV (`timestamp_ms`)."""
     for table in tables:
         time = "timestamp_ms" if "timestamp_ms" in table.columns else "timestamp"
-        for block in blocks(table, [time, "input_length", "output_length"]):
-            at_s = numbers(block, time) / 1000.0
-            batch = arrivals(
-                at_s,
-                model=constant(model, len(at_s)),
-                tenant=tenant,
-                input_size=whole_numbers(block, "input_length"),
-                output_size=whole_numbers(block, "output_length"),
+        for block in read_blocks(table, [time, "input_length", "output_length"]):
+            yield _arrivals(
+                block,
+                block.numbers(time) / 1000.0,
+                model=given.model,
+                tenant=given.tenant,
+                input_size=block.whole_numbers("input_length"),
+                output_size=block.whole_numbers("output_length"),
             )
-            yield Located(block.path, block.first_row, batch)
 
 
-def gentd26_requests(tables: Sequence[TraceTable], *, tenant: str) -> Iterator[Located]:
-    """GenTD26's requests, whatever became of them; items are images. The first row is time 0.
+def gentd26_requests(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
+    """GenTD26's requests, whatever their result; items are images. The first row is time 0.
 
-    Requests without a model are of the model `unknown`, those without a number ask for one image.
+    Requests without a model are for the model `unknown`, those without a number for one image.
     """
-    models = NameColumn()
-    start_ns: int | None = None
+    clock, index = _SinceFirstRow(), ModelIndex(given.tenant)
     wanted = ["gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"]
     for block in _all(tables, wanted):
-        stamps = moments(block, "gmt_create")
-        start_ns = int(stamps[0]) if start_ns is None else start_ns
-        own = models.codes(names(block, "checkpoint_model_version_id", absent="unknown"))
-        batch = arrivals(
-            _since(stamps, start_ns),
-            model=models.column(own),
-            tenant=tenant,
-            input_size=whole_numbers(block, "num_images_per_prompt", absent=1),
-        )
-        yield Located(block.path, block.first_row, batch)
+        at_s = clock.elapsed_s(block, "gmt_create")
+        models = index.codes(block.names("checkpoint_model_version_id", default="unknown"))
+        images = block.whole_numbers("num_images_per_prompt", default=1)
+        yield _arrivals(block, at_s, **index.columns(models), input_size=images)
 
 
-def own_columns(tables: Sequence[TraceTable], *, tenant: str) -> Iterator[Located]:
-    """The columns of `TRACE_SCHEMA`; all but `at_s` and `model` may be missing."""
-    functions = Functions(tenant)
-    optional = ("tenant", "input_size", "output_size", "deadline_s")
+def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
+    """The columns of `TRACE_SCHEMA`; all but `at_s` and `model` are optional."""
+    index = ModelIndex(given.tenant)
     for table in tables:
-        has = [name for name in optional if name in table.columns]
-        for block in blocks(table, ["at_s", "model", *has]):
-            at_s = numbers(block, "at_s")
-            tenants = names(block, "tenant", absent=tenant) if "tenant" in has else None
-            own = functions.numbered(names(block, "model"), tenants)
-            batch = arrivals(
-                at_s,
-                model=functions.models(own),
-                tenant=functions.tenants(own),
-                input_size=whole_numbers(block, "input_size", absent=1)
-                if "input_size" in has
-                else 1,
-                output_size=whole_numbers(block, "output_size", absent=0)
-                if "output_size" in has
-                else 0,
-                deadline_s=_deadlines(block) if "deadline_s" in has else None,
-            )
-            yield Located(block.path, block.first_row, batch)
-
-
-def _deadlines(block: Block) -> NDArray[np.float64]:
-    """Seconds above 0; an empty cell is NaN, none."""
-    values = numbers(block, "deadline_s", absent=np.nan)
-    if (values == 0.0).any():
-        row = block.first_row + int(np.argmax(values == 0.0))
-        raise InvalidTrace(block.path, row, "deadline_s must be more than 0, or empty for none")
-    return values
-
-
-def _since(stamps: NDArray[np.int64], start_ns: int) -> NDArray[np.float64]:
-    since_s: NDArray[np.float64] = np.multiply(stamps - start_ns, _NANOSECONDS, dtype=np.float64)
-    return since_s
+        optional = [name for name in _OPTIONAL if name in table.columns]
+        for block in read_blocks(table, ["at_s", "model", *optional]):
+            at_s = block.numbers("at_s")
+            tenants = block.names("tenant", default=given.tenant) if "tenant" in optional else None
+            columns = index.columns(index.codes(block.names("model"), tenants))
+            for name, default in (("input_size", 1), ("output_size", 0)):
+                if name in optional:
+                    columns[name] = block.whole_numbers(name, default=default)
+            if "deadline_s" in optional:
+                columns["deadline_s"] = block.numbers("deadline_s", default=np.nan)
+                allowed = "more than 0, or empty for none"
+                block.check("deadline_s", columns["deadline_s"] != 0.0, allowed)
+            yield _arrivals(block, at_s, **columns)
 
 
 def _all(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
     for table in tables:
-        yield from blocks(table, wanted)
+        yield from read_blocks(table, wanted)
+
+
+def _arrivals(block: Block, at_s: NDArray[np.float64], **columns: Any) -> Block:
+    return Block(block.path, block.first_row, arrival_batch(at_s, **columns))
+
+
+class _SinceFirstRow:
+    """Seconds since the first row of a trace."""
+
+    def __init__(self) -> None:
+        self._start_ns: int | None = None
+
+    def elapsed_s(self, block: Block, column: str) -> NDArray[np.float64]:
+        stamps = block.timestamps_ns(column)
+        self._start_ns = int(stamps[0]) if self._start_ns is None else self._start_ns
+        return np.multiply(stamps - self._start_ns, _SECONDS_PER_NS, dtype=np.float64)

@@ -1,89 +1,43 @@
-"""Less of a trace: a slice of time, the first arrivals, some models, the busiest models."""
+"""Filters of a trace: a time slice, the first arrivals, named models, the busiest models."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BeforeValidator, Field, model_validator
 
 from load.errors import TraceError, UndeclaredModels, UnknownModel
-from load.traces.batches import full_names, replaced, times
-from load.traces.parameters import Count, NameList, Parameters
+from load.traces.batches import full_names, times_s, with_column
 from load.traces.summary import summarise
-from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from load.schema import Trace
+    from load.traces.parameters import Value
     from load.traces.seeds import Seed
 
 
-def _slice_bounds(text: object) -> object:
-    """`START:END`, either of which may be missing."""
-    if not isinstance(text, str):
-        return text
-    start, colon, end = text.partition(":")
-    if not colon:
-        raise ValueError("START:END in durations, such as 10m:1h, 10m: or :1h")
-    try:
-        until = parse_duration_s(end) if end else np.inf
-        return parse_duration_s(start) if start else 0.0, until
-    except ValueError:
-        raise ValueError("START:END in durations, such as 10m:1h, 10m: or :1h") from None
-
-
-class SliceParameters(Parameters):
-    """Seconds from and until."""
-
-    value: Annotated[
-        tuple[float, Annotated[float, Field(allow_inf_nan=True)]], BeforeValidator(_slice_bounds)
-    ]
-
-    @model_validator(mode="after")
-    def _forwards(self) -> SliceParameters:
-        if self.value[1] <= self.value[0]:
-            raise ValueError("should end after it starts")
-        return self
-
-
-class LimitParameters(Parameters):
-    """A number of arrivals."""
-
-    value: Annotated[int, Field(ge=1)]
-
-
-class TopParameters(Parameters):
-    """A number of models."""
-
-    value: Count
-
-
-class NamesParameters(Parameters):
-    """Names of models."""
-
-    value: NameList
-
-
-def slice_time(trace: Trace, given: SliceParameters, _: Seed) -> Iterator[pa.RecordBatch]:
-    """Arrivals in [start, end), their times counted from the start; reads no further."""
+def slice_time(
+    trace: Trace, given: Value[tuple[float, float]], _: Seed
+) -> Iterator[pa.RecordBatch]:
+    """Arrivals in [start, end), with times relative to the start; reads no further."""
     start_s, end_s = given.value
     for batch in trace:
-        at_s = times(batch)
+        at_s = times_s(batch)
         first, last = np.searchsorted(at_s, [start_s, end_s], side="left").tolist()
         if last > first:
             part = batch.slice(first, last - first)
-            yield replaced(part, "at_s", times(part) - start_s)
+            yield with_column(part, "at_s", times_s(part) - start_s)
         if last < len(at_s):
             return
 
 
-def limit(trace: Trace, given: LimitParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+def limit(trace: Trace, given: Value[int], _: Seed) -> Iterator[pa.RecordBatch]:
     """The first `value` arrivals."""
     left = given.value
     for batch in trace:
@@ -93,24 +47,21 @@ def limit(trace: Trace, given: LimitParameters, _: Seed) -> Iterator[pa.RecordBa
             return
 
 
-def only(trace: Trace, given: NamesParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+def only(trace: Trace, given: Value[tuple[str, ...]], _: Seed) -> Iterator[pa.RecordBatch]:
     """The arrivals of these models; at the end raises UnknownModel for one that never occurred."""
-    missing = dict.fromkeys(given.value)
     seen: dict[str, None] = {}
     for batch in trace:
         names = batch.column("model").dictionary_decode()
-        for name in pc.unique(names).to_pylist():
-            seen[name] = None
-            missing.pop(name, None)
+        seen |= dict.fromkeys(pc.unique(names).to_pylist())
         kept = batch.filter(pc.is_in(names, pa.array(given.value)))
         if kept.num_rows:
             yield kept
-    if missing:
-        raise UnknownModel(f"only: no arrival is for {_listed(missing)}; {_has(seen)}")
+    if missing := [name for name in dict.fromkeys(given.value) if name not in seen]:
+        raise UnknownModel(f"only: no arrival is for {_listed(missing)}; {_available(seen)}")
 
 
-def top(trace: Trace, given: TopParameters, _: Seed) -> Iterator[pa.RecordBatch]:
-    """The arrivals of the `value` busiest models, by name where equal; reads the trace twice."""
+def top(trace: Trace, given: Value[int], _: Seed) -> Iterator[pa.RecordBatch]:
+    """The arrivals of the `value` busiest models, ties by name; reads the trace twice."""
     ranked = sorted(summarise(trace).models.items(), key=lambda item: (-item[1], item[0]))
     chosen = pa.array([name for name, _ in ranked[: given.value]], pa.string())
     for batch in trace:
@@ -120,29 +71,29 @@ def top(trace: Trace, given: TopParameters, _: Seed) -> Iterator[pa.RecordBatch]
 
 
 def declared_only(trace: Trace, declared: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The trace as it is. Raises UndeclaredModels at the first arrival for one not in `declared`.
+    """The unchanged trace. Raises UndeclaredModels at the first arrival for another model.
 
     `declared` holds full names, `tenant/model`.
     """
     known = pa.array(sorted(declared), pa.string())
     before = 0
-    coming = iter(trace)
-    for batch in coming:
+    batches = iter(trace)
+    for batch in batches:
         names = full_names(batch)
-        good = pc.is_in(names, known).to_numpy(zero_copy_only=False)
-        if not good.all():
-            index = int(np.argmin(good))
+        is_known = pc.is_in(names, known).to_numpy(zero_copy_only=False)
+        if not is_known.all():
+            index = int(np.argmin(is_known))
             raise UndeclaredModels(
-                f"arrival {before + index + 1} (at {times(batch)[index]:.6g} s) is for "
-                f"{names[index].as_py()}, which is not declared; {_has(sorted(declared))}",
-                _others(chain([batch], coming), known),
+                f"arrival {before + index + 1} (at {times_s(batch)[index]:.6g} s) is for "
+                f"{names[index].as_py()}, which is not declared; {_available(sorted(declared))}",
+                _undeclared(chain([batch], batches), known),
             )
         before += batch.num_rows
         yield batch
 
 
-def _others(trace: Iterable[pa.RecordBatch], known: pa.Array) -> list[str]:
-    """Models that are not among the known ones, by first arrival, as far as the trace is good."""
+def _undeclared(trace: Trace, known: pa.Array) -> list[str]:
+    """Models that are not among `known`, by first arrival, up to the first unreadable row."""
     found: dict[str, None] = {}
     with suppress(TraceError):
         for batch in trace:
@@ -151,7 +102,7 @@ def _others(trace: Iterable[pa.RecordBatch], known: pa.Array) -> list[str]:
     return list(found)
 
 
-def _has(names: Collection[str]) -> str:
+def _available(names: Collection[str]) -> str:
     return f"there are: {_listed(names)}" if names else "there are none"
 
 

@@ -21,7 +21,7 @@ from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import host_headers, is_host
 from load.report.run_file import read_run
 from load.report.summary import summarise
-from load.trace_spec.named_files import files_of
+from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.load_runs.progress import load_progress
 from pilotlight.commands.load_runs.summary import print_summary
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from load.simulator.runs import RunTask, Stop, play_all
-from load.trace_spec.named_files import files_of
+from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.commands.simulation.tasks import NO_LOADING, run_tasks
 from pilotlight.commands.simulation.trace_models import require_models

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, value_problem
-from load.errors import InvalidTraceName, TraceError
+from load.errors import InvalidTraceSpec, TraceError
 from load.simulator.autoscaling import TICK_S, LoadingRule
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.cluster.sweep import parse_sweep, run_names, variants
@@ -73,7 +73,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
     try:
         each_variant = _variants(plan)
         open_trace(plan.trace, seed=plan.seed)
-    except (InvalidCluster, InvalidTraceName) as error:
+    except (InvalidCluster, InvalidTraceSpec) as error:
         raise InvalidInput(error.problems) from None
     except TraceError as error:
         raise InvalidInput([str(error)]) from None

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.synthetic.generators import GENERATORS
-from load.synthetic.rates import Step, diurnal, on_off, spike
-from load.synthetic.renewal import arrival_times
+from load.synthetic.generators import GENERATORS, Diurnal, OnOff, Spike
+from load.synthetic.renewal import RateStep, arrival_times
 from load.trace_spec.trace_spec import open_trace
 from load.traces.popularity import Popularity, zipf_shares
 from load.traces.summary import summarise
@@ -46,7 +45,7 @@ def _gaps(text: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         pytest.param("gamma:rate=20,duration=1h,cv=0", 0.0, id="even"),
     ],
 )
-def test_gaps_have_the_rate_and_the_variation(text: str, cv: float) -> None:
+def test_gaps_have_the_requested_rate_and_variation(text: str, cv: float) -> None:
     gaps = _gaps(text)
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-6)
@@ -65,9 +64,10 @@ def test_a_diurnal_rate_is_lowest_at_the_start_and_highest_half_a_period_later()
 def test_diurnal_steps_cover_the_duration_and_keep_the_mean(
     amplitude: float, period_s: float, duration_s: float
 ) -> None:
-    steps = list(
-        diurnal(rate_rps=2.0, amplitude=amplitude, period_s=period_s, duration_s=duration_s)
+    given = Diurnal.model_construct(
+        rate=2.0, amplitude=amplitude, period=period_s, duration=duration_s
     )
+    steps = list(given.steps(np.random.default_rng()))
     assert steps[0].start_s == 0.0
     assert steps[-1].end_s == duration_s
     assert all(a.end_s == b.start_s for a, b in itertools.pairwise(steps))
@@ -77,7 +77,7 @@ def test_diurnal_steps_cover_the_duration_and_keep_the_mean(
     assert expected == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 
-def test_a_spike_is_where_it_should_be() -> None:
+def test_a_spike_has_its_place_and_peak() -> None:
     at_s = all_times(open_trace(EXAMPLES["spike"], seed=1))
     inside = (at_s >= 60.0) & (at_s < 70.0)
     assert inside.sum() == pytest.approx(500, rel=0.2)
@@ -85,16 +85,17 @@ def test_a_spike_is_where_it_should_be() -> None:
 
 
 @pytest.mark.parametrize("at_s", [0.0, 5.0, 8.0, 20.0])
-def test_a_spike_may_reach_over_the_ends(at_s: float) -> None:
-    steps = list(spike(rate_rps=1.0, peak_rps=9.0, at_s=at_s, length_s=4.0, duration_s=10.0))
+def test_a_spike_is_cut_at_the_ends_of_the_trace(at_s: float) -> None:
+    given = Spike.model_construct(rate=1.0, peak=9.0, at=at_s, length=4.0, duration=10.0)
+    steps = list(given.steps(np.random.default_rng()))
     assert sum(step.end_s - step.start_s for step in steps) == 10.0
     high_s = sum(step.end_s - step.start_s for step in steps if step.rate_rps == 9.0)
     assert high_s == max(min(at_s + 4.0, 10.0) - at_s, 0.0)
 
 
-def test_on_and_off_last_as_long_as_they_should() -> None:
-    rng = np.random.default_rng(2)
-    steps = list(on_off(rate_rps=3.0, on_s=2.0, off_s=6.0, duration_s=40_000.0, rng=rng))
+def test_on_and_off_have_their_mean_lengths() -> None:
+    given = OnOff.model_construct(rate=3.0, on=2.0, off=6.0, duration=40_000.0)
+    steps = list(given.steps(np.random.default_rng(2)))
     assert {step.rate_rps for step in steps} == {0.0, 3.0}
     on_s = sum(step.end_s - step.start_s for step in steps if step.rate_rps)
     assert on_s / 40_000.0 == pytest.approx(0.25, rel=0.1)
@@ -109,7 +110,7 @@ def test_arrivals_fall_only_where_the_rate_is_above_zero(
 ) -> None:
     ends = np.cumsum([length for length, _ in made])
     starts = np.concatenate([[0.0], ends[:-1]])
-    steps = [Step(a, b, rate) for a, b, (_, rate) in zip(starts, ends, made, strict=True)]
+    steps = [RateStep(a, b, rate) for a, b, (_, rate) in zip(starts, ends, made, strict=True)]
     parts = list(arrival_times(steps, cv=cv, rng=np.random.default_rng(1)))
     at_s = np.concatenate([np.zeros(0), *parts])
     assert np.all(np.diff(at_s) >= 0.0)
@@ -121,12 +122,12 @@ def test_arrivals_fall_only_where_the_rate_is_above_zero(
         assert len(at_s) == pytest.approx(expected, abs=1.0)
 
 
-def test_zipf_shares_follow_the_law() -> None:
+def test_zipf_shares_follow_zipfs_law() -> None:
     assert zipf_shares(3, 1.0) == pytest.approx(np.array([6, 3, 2]) / 11)
     assert zipf_shares(4, 0.0) == pytest.approx([0.25] * 4)
 
 
-def test_models_are_as_popular_as_their_rank() -> None:
+def test_models_have_the_shares_of_their_ranks() -> None:
     found = summarise(open_trace("poisson:rate=1000,duration=1m,models=4,zipf=1", seed=1))
     counts = [found.models[f"default/model-{rank}"] for rank in range(4)]
     assert np.array(counts) / found.arrivals == pytest.approx(zipf_shares(4, 1.0), rel=0.05)
@@ -145,7 +146,7 @@ def test_popularity_drifts_and_keeps_the_shares_of_ranks() -> None:
     assert len(set(favourites)) >= 4
 
 
-def test_models_do_not_depend_on_how_times_are_cut() -> None:
+def test_models_are_the_same_for_any_batches_of_times() -> None:
     def drawn(parts: int) -> list[int]:
         popularity = Popularity(models=9, exponent=0.9, drift_s=3.0, rng=np.random.default_rng(1))
         cut = np.array_split(np.linspace(0.0, 100.0, 500), parts)
@@ -154,13 +155,13 @@ def test_models_do_not_depend_on_how_times_are_cut() -> None:
     assert drawn(1) == drawn(7) == drawn(500)
 
 
-def test_tenants_take_models_in_turn() -> None:
+def test_models_are_dealt_to_tenants_in_turn() -> None:
     found = named("poisson:rate=50,duration=1m,names=a/b/c,tenants=2")
     pairs = {(row["tenant"], row["model"]) for row in found}
     assert pairs == {("tenant-0", "a"), ("tenant-1", "b"), ("tenant-0", "c")}
     assert set(column(named("poisson:rate=50,duration=1m,tenant=t"), "tenant")) == {"t"}
 
 
-def test_a_trace_without_end_begins_at_once() -> None:
+def test_a_very_long_trace_starts_at_once() -> None:
     trace = open_trace("poisson:rate=1000,duration=1000000h,models=100,zipf=1", seed=1)
     assert next(iter(trace)).num_rows > 1000

@@ -1,4 +1,4 @@
-"""The public files themselves, where `PILOTLIGHT_DATA` has them: what their descriptions state."""
+"""The public files in `PILOTLIGHT_DATA` have the totals that their publications state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MINUTE_S = 60.0
         ("gentd26_per_minute.csv.gz", 26_823, 24 * 1440, 87),
     ],
 )
-def test_has_the_arrivals_that_were_published(
+def test_a_file_has_its_published_arrivals(
     data: Data, file: str, arrivals: int, minutes: int, models: int
 ) -> None:
     found = summarise(open_trace(str(data(file)), seed=1))
@@ -45,7 +45,7 @@ def test_gentd26_counts_agree_with_requests(data: Data, file: str) -> None:
     assert models["default/unknown"] == 25
 
 
-def test_expansion_leaves_gentd26_in_its_minutes(data: Data) -> None:
+def test_gentd26_arrivals_stay_in_their_minutes(data: Data) -> None:
     text = str(data("gentd26_per_minute.csv.gz"))
     uniform = summarise(open_trace(text, seed=1))
     bursty = summarise(open_trace(f"{text},within=gamma,cv=4", seed=2))
@@ -60,14 +60,14 @@ def test_huawei_has_every_cold_start(data: Data) -> None:
     assert found.last_s // MINUTE_S == 44_639
 
 
-def test_a_day_of_huawei_is_a_slice(data: Data) -> None:
+def test_an_hour_of_huawei_can_be_sliced(data: Data) -> None:
     text = f"{data('huawei_cold_starts_per_minute.csv.gz')}|slice=24h:25h"
     found = summarise(open_trace(text, seed=1))
     assert found.last_s < 3600.0
     assert set(found.models) == {f"default/R{region}" for region in range(1, 6)}
 
 
-def test_both_azure_services_at_once(data: Data) -> None:
+def test_both_azure_services_can_be_mixed(data: Data) -> None:
     code, conv = data("azure_llm_2023_code.csv.gz"), data("azure_llm_2023_conv.csv.gz")
     found = summarise(
         open_trace(f"azure-llm:{code},model=code + azure-llm:{conv},model=conv", seed=1)

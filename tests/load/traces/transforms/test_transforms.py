@@ -37,7 +37,7 @@ def _by_function(calls: Path, mapping: str, seed: int = 1) -> list[str]:
     return column(named(f"{calls}|map={mapping}", seed), "model")[:7]
 
 
-def test_maps_in_turn(calls: Path) -> None:
+def test_maps_round_robin(calls: Path) -> None:
     models = _by_function(calls, "a/b/c")
     assert models == ["a", "b", "c", "a", "b", "c", "a"]
     assert column(named(f"{calls}|map=a/b/c"), "model") == models * 3
@@ -50,7 +50,7 @@ def test_maps_a_fixed_number_of_functions_to_each_model(calls: Path) -> None:
     assert column(found, "model")[:7] == ["a", "a", "a", "a", "b", "b", "c"]
 
 
-def test_maps_by_zipf_the_same_way_in_any_slice(calls: Path) -> None:
+def test_zipf_mapping_is_the_same_in_every_slice(calls: Path) -> None:
     whole = _by_function(calls, "3,by=zipf")
     later = column(named(f"{calls}|slice=1.05s:|map=3,by=zipf"), "model")
     assert later[:6] == whole[1:]
@@ -59,14 +59,14 @@ def test_maps_by_zipf_the_same_way_in_any_slice(calls: Path) -> None:
     assert models["default/model-0"] > 2 * models["default/model-4"]
 
 
-def test_mapped_functions_of_many_tenants_are_of_one(tmp_path: Path) -> None:
+def test_mapped_models_belong_to_one_tenant(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "at_s,tenant,model\n0,a,f\n1,b,f\n2,a,f\n")
     found = named(f"{path}|map=x/y,tenant=t")
     assert [(row["tenant"], row["model"]) for row in found] == [("t", "x"), ("t", "y"), ("t", "x")]
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 1.5, 3.0])
-def test_rate_changes_the_number_and_keeps_time_and_shares(factor: float) -> None:
+def test_rate_scales_arrivals_and_keeps_duration_and_shares(factor: float) -> None:
     base = summarise(open_trace(f"{POISSON}|rate=10", seed=1))
     scaled = summarise(open_trace(f"{POISSON}|rate=10|rate={factor}", seed=1))
     assert scaled.arrivals == pytest.approx(factor * base.arrivals, rel=0.05)
@@ -86,7 +86,7 @@ def test_whole_rates_keep_every_arrival(calls: Path) -> None:
     assert set(column(base, "at_s")) <= set(column(scaled, "at_s"))
 
 
-def test_rps_gives_the_mean_asked_for() -> None:
+def test_rps_gives_the_requested_mean() -> None:
     found = summarise(open_trace(f"{POISSON}|rps=55", seed=1))
     assert found.mean_rps == pytest.approx(55.0, rel=0.05)
 
@@ -97,14 +97,14 @@ def test_a_large_rate_comes_in_even_batches(calls: Path) -> None:
     assert max(sizes) == BATCH_ROWS
 
 
-def test_rps_refuses_to_copy_a_few_arrivals_endlessly(calls: Path) -> None:
+def test_rps_refuses_too_many_copies(calls: Path) -> None:
     with pytest.raises(TraceError, match=r"times the trace's own rate; at most 10000"):
         named(f"{calls}|rps=10000000")
 
 
-def test_rps_refuses_what_has_no_duration(tmp_path: Path) -> None:
+def test_rps_refuses_a_trace_without_duration(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "at_s,model\n0,m\n0,m\n")
-    with pytest.raises(TraceError, match="rps needs arrivals over some time"):
+    with pytest.raises(TraceError, match="arrivals are all at its start; it has 2"):
         named(f"{path}|rps=5")
 
 
@@ -114,7 +114,7 @@ def test_speed_shortens_and_shift_delays(calls: Path) -> None:
     assert column(named(f"{calls}|shift=90s"), "at_s") == pytest.approx(base + 90)
 
 
-def test_slice_counts_from_its_start_and_leaves_the_end_out(calls: Path) -> None:
+def test_slice_is_relative_to_its_start_and_excludes_its_end(calls: Path) -> None:
     assert column(named(f"{calls}|slice=1s:2s"), "at_s") == pytest.approx(np.arange(7) / 10)
     assert len(named(f"{calls}|slice=2s:")) == 7
     assert len(named(f"{calls}|slice=:2s")) == 14
@@ -136,12 +136,12 @@ def test_limit_and_top_and_only(calls: Path) -> None:
     assert kept == dict(sorted(busiest.items(), key=lambda item: -item[1])[:2])
 
 
-def test_only_tells_models_that_never_occur(calls: Path) -> None:
+def test_only_reports_models_that_never_occur(calls: Path) -> None:
     with pytest.raises(UnknownModel, match=r"no arrival is for f9; there are: f0, f1, .* f6"):
         named(f"{calls}|only=f1/f9")
 
 
-def test_undeclared_models_are_told_with_their_arrival(calls: Path) -> None:
+def test_an_undeclared_model_is_reported_with_its_arrival(calls: Path) -> None:
     trace = open_trace(str(calls), seed=1)
     known = [f"default/f{index}" for index in range(7)]
     assert rows(declared_only(trace, known)) == rows(trace)
@@ -154,12 +154,12 @@ def test_undeclared_models_are_told_with_their_arrival(calls: Path) -> None:
 
 def test_all_undeclared_models_are_listed(calls: Path) -> None:
     trace = open_trace(str(calls), seed=1)
-    with pytest.raises(UndeclaredModels) as told:
+    with pytest.raises(UndeclaredModels) as caught:
         rows(declared_only(trace, ["default/f0", "default/f4"]))
-    assert told.value.models == [f"default/f{index}" for index in (1, 2, 3, 5, 6)]
+    assert caught.value.models == [f"default/f{index}" for index in (1, 2, 3, 5, 6)]
 
 
-def test_the_row_that_first_asks_for_a_model_is_found(calls: Path) -> None:
+def test_finds_the_row_that_first_requests_a_model(calls: Path) -> None:
     assert row_of(f"{calls}|limit=50", "default/f2") == (str(calls), 4)
     mixed = f"({calls}|tenant=t) + {calls}|rate=2"
     assert row_of(mixed, "default/f3") == (str(calls), 5)
@@ -167,7 +167,7 @@ def test_the_row_that_first_asks_for_a_model_is_found(calls: Path) -> None:
     assert row_of("poisson:rate=1,duration=1s", "default/f3") is None
 
 
-def test_labels_and_sizes(calls: Path) -> None:
+def test_sets_tenant_model_and_sizes(calls: Path) -> None:
     found = named(f"{calls}|tenant=t|model=m|input=5:7|output=64")
     assert {(row["tenant"], row["model"], row["output_size"]) for row in found} == {("t", "m", 64)}
     assert set(column(found, "input_size")) == {5, 6, 7}
@@ -200,7 +200,7 @@ def test_a_deadline_from_a_table_of_latencies(calls: Path, tmp_path: Path) -> No
     ("text", "kind", "problem"),
     [
         ("model,latency\na,1\n", UnknownFormat, "lacks the columns latency_s"),
-        ("model,latency_s\na,1\na,2\n", InvalidTrace, "row 3: model 'a' is there twice"),
+        ("model,latency_s\na,1\na,2\n", InvalidTrace, "row 3: model 'a' occurs twice"),
         ("model,latency_s\na,-1\n", InvalidTrace, "row 2: latency_s must be a number of at least"),
     ],
     ids=["columns", "twice", "negative"],

@@ -1,4 +1,4 @@
-"""Every kind of bad file: one clear message, of one class, with file and row."""
+"""Every kind of bad file: one message of one class, with file and row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from load.errors import (
     UnsortedTrace,
 )
 from tests.load.rows import named, write
-from tests.load.traces.test_formats import SAMPLES
+from tests.load.traces.formats.test_formats import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ WIDE = "HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,1,2\n"
         ),
     ],
 )
-def test_a_bad_cell_is_told_with_file_and_row(
+def test_a_bad_cell_is_reported_with_file_and_row(
     tmp_path: Path, text: str, row: int, problem: str
 ) -> None:
     path = write(tmp_path / "t.csv", text)
@@ -98,14 +98,14 @@ def test_a_bad_cell_is_told_with_file_and_row(
     assert "\n" not in str(caught.value)
 
 
-def test_a_short_row_far_down_has_its_row(tmp_path: Path) -> None:
+def test_a_short_row_far_down_is_reported_with_its_row(tmp_path: Path) -> None:
     lines = "".join(f"{index},m,1,{'9' * 100}\n" for index in range(1, 60_000))
     path = write(tmp_path / "t.csv", OWN + lines + "60001,m")
     with pytest.raises(InvalidTrace, match="row 60002: has 2 of 4 columns"):
         named(str(path))
 
 
-def test_a_bad_cell_far_down_has_its_row(tmp_path: Path) -> None:
+def test_a_bad_cell_far_down_is_reported_with_its_row(tmp_path: Path) -> None:
     lines = "".join(f"{index},m,1,{'9' * 100}\n" for index in range(1, 60_000))
     path = write(tmp_path / "t.csv", OWN + lines + "60001,m,x,\n")
     with pytest.raises(InvalidTrace, match="row 60002: input_size"):
@@ -126,7 +126,7 @@ def test_unsorted_beyond_the_window_is_refused(tmp_path: Path, text: str) -> Non
         named(str(path))
 
 
-def test_a_larger_window_puts_it_right(tmp_path: Path) -> None:
+def test_a_larger_window_sorts_it(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", OWN + "100,m,1,\n50,m,1,\n")
     assert [row["at_s"] for row in named(f"{path},window=1m")] == [0.0, 50.0, 100.0]
 
@@ -146,7 +146,7 @@ def test_columns_of_no_format(tmp_path: Path) -> None:
         named(str(path))
 
 
-def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+def test_a_duplicate_column(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "at_s,model,at_s\n1,2,3\n")
     with pytest.raises(UnknownFormat, match="has the column 'at_s' twice"):
         named(str(path))
@@ -166,7 +166,7 @@ def _parquet() -> bytes:
     ("content", "problem"),
     [
         pytest.param(b"", "is empty", id="empty"),
-        pytest.param(_gzip(""), "nothing in its first line", id="empty gzip"),
+        pytest.param(_gzip(""), "an empty first line", id="empty gzip"),
         pytest.param(OWN.partition("\n")[0].encode(), "a header and no rows", id="header"),
         pytest.param(
             _gzip(OWN.partition("\n")[0] + "\n\n"), "a header and no rows", id="gzip header"
@@ -175,7 +175,7 @@ def _parquet() -> bytes:
         pytest.param(b"PAR1" + bytes(100), "is not whole Parquet", id="no Parquet"),
         pytest.param(_parquet()[:-20], "is not whole Parquet", id="cut Parquet"),
         pytest.param(b"a\rb\0,c\n1,2\n", "t.csv.gz", id="odd header"),
-        pytest.param(b"\xff\xfe\x00\x81" * 50, "is not UTF-8 text", id="binary"),
+        pytest.param(b"\xff\xfe\x00\x81" * 50, "is neither UTF-8 text", id="binary"),
         pytest.param(OWN.encode() + b"1,\xff\xfe,1,\n", "t.csv.gz", id="binary in a row"),
     ],
 )
@@ -201,22 +201,24 @@ def _whole_lines(gzipped: bytes) -> int:
 
 @pytest.mark.parametrize("text", [OWN + _OWN_ROWS, _JSON_ROWS], ids=["CSV", "JSON lines"])
 @pytest.mark.parametrize("share", [0.01, 0.4, 0.99])
-def test_gzip_data_that_are_cut_off_have_their_row(tmp_path: Path, text: str, share: float) -> None:
+def test_incomplete_gzip_data_are_reported_with_their_row(
+    tmp_path: Path, text: str, share: float
+) -> None:
     path = tmp_path / "t.csv.gz"
     whole = _gzip(text)
     path.write_bytes(whole[: int(len(whole) * share)])
     rows = _whole_lines(path.read_bytes())
     assert 0 < rows < text.count("\n")
-    expected = f"{path}, after row {rows}: ends in the middle of its gzip data; fetch or write"
+    expected = f"{path}, after row {rows}: incomplete gzip data; fetch or write"
     with pytest.raises(UnreadableTrace, match=re.escape(expected)) as caught:
         named(str(path))
     assert "\n" not in str(caught.value)
 
 
-def test_gzip_data_that_are_cut_off_at_their_end_have_the_last_row(tmp_path: Path) -> None:
+def test_gzip_data_without_their_end_are_reported_with_the_last_row(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(_gzip(OWN)[:-4])
-    with pytest.raises(UnreadableTrace, match=r"gz, after row 2: ends in the middle"):
+    with pytest.raises(UnreadableTrace, match=r"gz, after row 2: incomplete"):
         named(str(path))
 
 
@@ -227,7 +229,7 @@ def _damaged(gzipped: bytes) -> bytes:
     return packer.compress(gzipped[:middle]) + packer.flush(zlib.Z_FULL_FLUSH) + b"\xff" * 100
 
 
-def test_damage_far_down_has_its_row(tmp_path: Path) -> None:
+def test_damage_far_down_is_reported_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     content = _damaged((OWN + _OWN_ROWS).encode())
     path.write_bytes(content)
@@ -247,21 +249,23 @@ def test_damage_far_down_has_its_row(tmp_path: Path) -> None:
         pytest.param(b"\x1f\x8b" + OWN.encode(), "before row 1", id="no gzip"),
     ],
 )
-def test_damaged_gzip_data_have_their_row(tmp_path: Path, content: bytes, place: str) -> None:
+def test_damaged_gzip_data_are_reported_with_their_row(
+    tmp_path: Path, content: bytes, place: str
+) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(content)
     with pytest.raises(UnreadableTrace, match=f"gz, {place}: damaged gzip data [(].*; fetch"):
         named(str(path))
 
 
-def test_gzip_data_cut_off_before_their_first_row(tmp_path: Path) -> None:
+def test_gzip_data_that_end_before_the_first_row(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(_gzip(OWN)[:12])
-    with pytest.raises(UnreadableTrace, match="gz, before row 1: ends in the middle"):
+    with pytest.raises(UnreadableTrace, match="gz, before row 1: incomplete"):
         named(str(path))
 
 
-def test_the_name_does_not_tell_what_is_compressed(tmp_path: Path) -> None:
+def test_compression_is_detected_by_content(tmp_path: Path) -> None:
     packed, plain = tmp_path / "packed.csv", tmp_path / "plain.csv.gz"
     packed.write_bytes(_gzip(OWN))
     plain.write_text(OWN)
@@ -320,14 +324,23 @@ def test_parquet_of_other_types(tmp_path: Path, columns: dict[str, list[object]]
         named(str(path))
 
 
+def test_parquet_with_a_time_beyond_what_python_can_represent(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    time = pa.array([10**12], pa.timestamp("s"))
+    tokens = {"ContextTokens": [1], "GeneratedTokens": [1]}
+    parquet.write_table(pa.table({"TIMESTAMP": time, **tokens}), path)
+    with pytest.raises(InvalidTrace, match="row 1: TIMESTAMP must be a time such as"):
+        named(str(path))
+
+
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UnreadableTrace, match="is a folder; name a file in it"):
         named(f"azure-llm:{tmp_path}")
 
 
 @pytest.mark.parametrize("path", ["a\0b.csv", "\0a/b*"])
-def test_no_path_at_all(path: str) -> None:
-    with pytest.raises(UnreadableTrace, match="is no path"):
+def test_a_path_with_a_nul_character(path: str) -> None:
+    with pytest.raises(UnreadableTrace, match="is not a path"):
         named(path)
 
 
@@ -350,7 +363,7 @@ def test_one_of_several_files_is_of_another_format(tmp_path: Path) -> None:
         named(f"{tmp_path}/*.csv")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnreadableTrace, match="is a pipe or device"):
         named(f"azure-llm:{tmp_path}/pipe")

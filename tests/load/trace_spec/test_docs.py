@@ -1,4 +1,4 @@
-"""The examples in docs/load.md give what the page says."""
+"""The examples in docs/load.md have the arrivals that the page states."""
 
 from __future__ import annotations
 

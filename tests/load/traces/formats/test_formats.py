@@ -10,10 +10,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from load.trace_spec.trace_spec import open_trace
-from load.traces.batches import times
+from load.traces.batches import times_s
 from load.traces.formats.formats import FORMATS
-from load.traces.writing import write_trace
-from tests.load.rows import column, named, rows, write
+from tests.load.rows import column, named, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +45,7 @@ def test_every_format_is_recognised_by_its_columns(tmp_path: Path, name: str, pa
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_may_be_parquet(tmp_path: Path, name: str) -> None:
+def test_every_format_can_be_parquet(tmp_path: Path, name: str) -> None:
     text = write(tmp_path / "trace.csv", SAMPLES[name])
     table = arrow_csv.read_csv(io.BytesIO(SAMPLES[name].encode()))
     parquet.write_table(table, tmp_path / "trace.parquet")
@@ -66,7 +65,7 @@ def test_own_columns(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_own_columns_may_be_fewer(tmp_path: Path) -> None:
+def test_most_own_columns_are_optional(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "model,at_s\nx,1\n")
     [row] = named(f"{path},tenant=team")
     assert row == {
@@ -75,7 +74,7 @@ def test_own_columns_may_be_fewer(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_azure_llm_counts_time_from_its_first_row(tmp_path: Path) -> None:
+def test_azure_llm_times_start_at_the_first_row(tmp_path: Path) -> None:
     found = named(f"{write(tmp_path / 't.csv', SAMPLES['azure-llm'])},model=code")
     assert column(found, "at_s") == pytest.approx([0.0, 0.052])
     assert column(found, "input_size") == [4808, 3180]
@@ -83,7 +82,7 @@ def test_azure_llm_counts_time_from_its_first_row(tmp_path: Path) -> None:
     assert column(found, "model") == ["code", "code"]
 
 
-def test_azure_llm_of_2024_has_zones_and_rows_slightly_out_of_order(tmp_path: Path) -> None:
+def test_azure_llm_2024_has_zones_and_rows_slightly_out_of_order(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv",
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -94,7 +93,7 @@ def test_azure_llm_of_2024_has_zones_and_rows_slightly_out_of_order(tmp_path: Pa
     assert column(found, "input_size") == [2, 1]
 
 
-def test_azure_2021_calls_arrive_when_they_begin(tmp_path: Path) -> None:
+def test_azure_2021_calls_arrive_at_their_start(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv",
         "app,func,end_timestamp,duration\na,f,900.0,2\nb,g,1000,999.5\nb,g,1001,1\nc,h,3,4\n",
@@ -104,7 +103,7 @@ def test_azure_2021_calls_arrive_when_they_begin(tmp_path: Path) -> None:
     assert [(row["tenant"], row["model"]) for row in found[:2]] == [("c", "h"), ("b", "g")]
 
 
-def test_azure_2019_days_follow_each_other(tmp_path: Path) -> None:
+def test_azure_2019_days_are_consecutive(tmp_path: Path) -> None:
     for day in (1, 2, 10):
         write(tmp_path / f"d{day}.csv", SAMPLES["azure-functions-2019"])
     found = named(f"azure-functions-2019:{tmp_path}/d*.csv")
@@ -113,14 +112,14 @@ def test_azure_2019_days_follow_each_other(tmp_path: Path) -> None:
     assert minutes == [(m + day * 1440, o, f) for day in range(3) for m, o, f in one]
 
 
-def test_per_minute_counts_keep_empty_models_apart(tmp_path: Path) -> None:
+def test_per_minute_counts_without_a_model_are_for_unknown(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", SAMPLES["gentd26-per-minute"])
     found = named(f"{path},within=gamma,cv=2")
     minutes = sorted((int(row["at_s"] // 60), row["model"]) for row in found)
     assert minutes == [(3, "M0"), (5, "M1"), (5, "unknown"), (5, "unknown")]
 
 
-def test_huawei_of_2023_has_days_and_seconds(tmp_path: Path) -> None:
+def test_huawei_2023_has_days_and_seconds(tmp_path: Path) -> None:
     for day in (0, 1):
         start = day * 86_400
         text = f"day,time,0,1\n{day},{start},1.0,\n{day},{start + 60},0,2\n"
@@ -130,7 +129,7 @@ def test_huawei_of_2023_has_days_and_seconds(tmp_path: Path) -> None:
     assert minutes == [(0, "0"), (1, "1"), (1, "1"), (1440, "0"), (1441, "1"), (1441, "1")]
 
 
-def test_mooncake_as_published_is_json_lines(tmp_path: Path) -> None:
+def test_mooncake_can_be_json_lines_as_published(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
         '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
@@ -139,33 +138,24 @@ def test_mooncake_as_published_is_json_lines(tmp_path: Path) -> None:
     assert named(str(path)) == named(str(write(tmp_path / "t.csv", SAMPLES["mooncake"])))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_a_written_trace_reads_back_as_it_was(tmp_path: Path, suffix: str) -> None:
-    text = "poisson:rate=50,duration=20s,models=3,tenants=2|deadline=2s|slice=1s:"
-    trace = open_trace(text, seed=4)
-    path = tmp_path / f"t.{suffix}"
-    assert write_trace(trace, path) == len(rows(trace))
-    assert named(str(path)) == rows(trace)
-
-
-def test_a_long_file_passes_in_flat_memory(tmp_path: Path) -> None:
+def test_a_long_file_is_read_in_flat_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     with path.open("w") as file:
         file.write("at_s,model,note\n")
         file.writelines(f"{index / 8},m{index % 9},{'x' * 90}\n" for index in range(200_000))
     before = pa.total_allocated_bytes()
-    most, count = 0, 0
+    peak, count = 0, 0
     for batch in open_trace(str(path), seed=1):
-        most = max(most, pa.total_allocated_bytes() - before)
+        peak = max(peak, pa.total_allocated_bytes() - before)
         count += batch.num_rows
     assert count == 200_000
-    assert most < path.stat().st_size / 2
+    assert peak < path.stat().st_size / 2
 
 
-def test_batches_come_before_the_end_is_read(tmp_path: Path) -> None:
+def test_the_first_batch_is_available_before_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     with path.open("w") as file:
         file.write("at_s,model,note\n")
         file.writelines(f"{index / 8},m,{'x' * 90}\n" for index in range(120_000))
         file.write("late,m,\n")
-    assert times(next(iter(open_trace(str(path), seed=1))))[0] == 0.0
+    assert times_s(next(iter(open_trace(str(path), seed=1))))[0] == 0.0

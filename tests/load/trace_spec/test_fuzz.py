@@ -1,4 +1,4 @@
-"""Whatever is given: a trace, or one of our own errors."""
+"""Every input gives a trace or a TraceError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from load.errors import TraceError
 from load.trace_spec.trace_spec import open_trace
 from tests.load.rows import rows
-from tests.load.traces.test_formats import SAMPLES
+from tests.load.traces.formats.test_formats import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ _files = settings(
 
 
 @given(st.lists(_WORDS, max_size=14).map("".join))
-def test_any_name_is_opened_or_refused(text: str) -> None:
+def test_any_specification_is_opened_or_refused(text: str) -> None:
     with contextlib.suppress(TraceError):
         open_trace(text, seed=0)
 
