@@ -21,7 +21,7 @@ from gateway.routing import route_request
 from load.compiled.loading import is_compiled
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
-from load.simulator.simulate import Simulation, simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def measure(*, seed: int, repeats: int, is_quick: bool = False, only: str = "") 
 def _time(
     plan: ClusterPlan, batches: Sequence[pa.RecordBatch], policy: RoutingPolicy, seed: int
 ) -> tuple[float, int]:
-    run = simulate(plan, batches, policy, seed)
+    run = Simulation(plan, batches, policy, seed)
     _tell_times(run)
     gc.collect()
     gc.freeze()
@@ -109,7 +109,7 @@ def _tell_times(run: Simulation) -> None:
     """As after some time in service: the models' times are known."""
     times_s = {"infer": _INFER_S, "share": _INFER_S, "preprocess": 0.001, "postprocess": 0.001}
     times_s |= {"network": 0.002, "load:remote": 0.25}
-    run.know({each.spec.key: times_s for each in run.registry.state.models.values()})
+    run.set_measured_times({each.spec.key: times_s for each in run.registry.state.models.values()})
 
 
 def cluster(size: Size) -> ClusterPlan:

@@ -111,7 +111,7 @@ def _stop_when_told(told: Connection, stop: Callable[[], object]) -> None:
 
 def _compiled_folder() -> Path | None:
     """Where the compiled modules lie that this process runs; None: it runs plain Python."""
-    kernel = sys.modules.get("load.simulator.event_queue")
-    if kernel is None or kernel.__file__ is None or not is_compiled(kernel):
+    event_queue = sys.modules.get("load.simulator.event_queue")
+    if event_queue is None or event_queue.__file__ is None or not is_compiled(event_queue):
         return None
-    return Path(kernel.__file__).parents[2]
+    return Path(event_queue.__file__).parents[2]

@@ -27,7 +27,7 @@ from benchmarks.fidelity.live import (
 from benchmarks.quantiles import quantile
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.stages import STAGES
 from registry.domain.model import RoutingPolicy
 
@@ -127,12 +127,14 @@ def simulated(
 
     `known_s` is what the live registry knew of each model by measure when the trace began.
     """
-    run = simulate(
+    run = Simulation(
         cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
         draws=(random.Random(each.seed).random() for each in trace),
     )  # fmt: skip
     specs = (record.serving for record in run.registry.state.models.values())
-    run.know({spec.key: known_s[int(spec.name.name.partition("-")[2])] for spec in specs})
+    run.set_measured_times(
+        {spec.key: known_s[int(spec.name.name.partition("-")[2])] for spec in specs}
+    )
     rows = [row for batch in run for row in batch.to_pylist()]
     if failed := [row for row in rows if row["status"] != 200]:
         raise ValueError(f"{len(failed)} of {len(rows)} simulated requests failed: {failed[0]}")

@@ -26,7 +26,7 @@ from load.experiments.liu.simulated import (
     trace_of,
 )
 from load.experiments.parallel_map import run_side_by_side
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _burst_s(task: CellTask, policy: str, seed: int) -> float:
     times = task.times
     pause_s = 10 * (times.load_s + times.infer_s + times.postprocess_s + times.network_s)
     at_s = [0.0, *[pause_s] * SIZE_OF_BURST[task.workload]]
-    run = simulate(
+    run = Simulation(
         cluster_of([model_of("m", times)]),
         trace_of(at_s, ["m"] * len(at_s)),
         RoutingPolicy(policy),
@@ -143,7 +143,7 @@ def _stream_s(task: CellTask, policy: str, seed: int) -> float:
     rate_per_s = _BUSY_SHARE * PODS / (times.infer_s + times.postprocess_s)
     at_s = list(itertools.accumulate(rng.expovariate(rate_per_s) for _ in range(_STREAM_REQUESTS)))
     names = rng.choices(("a", "b"), k=len(at_s))
-    run = simulate(
+    run = Simulation(
         cluster_of([model_of(name, times) for name in ("a", "b")], models_per_pod=1),
         trace_of(at_s, names),
         RoutingPolicy(policy),

@@ -18,7 +18,7 @@ from load.experiments.real_clusters import (
     image_cluster,
     language_cluster,
 )
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.traces.summary import summarise
 from registry.domain.model import RoutingPolicy
@@ -134,7 +134,7 @@ def _tasks(case: Case, settings: Settings, seed: int) -> list[TraceTask]:
 
 def play_trace(task: TraceTask) -> dict[str, Any]:
     """Simulate one trace under one policy; what the simulator's summary says."""
-    run = simulate(task.cluster, open_trace(task.trace, seed=task.seed), task.policy, task.seed)
+    run = Simulation(task.cluster, open_trace(task.trace, seed=task.seed), task.policy, task.seed)
     for _ in run:
         pass
     return dict(run.summary.document())

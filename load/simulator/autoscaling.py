@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool_view import Demand
     from load.simulator.cluster.plan import ClusterPlan
-    from load.simulator.simulate import Actions
+    from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName
 
@@ -79,7 +79,7 @@ class PacedForecasts:
 
 
 class PlannedAutoscaler:
-    """A loading policy in a run; see `simulate.Autoscaler`."""
+    """A loading policy in a run; see `simulation.SimulatedAutoscaler`."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class PlannedAutoscaler:
         if self._is_forecasting:
             self._pending.append((str(model), self._epoch_s + now_s))
 
-    def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+    def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
         """Forecast, plan, act."""
         demand = self._expected(state, self._epoch_s + now_s) if self._is_forecasting else None
         seen = Observations(
@@ -158,7 +158,7 @@ class PlannedAutoscaler:
             self._counts.add(models, times_s, [1] * len(models))
             self._pending.clear()
 
-    def _act(self, action: Action, actions: Actions) -> None:
+    def _act(self, action: Action, actions: SimulatedCluster) -> None:
         match action:
             case Load(key, pod, tier, why):
                 is_done = actions.preload(name_of_key(key), pod, tier)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class EventQueue:
     """The clock of a run and what is to happen in it."""
 
-    __slots__ = ("_events", "_number", "now_s")
+    __slots__ = ("_heap", "_number", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[Any], object], Any]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
         self._number = 0
 
     def now(self) -> float:
@@ -32,12 +32,12 @@ class EventQueue:
     def at(self, when_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
         """Call `do(argument)` at a time, not before now."""
         self._number = number = self._number + 1
-        heappush(self._events, (when_s, number, do, argument))
+        heappush(self._heap, (when_s, number, do, argument))
 
     def after(self, delay_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
         """Call `do(argument)` in so many seconds."""
         self._number = number = self._number + 1
-        heappush(self._events, (self.now_s + delay_s, number, do, argument))
+        heappush(self._heap, (self.now_s + delay_s, number, do, argument))
 
     def run_through(
         self, arrivals: Iterable[tuple[Any, ...]], arrive: Callable[[Any], object]
@@ -48,11 +48,11 @@ class EventQueue:
 
         Raises WrongTrace where arrivals are not in the order of their times.
         """
-        events, pop = self._events, heappop
+        heap, pop = self._heap, heappop
         for arrival in arrivals:
             arrival_s: float = arrival[0]
-            while events and events[0][0] <= arrival_s:
-                self.now_s, _, do, argument = pop(events)
+            while heap and heap[0][0] <= arrival_s:
+                self.now_s, _, do, argument = pop(heap)
                 do(argument)
             if arrival_s < self.now_s:
                 raise WrongTrace(f"the trace goes back from {self.now_s} s to {arrival_s} s")
@@ -61,10 +61,10 @@ class EventQueue:
 
     def run_some(self, most: int, *, until: Callable[[], bool]) -> bool:
         """Run events, `most` of them at most; False: none is left, or `until` holds."""
-        events, pop = self._events, heappop
+        heap, pop = self._heap, heappop
         for _ in range(most):
-            if not events or until():
+            if not heap or until():
                 return False
-            self.now_s, _, do, argument = pop(events)
+            self.now_s, _, do, argument = pop(heap)
             do(argument)
         return True

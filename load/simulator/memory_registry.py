@@ -21,10 +21,10 @@ from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost, LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from registry.domain.model import LoadFailure, ModelName, ModelSpec
-    from registry.domain.pod import PodInfo, Samples
+    from registry.domain.pod import PodInfo, PodReport, Samples
     from registry.domain.profile import Profile
 
 _WARM: Final = Granted("warm", 0)
@@ -73,27 +73,19 @@ class MemoryRegistry:
         self._set_lease(member, now_s + lease_ttl_s)
         return pod.epoch
 
-    def beat(
-        self,
-        pod: str,
-        epoch: int,
-        now_s: float,
-        *,
-        used_bytes: Mapping[str, int],
-        loads_total: int,
-        samples: Sequence[Samples] = (),
-        lease_ttl_s: float = inf,
+    def heartbeat(
+        self, pod: str, epoch: int, report: PodReport, now_s: float, *, lease_ttl_s: float = inf
     ) -> None:
         """Extend the lease and take in what was measured. Raises LeaseLost."""
         member = self._current(pod, epoch, now_s)
         self._set_lease(member, now_s + lease_ttl_s)
         found = member.state
-        found.used_bytes = used_bytes
-        found.loads_total = loads_total
+        found.used_bytes = report.used_bytes
+        found.loads_total = report.loads_total
         found.is_suspect = False
-        self.measured(samples)
+        self.add_samples(report.samples)
 
-    def measured(self, samples: Sequence[Samples]) -> None:
+    def add_samples(self, samples: Sequence[Samples]) -> None:
         """Take in what was measured of models."""
         for sample in samples:
             known = self.state.measurements.get(sample.key)
@@ -105,7 +97,7 @@ class MemoryRegistry:
         """Say whether the pod takes requests. Raises LeaseLost."""
         self._current(pod, epoch, now_s).state.phase = phase
 
-    def leave(self, pod: str, epoch: int) -> None:
+    def deregister_pod(self, pod: str, epoch: int) -> None:
         """The pod goes at once; nothing happens where its name has a newer process."""
         found = self.state.pods.get(pod)
         if found is not None and found.epoch == epoch:

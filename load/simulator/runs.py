@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from load.errors import LoadError
 from load.simulator.errors import CannotWrite
 from load.simulator.results.run_file import parquet_writer
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.worker_processes import is_stopping, worker_processes
 
@@ -127,7 +127,7 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
         return None
     scaler = None if task.loading is None else task.loading.autoscaler(task.cluster)
     trace = open_trace(task.trace, seed=task.seed)
-    run = simulate(task.cluster, trace, task.policy, task.seed, autoscaler=scaler)
+    run = Simulation(task.cluster, trace, task.policy, task.seed, autoscaler=scaler)
     run.is_stopping = is_stopping
     problem: LoadError | None = None
 

@@ -14,7 +14,7 @@ from autoscaler.planning.pool_view import Limits
 from load.experiments.elastic.rules import Ours
 from load.experiments.elastic.scaler import PodScaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.traces.batches import arrival_batch
 from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
@@ -84,9 +84,9 @@ def run_burst(task: BurstTask) -> Burst:
         epoch_s=_QUIET_S,
     )
     scaler = PodScaler(rule, pods, start_s=task.pod_start_s)
-    run = simulate(cluster, _trace(task), seed=task.seed, autoscaler=scaler)
+    run = Simulation(cluster, _trace(task), seed=task.seed, autoscaler=scaler)
     if task.is_known:
-        run.know({plan.spec.key: _KNOWN_S for plan in cluster.models})
+        run.set_measured_times({plan.spec.key: _KNOWN_S for plan in cluster.models})
     took_s: list[float] = []
     for batch in run:
         came, finished, status = (
@@ -95,7 +95,7 @@ def run_burst(task: BurstTask) -> Burst:
         )
         took_s += np.where(status == 200, finished - came, inf).tolist()
     most_pods = max(count for _, count in scaler.pods_at)
-    return Burst(tuple(sorted(took_s)), run.summary.begun.total(), most_pods)
+    return Burst(tuple(sorted(took_s)), run.summary.loads_started.total(), most_pods)
 
 
 def _nothing_counted(cluster: ClusterPlan) -> Counts:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
     from autoscaler.planning.pool_view import Demand
     from load.experiments.elastic.scaler import PoolObservations
-    from load.simulator.simulate import Actions
+    from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.model import ModelName
 
 TICK_S: Final = 0.5
@@ -47,7 +47,7 @@ class Ours:
         self._told: dict[ModelName, int] = {}
         self._last_s: dict[ModelName, float] = {}
 
-    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: SimulatedCluster) -> int:
         """As the live autoscaler's tick."""
         arrived = {name: count - self._told.get(name, 0) for name, count in seen.asked.items()}
         self._told = dict(seen.asked)
@@ -104,7 +104,7 @@ class Knative:
         self._least = least
         self._state = KpaState()
 
-    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: SimulatedCluster) -> int:
         """Load what pods lack, and say how many there should be."""
         load_everywhere(seen, actions)
         return self.pods_for(seen.in_system, now_s, seen)
@@ -134,7 +134,7 @@ class ScrapedKnative:
         self._pods: int | None = None
         """What the last plan wanted; None: there was none."""
 
-    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: SimulatedCluster) -> int:
         """Sample; the pods of the last plan, where none is due."""
         load_everywhere(seen, actions)
         self._second.append(seen.in_system)
@@ -148,7 +148,7 @@ class ScrapedKnative:
         return len(seen.state.pods) if self._pods is None else self._pods
 
 
-def load_everywhere(seen: PoolObservations, actions: Actions) -> None:
+def load_everywhere(seen: PoolObservations, actions: SimulatedCluster) -> None:
     """Every model at every pod."""
     for name, record in seen.state.models.items():
         for pod in seen.state.pods:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from load.simulator.simulate import Actions
+    from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
@@ -23,7 +23,7 @@ class Rule(Protocol):
 
     every_s: float
 
-    def plan(self, now_s: float, seen: PoolObservations, actions: Actions) -> int:
+    def plan(self, now_s: float, seen: PoolObservations, actions: SimulatedCluster) -> int:
         """The pods to have from now on; loads are begun through `actions`."""
 
 
@@ -47,7 +47,7 @@ class PoolObservations:
 
 
 class PodScaler:
-    """See `load.simulator.simulate.Autoscaler`."""
+    """See `load.simulator.simulation.Autoscaler`."""
 
     def __init__(
         self, rule: Rule, pods: Sequence[str], *, start_s: float, every_s: float = 0.1
@@ -68,7 +68,7 @@ class PodScaler:
         """Count a request."""
         self.asked[model] += 1
 
-    def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+    def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
         """Start what is due; plan when it is time."""
         for name in [name for name, at_s in self._coming.items() if at_s <= now_s]:
             del self._coming[name]
@@ -82,7 +82,9 @@ class PodScaler:
         wanted = self._rule.plan(now_s, seen, actions)
         self._follow(state, now_s, wanted, actions)
 
-    def _follow(self, state: ClusterState, now_s: float, wanted: int, actions: Actions) -> None:
+    def _follow(
+        self, state: ClusterState, now_s: float, wanted: int, actions: SimulatedCluster
+    ) -> None:
         there = [name for name in self._names if name in state.pods or name in self._coming]
         for name in self._names:
             if len(there) >= wanted:

@@ -21,7 +21,7 @@ from load.experiments.elastic.scenario import (
     spike_arrivals,
     trace_of,
 )
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def run_spike(task: SpikeTask) -> Spiked:
     pods = [f"pod-{at:03d}" for at in range(scenario.most_pods)]
     scaler = PodScaler(_rule(task), pods, start_s=scenario.pod_start_s)
     trace = trace_of(spike_arrivals(scenario, task.seed))
-    run = simulate(cluster_of(scenario, pods), trace, seed=task.seed, autoscaler=scaler)
+    run = Simulation(cluster_of(scenario, pods), trace, seed=task.seed, autoscaler=scaler)
     at_s: list[float] = []
     took_s: list[float] = []
     for batch in run:

@@ -18,7 +18,7 @@ from load.experiments.liu.simulated import (
     times_of,
     trace_of,
 )
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 
 LOADS: Final = (0.05, 0.2, 0.4)
@@ -61,7 +61,7 @@ def play_mixture(task: MixtureTask) -> Mixed:
         for each in WIN_SCENARIOS
     ]
     is_known = task.policy in set(RoutingPolicy)
-    run = simulate(
+    run = Simulation(
         cluster_of(models, models_per_pod=1),
         trace_of(at_s, chosen),
         RoutingPolicy(task.policy) if is_known else None,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from load.experiments.liu.runs import SimpleRun, TimedAnswer, WinRun
 from load.experiments.liu.scenarios import THESIS_SLEEP_S
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.stages import STAGES
 from load.traces.batches import arrival_batch
 from load.traces.name_columns import NameColumn
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.experiments.liu.scenarios import WinScenario
-    from load.simulator.simulate import Simulation
 
 PODS: Final = 8
 FAST_NETWORK_S: Final = 0.002
@@ -87,7 +86,7 @@ def cluster_of(models: Sequence[ModelPlan], *, models_per_pod: int = 10) -> Clus
 def tell_times(run: Simulation, known: Mapping[str, ModelTimings]) -> None:
     """Have the registry know the models' times (by name), as after some time in service."""
     specs = [record.spec for record in run.registry.state.models.values()]
-    run.know({spec.key: _measures(known[spec.name.name]) for spec in specs})
+    run.set_measured_times({spec.key: _measures(known[spec.name.name]) for spec in specs})
 
 
 def _measures(times: ModelTimings) -> dict[str, float]:
@@ -139,7 +138,7 @@ def sequential(
     spacing_s = 2 * (times.load_s + times.infer_s)
     plan = cluster_of([model_of(name, times)])
     trace = trace_of([spacing_s * number for number in range(requests)], [name] * requests)
-    return simulate(plan, trace, RoutingPolicy(policy), seed)
+    return Simulation(plan, trace, RoutingPolicy(policy), seed)
 
 
 def simple_run(
@@ -171,7 +170,7 @@ def win_run(
         pause_s = 10 * (times.load_s + times.infer_s + times.postprocess_s + times.network_s)
         at_s = [0.0, pause_s, pause_s]
     plan = cluster_of([model_of(name, times)])
-    run = simulate(plan, trace_of(at_s, [name] * len(at_s)), RoutingPolicy(policy), seed)
+    run = Simulation(plan, trace_of(at_s, [name] * len(at_s)), RoutingPolicy(policy), seed)
     tell_times(run, {name: times})
     *warming, first, second = answers_of(run)
     return WinRun(

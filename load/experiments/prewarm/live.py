@@ -15,7 +15,7 @@ import numpy as np
 from load.experiments.prewarm.runs import GB_PER_MODEL, policy_of
 from load.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.profile import ProfilePoint
 
@@ -130,7 +130,7 @@ def simulated(piece: Slice, policy: str, value: float, times: MeasuredTimes) -> 
     """The slice in the simulator, at the trace's own pace."""
     described = _cluster(piece.models(), times)
     scaler = PlannedAutoscaler(policy_of(policy, value), described, every_s=TICK_S)
-    simulation = simulate(described, piece.trace(), autoscaler=scaler)
+    simulation = Simulation(described, piece.trace(), autoscaler=scaler)
     requests = cold = 0
     for batch in simulation:
         starts = batch.column("start").to_pylist()

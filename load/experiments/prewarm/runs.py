@@ -12,7 +12,7 @@ from autoscaler.loading import loading_policies
 from load.experiments.prewarm import forecast_cache
 from load.experiments.prewarm.scenario import MODEL_BYTES, TICK_S, ReplayWindow, cluster
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def run_one(task: PrewarmTask) -> PrewarmResult:
     )
     requests: Counter[str] = Counter()
     cold: Counter[str] = Counter()
-    simulation = simulate(plan, task.span.trace(), autoscaler=scaler)
+    simulation = Simulation(plan, task.span.trace(), autoscaler=scaler)
     for batch in simulation:
         starts = batch.column("start").to_pylist()
         for model, start in zip(batch.column("model").to_pylist(), starts, strict=True):

@@ -18,7 +18,7 @@ import numpy as np
 from gateway.routing.route_request import IncomingRequest, route_request
 from load.report.summary import jain
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.traces.batches import arrival_batch
 from load.traces.name_columns import NameColumn
 from registry.domain.model import ModelName, ModelSpec, Tier
@@ -27,7 +27,6 @@ from registry.domain.profile import ProfilePoint
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from load.simulator.simulate import Simulation
     from registry.domain.model import RoutingPolicy
 
 TENANTS: Final = 10
@@ -70,7 +69,7 @@ class Sized:
 
 def play_size(task: ClusterSizeTask) -> Sized:
     """Simulate one size under one policy."""
-    run = simulate(_cluster(task), _trace(task), task.policy, task.seed)
+    run = Simulation(_cluster(task), _trace(task), task.policy, task.seed)
     tenants: Counter[str] = Counter()
     good: Counter[str] = Counter()
     decisions_us: list[float] = []
@@ -110,7 +109,7 @@ def _count(batch: pa.RecordBatch, tenants: Counter[str], good: Counter[str]) -> 
 def _decisions_us(run: Simulation, task: ClusterSizeTask) -> list[float]:
     """CPU time of decisions about random models, on the cluster as it is amid the run."""
     rng = random.Random(f"{task.seed}:decisions")
-    state, now_s = run.registry.state, run.kernel.now_s
+    state, now_s = run.registry.state, run.events.now_s
     names = list(state.models)
     times_us = []
     for sequence in range(min(1000, task.requests)):

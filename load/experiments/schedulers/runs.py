@@ -13,7 +13,7 @@ from load.experiments.schedulers.machines import cluster, profiled_s
 from load.experiments.schedulers.scheduler_configs import scheduler_config
 from load.experiments.schedulers.workload import BIN_S
 from load.simulator.autoscaling import PacedForecasts, PlannedAutoscaler
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,10 +79,10 @@ def run_one(task: SchedulerTask) -> SchedulerResult:
         who.policy, plan,
         every_s=who.every_s, forecaster=PacedForecasts(), is_forecasting=who.is_forecasting,
     )  # fmt: skip
-    simulation = simulate(
+    simulation = Simulation(
         plan, work.trace(task.seed), seed=task.seed, autoscaler=scaler, queueing=who.queueing
     )
-    simulation.know(profiled_s(plan))
+    simulation.set_measured_times(profiled_s(plan))
     rows = pa.Table.from_batches(list(simulation))
     came_s, due_s = (rows[each].to_numpy() for each in ("scheduled_s", "deadline_s"))
     took_s = rows["finished_s"].to_numpy() - came_s

@@ -28,8 +28,8 @@ class Summary:
         self.statuses: Counter[int] = Counter()
         self.starts: Counter[str] = Counter()
         self.loads: Counter[str] = Counter()
-        self.begun: Counter[str] = Counter()
-        """Loads that were begun, by the model's key."""
+        self.loads_started: Counter[str] = Counter()
+        """By model key."""
         self.load_s = 0.0
         """Time of all loads together."""
         self.wasted_memory_byte_s = 0.0

@@ -10,7 +10,7 @@ from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView, QueueDemand
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.pod import PodInfo, PodPhase, Samples
+from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from tests.autoscaler.pools import model, pod, pool, spec
 
 M, N = spec("m"), spec("n")
@@ -39,7 +39,7 @@ def test_models_and_pods_come_by_name() -> None:
 def test_a_pod_has_its_phase_slots_and_room() -> None:
     registry = _registry()
     used: dict[str, int] = {Tier.DEVICE: 30, Tier.DISK: 7}
-    registry.beat("p", 1, 1.0, used_bytes=used, loads_total=0, samples=())
+    registry.heartbeat("p", 1, PodReport(used), 1.0)
     registry.set_phase("q", registry.state.pods["q"].epoch, PodPhase.DRAINING, 1.0)
     view = _view(registry, Observations(budget_bytes={"p": {Tier.DISK: 50}}))
     assert view.pods["p"].free_bytes() == 70
@@ -51,8 +51,8 @@ def test_a_pod_has_its_phase_slots_and_room() -> None:
 def test_a_model_has_its_places_times_and_size() -> None:
     registry = _registry()
     registry.set_tier("p", 1, M.key, Tier.DISK, 40, 1.0)
-    samples = [Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,))]
-    registry.beat("p", 1, 1.0, used_bytes={}, loads_total=0, samples=samples)
+    samples = (Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,)))
+    registry.heartbeat("p", 1, PodReport(samples=samples), 1.0)
     found, other = _view(registry, Observations(size_bytes={N.key: 9})).models
     assert (found.holders["p"].tier, found.size_bytes, found.infer_s) == (Tier.DISK, 40, 0.2)
     assert (found.load_from_s(Tier.DISK), found.load_from_s(Tier.DEVICE)) == (0.5, 0.0)

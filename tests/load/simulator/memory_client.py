@@ -50,21 +50,13 @@ class MemoryClient(Registry):
     async def heartbeat(
         self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
     ) -> None:
-        self._memory.beat(
-            pod,
-            epoch,
-            self._now_s(),
-            used_bytes=report.used_bytes,
-            loads_total=report.loads_total,
-            samples=report.samples,
-            lease_ttl_s=lease_ttl_s,
-        )
+        self._memory.heartbeat(pod, epoch, report, self._now_s(), lease_ttl_s=lease_ttl_s)
 
     async def set_phase(self, pod: str, epoch: int, phase: PodPhase) -> None:
         self._memory.set_phase(pod, epoch, phase, self._now_s())
 
     async def deregister_pod(self, pod: str, epoch: int) -> None:
-        self._memory.leave(pod, epoch)
+        self._memory.deregister_pod(pod, epoch)
 
     async def claim_load(
         self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from load.simulator.cluster.cluster_file import cluster_of
-from load.simulator.simulate import Simulation, simulate
-from registry.domain.pod import Samples
+from load.simulator.simulation import Simulation
 from tests import servers
 from tests.gateway.conftest import Floor
 from tests.load.simulator.traces import Row, trace
@@ -92,14 +91,10 @@ def simulation(
         "network": {"gateway_hop": "0s", "pod_hop": "0s"},
         "heartbeat": "24h",  # the stub pods report nothing either
     }
-    run = simulate(cluster_of(document, source="parity"), trace(rows))
-    samples = [
-        Samples(record.spec.key, measure, (seconds,))
-        for record in run.registry.state.models.values()
-        for measure, seconds in times.measured.items()
-    ]
-    pod = run.registry.state.pods[PODS[0]]
-    run.registry.beat(pod.name, pod.epoch, 0.0, used_bytes={}, loads_total=0, samples=samples)
+    run = Simulation(cluster_of(document, source="parity"), trace(rows))
+    run.set_measured_times(
+        {record.spec.key: times.measured for record in run.registry.state.models.values()}
+    )
     return run
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from load.simulator.simulate import Simulation, simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier
 from tests.load.simulator.test_simulate import cluster, records
 from tests.load.simulator.traces import Row, trace
@@ -15,7 +15,7 @@ from tests.load.simulator.traces import Row, trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.simulator.simulate import Actions
+    from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState
 
 M = ModelName("default", "m")
@@ -30,7 +30,7 @@ class Script:
     """Does one thing at one second of virtual time; remembers what was answered."""
 
     at_s: int
-    do: Callable[[Actions], bool]
+    do: Callable[[SimulatedCluster], bool]
     every_s: float = 1.0
     answers: list[bool] = field(default_factory=list)
     pods: list[int] = field(default_factory=list)
@@ -38,14 +38,14 @@ class Script:
     def arrived(self, model: ModelName, now_s: float) -> None:
         """What comes does not matter to it."""
 
-    def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+    def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
         self.pods.append(len(state.pods))
         if round(now_s) == self.at_s:
             self.answers.append(self.do(actions))
 
 
 def run(plan: Any, rows: list[Row], script: Script | None = None) -> Simulation:
-    return simulate(plan, trace(rows), RoutingPolicy.COLOCATION, autoscaler=script)
+    return Simulation(plan, trace(rows), RoutingPolicy.COLOCATION, autoscaler=script)
 
 
 def test_memory_is_wasted_while_a_model_is_on_a_device_and_nobody_uses_it() -> None:
@@ -91,7 +91,7 @@ def test_a_preloaded_model_is_warm_and_a_dropped_one_is_not() -> None:
         pytest.param(lambda actions: actions.end_pod("x"), id="no-such-pod"),
     ],
 )
-def test_what_cannot_be_done_is_not(do: Callable[[Actions], bool]) -> None:
+def test_what_cannot_be_done_is_not(do: Callable[[SimulatedCluster], bool]) -> None:
     script = Script(2, do)
     records(run(cluster({}), [(9.0, "m")], script))
     assert script.answers == [False]
@@ -113,12 +113,12 @@ def test_pods_are_started_and_ended_as_new_processes() -> None:
         def arrived(self, model: ModelName, now_s: float) -> None:
             pass
 
-        def tick(self, state: ClusterState, now_s: float, actions: Actions) -> None:
+        def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
             twice.tick(state, now_s, actions)
             again.tick(state, now_s, actions)
 
     plan = cluster({}, {"at": {"n": "device"}})
-    simulation = simulate(
+    simulation = Simulation(
         plan, trace([(0.0, "m"), (9.0, "m")]), RoutingPolicy.COLOCATION, autoscaler=Both()
     )
     assert [row["start"] for row in records(simulation)] == ["warm", "disk"]

@@ -11,7 +11,7 @@ from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.loading.predictive import Predictive, predictive
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.simulate import Simulation, simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, Tier
 from tests.load.simulator.test_simulate import cluster, records
 from tests.load.simulator.traces import Row, trace
@@ -44,7 +44,7 @@ class Script:
 
 def _played(plan: Any, rows: Sequence[Row], *steps: Callable[[Any], Any]) -> tuple[Any, Script]:
     script = Script(*steps)
-    return records(simulate(plan, trace(list(rows)), autoscaler=script)), script
+    return records(Simulation(plan, trace(list(rows)), autoscaler=script)), script
 
 
 def _demote(tier: Tier) -> Callable[[Any], Any]:
@@ -118,7 +118,7 @@ def _planned(
 ) -> tuple[list[Any], PlannedAutoscaler, Simulation]:
     plan = cluster({}, model)
     scaler = PlannedAutoscaler(policy, plan, every_s=every_s)
-    simulation = simulate(plan, trace(rows), autoscaler=scaler)
+    simulation = Simulation(plan, trace(rows), autoscaler=scaler)
     return records(simulation), scaler, simulation
 
 
@@ -141,7 +141,7 @@ def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
     assert 0 in cold
     assert max(cold) <= 4
     assert scaler.actions["load forecast"] >= 2
-    assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.6 * simulation.kernel.now_s
+    assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.6 * simulation.events.now_s
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -149,16 +149,16 @@ def test_a_stop_is_heard_while_nothing_arrives(is_planned: bool) -> None:
     plan = cluster({})
     scaler = PlannedAutoscaler(keep_alive(), plan, every_s=30.0) if is_planned else None
     asked: list[float] = []
-    simulation = simulate(plan, trace([(0.0, "m"), (1e6, "m")]), autoscaler=scaler)
+    simulation = Simulation(plan, trace([(0.0, "m"), (1e6, "m")]), autoscaler=scaler)
 
     def is_stopping() -> bool:
-        asked.append(simulation.kernel.now_s)
+        asked.append(simulation.events.now_s)
         return len(asked) > 10
 
     simulation.is_stopping = is_stopping
     assert [row["scheduled_s"] for row in records(simulation)] == [0.0]
     assert simulation.was_stopped
-    assert simulation.kernel.now_s <= 600.0
+    assert simulation.events.now_s <= 600.0
 
 
 @pytest.mark.parametrize(
@@ -172,5 +172,5 @@ def test_who_reads_no_demand_plans_without_it(name: str) -> None:
         scaler = PlannedAutoscaler(
             LOADING_POLICIES[name](), plan, every_s=3.0, is_forecasting=is_forecasting
         )
-        found.append((records(simulate(plan, trace(rows), autoscaler=scaler)), scaler.actions))
+        found.append((records(Simulation(plan, trace(rows), autoscaler=scaler)), scaler.actions))
     assert found[0] == found[1]

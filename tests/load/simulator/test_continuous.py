@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from load.simulator.cluster.cluster_file import cluster_of
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace
 
@@ -48,7 +48,7 @@ def run(plan: Any, asked: Sequence[Asked], **options: Any) -> list[dict[str, Any
     """Records in the order of arrival."""
     tokens = [count for *_, count in asked]
     arrivals = trace([(at_s, model) for at_s, model, _ in asked], tokens=tokens, **options)
-    batches = simulate(plan, arrivals, RoutingPolicy.COLOCATION_QUEUEING, 0)
+    batches = Simulation(plan, arrivals, RoutingPolicy.COLOCATION_QUEUEING, 0)
     rows = [row for batch in batches for row in batch.to_pylist()]
     return sorted(rows, key=lambda row: int(row["request_id"].rpartition("-")[2]))
 

@@ -10,7 +10,7 @@ import pytest
 
 from load.simulator.cluster.cluster_file import cluster_of, read_cluster
 from load.simulator.cluster.sweep import parse_sweep, variants
-from load.simulator.simulate import simulate
+from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import RoutingPolicy
 
@@ -21,7 +21,7 @@ SPEED = "nodes.0.pods.0.speed=1,3"
 
 def fast_share(document: Any, policy: RoutingPolicy) -> float:
     """What share of the requests is inferred at the two pods of six that the file calls fast."""
-    run = simulate(cluster_of(document, source="sample"), open_trace(TRACE, seed=1), policy, 1)
+    run = Simulation(cluster_of(document, source="sample"), open_trace(TRACE, seed=1), policy, 1)
     pods = Counter(pod for batch in run for pod in batch.column("predict_pod").to_pylist())
     assert run.summary.statuses == {200: pods.total()}
     return sum(pods[f"fast-{number}"] for number in range(2)) / pods.total()

@@ -8,8 +8,8 @@ import pytest
 
 from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.queue_options import QueueOptions
-from load.simulator.simulate import simulate
+from load.simulator.queueing import QueueOptions
+from load.simulator.simulation import Simulation
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, RoutingPolicy
 from tests.load.simulator.test_simulate import cluster, records, took_s
@@ -44,7 +44,7 @@ def _run(
 ) -> list[dict[str, Any]]:
     deadline_s = options.pop("deadline_s", None)
     return records(
-        simulate(
+        Simulation(
             plan, trace(rows, deadline_s=deadline_s), RoutingPolicy.COLOCATION_QUEUEING,
             queueing=queueing, **options,
         )

@@ -14,7 +14,7 @@ from load.generator.arrivals import share
 from load.schema import RECORD_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
-from load.simulator.simulate import Simulation, simulate
+from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy
 from tests.load.simulator.traces import Row, trace
 
@@ -40,7 +40,7 @@ def cluster(node: dict[str, Any], *models: dict[str, Any], **more: Any) -> Any:
 def run(
     plan: Any, rows: list[Row], policy: RoutingPolicy = COLOCATION, seed: int = 0, **options: Any
 ) -> list[dict[str, Any]]:
-    return records(simulate(plan, trace(rows, **options), policy, seed))
+    return records(Simulation(plan, trace(rows, **options), policy, seed))
 
 
 def records(run: Simulation) -> list[dict[str, Any]]:
@@ -120,14 +120,14 @@ def test_a_full_disk_keeps_what_the_file_puts_there() -> None:
 
 def test_a_model_is_downloaded_once_for_a_machine() -> None:
     plan = cluster({"pods": [{"count": 2, "device_rate": "unlimited"}]})
-    simulation = simulate(plan, trace([(0.0, "m"), (0.0, "m")]), COLOCATION)
+    simulation = Simulation(plan, trace([(0.0, "m"), (0.0, "m")]), COLOCATION)
     assert [row["load_ms"] for row in records(simulation)] == pytest.approx([1050, 1050])
     assert simulation.summary.loads == {"remote": 2}
 
 
 def test_who_queues_at_a_warm_model_does_not_load_it_again() -> None:
     plan = cluster({"count": 8}, {"at": {"n-3": "device"}})
-    simulation = simulate(plan, trace([(0.001 * n, "m") for n in range(10)]), QUEUEING)
+    simulation = Simulation(plan, trace([(0.001 * n, "m") for n in range(10)]), QUEUEING)
     assert {row["entry_pod"] for row in records(simulation)} == {"n-3"}
     assert not simulation.summary.loads
 
@@ -231,7 +231,7 @@ def test_one_seed_gives_one_result_and_every_request_one_row(policy: RoutingPoli
 def test_records_have_the_schema_and_come_in_pieces() -> None:
     plan = cluster({}, {"infer": {1: "1us"}})
     rows = [(0.01 * n, "m") for n in range(20_000)]
-    batches = list(simulate(plan, trace(rows), COLOCATION))
+    batches = list(Simulation(plan, trace(rows), COLOCATION))
     assert all(batch.schema.equals(RECORD_SCHEMA) for batch in batches)
     assert sum(batch.num_rows for batch in batches) == len(rows)
     assert max(batch.num_rows for batch in batches) < 20_000
@@ -248,7 +248,7 @@ def test_memory_is_flat_in_the_length_of_the_trace() -> None:
 
     gc.collect()
     blocks = []
-    for batch in simulate(plan, arrivals(), RoutingPolicy.AUTO):
+    for batch in Simulation(plan, arrivals(), RoutingPolicy.AUTO):
         del batch
         gc.collect()
         blocks.append(sys.getallocatedblocks())
@@ -265,7 +265,7 @@ def test_requests_leave_no_cycles_for_the_collector(policy: RoutingPolicy) -> No
     gc.collect()
     gc.disable()
     try:
-        simulation = simulate(plan, trace(rows, deadline_s=2.0), policy)
+        simulation = Simulation(plan, trace(rows, deadline_s=2.0), policy)
         statuses = {row["status"] for row in records(simulation)}
         left = gc.collect()
     finally:
@@ -278,7 +278,7 @@ def test_a_trace_that_goes_back_or_has_other_columns_is_refused() -> None:
     with pytest.raises(WrongTrace, match=r"goes back from 1\.0 s to 0\.5 s"):
         run(cluster({}), [(1.0, "m"), (0.5, "m")])
     with pytest.raises(WrongTrace, match="must have the columns"):
-        list(simulate(cluster({}), [pa.record_batch({"at": [1.0]})]))
+        list(Simulation(cluster({}), [pa.record_batch({"at": [1.0]})]))
 
 
 class Preloader:
@@ -299,7 +299,7 @@ class Preloader:
 def test_an_autoscaler_may_preload() -> None:
     preloader = Preloader()
     plan = cluster({})
-    [row] = records(simulate(plan, trace([(3.5, "m")]), autoscaler=preloader))
+    [row] = records(Simulation(plan, trace([(3.5, "m")]), autoscaler=preloader))
     assert preloader.begun[:3] == [True, False, False]
     assert row["start"] == "warm"
 
@@ -308,8 +308,8 @@ def test_a_run_that_is_stopped_has_what_was_answered_by_then() -> None:
     plan = cluster({"pods": [{"slots": 8}]}, {"at": {"n": "device"}})
     rows = [(0.5 * n, "m") for n in range(1000)]
     whole = run(plan, rows)
-    stopped = simulate(plan, trace(rows), COLOCATION)
-    stopped.is_stopping = lambda: stopped.kernel.now_s > 200
+    stopped = Simulation(plan, trace(rows), COLOCATION)
+    stopped.is_stopping = lambda: stopped.events.now_s > 200
     found = records(stopped)
     assert stopped.was_stopped
     assert 400 <= len(found) < 500
@@ -326,7 +326,7 @@ def test_a_trace_that_breaks_off_leaves_what_was_answered_by_then() -> None:
         yield from good
         raise InvalidTrace("t.csv", 102, "at_s must be a number")
 
-    simulation = simulate(plan, breaks_off(), COLOCATION)
+    simulation = Simulation(plan, breaks_off(), COLOCATION)
     found: list[pa.RecordBatch] = []
     with pytest.raises(InvalidTrace):
         found.extend(simulation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from load.simulator.links import SharedLink
+from load.simulator.pods.shared_link import SharedLink
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
@@ -16,24 +16,23 @@ if TYPE_CHECKING:
 
 
 class SimulatedNode:
-    """What the pods of one machine share. `on_moved` hears of models that came or went."""
+    """What the pods of one machine share; `on_change(node, key)`: its copy of a model changed."""
 
     def __init__(
-        self, kernel: EventQueue, plan: NodePlan, on_moved: Callable[[SimulatedNode, str], None]
+        self, events: EventQueue, plan: NodePlan, on_change: Callable[[SimulatedNode, str], None]
     ) -> None:
         self.plan = plan
         self.name = plan.name
-        self._on_moved = on_moved
-        self._storage = SharedLink(kernel, plan.object_storage_bytes_per_s)
-        self.disk_link = SharedLink(kernel, plan.disk_bytes_per_s)
+        self._on_change = on_change
+        self._storage_link = SharedLink(events, plan.object_storage_bytes_per_s)
+        self.disk_link = SharedLink(events, plan.disk_bytes_per_s)
         self._disk: dict[str, int] = {}
-        """Bytes by model, the one that was used least recently first; the same for `_host`."""
+        """Bytes by model, least recently used first; the same for `_host`."""
         self._host: dict[str, int] = {}
         self._fetching: dict[str, list[tuple[Callable[[Any], None], Any]]] = {}
         self._demoting: deque[ModelPlan] = deque()
         self.disk_bytes = 0
         self.host_bytes = 0
-        self.fetches_total = 0
 
     def nearest(self, key: str) -> Tier:
         """The nearest tier of this machine that has the model."""
@@ -42,25 +41,24 @@ class SimulatedNode:
         return Tier.DISK if key in self._disk else Tier.REMOTE
 
     def bytes_of(self, key: str) -> int:
-        """Bytes of a model on this machine; 0 where it is not."""
+        """Bytes of a model on this machine; 0 if it is not here."""
         return self._host.get(key) or self._disk.get(key, 0)
 
-    def used(self, key: str) -> None:
-        """A pod loads the model from here: it is the last to be thrown out."""
+    def mark_used(self, key: str) -> None:
+        """Make the model the last to be evicted from disk and host memory."""
         for tier in (self._disk, self._host):
             if key in tier:
                 tier[key] = tier.pop(key)
 
     def fetch(self, plan: ModelPlan, done: Callable[[Any], None], argument: Any) -> None:
-        """Bring the model to the disk, once for all pods that want it at the same time."""
+        """Download the model to the disk, once for all pods that need it at the same time."""
         key = plan.spec.key
         waiting = self._fetching.get(key)
         if waiting is not None:
             waiting.append((done, argument))
             return
         self._fetching[key] = [(done, argument)]
-        self.fetches_total += 1
-        self._storage.send(plan.size_bytes, self._fetched, plan)
+        self._storage_link.send(plan.size_bytes, self._fetched, plan)
 
     def _fetched(self, plan: ModelPlan) -> None:
         self.put(plan, Tier.DISK)
@@ -68,30 +66,30 @@ class SimulatedNode:
             done(argument)
 
     def put(self, plan: ModelPlan, tier: Tier) -> None:
-        """Have the model on a tier, throwing out what was used least recently if need be."""
+        """Have the model on a tier; evicts the least recently used ones if there is no room."""
         key, size_bytes = plan.spec.key, plan.size_bytes
         held = self._host if tier is Tier.HOST else self._disk
         budget = self.plan.host_memory_bytes if tier is Tier.HOST else self.plan.disk_bytes
         if key in held:
             return
         used = self.host_bytes if tier is Tier.HOST else self.disk_bytes
-        gone = []
+        evicted = []
         while held and used + size_bytes > budget:
             oldest = next(iter(held))
             used -= held.pop(oldest)
-            gone.append(oldest)
+            evicted.append(oldest)
         held[key] = size_bytes
         if tier is Tier.HOST:
             self.host_bytes = used + size_bytes
         else:
             self.disk_bytes = used + size_bytes
-        for each in (*gone, key):
-            self._on_moved(self, each)
+        for each in (*evicted, key):
+            self._on_change(self, each)
 
-    def bring(self, plan: ModelPlan, tier: Tier) -> bool:
-        """Bring the model to the disk, and on to host memory where that is asked for.
+    def preload(self, plan: ModelPlan, tier: Tier) -> bool:
+        """Bring the model to the disk, and on to host memory if that is the tier.
 
-        False: it is there, on its way, or there is no such tier here.
+        False: it is there, is being fetched, or there is no such tier here.
         """
         key = plan.spec.key
         if key in self._host or key in self._fetching:
@@ -107,18 +105,18 @@ class SimulatedNode:
         return True
 
     def drop(self, key: str, tier: Tier) -> bool:
-        """Forget the model above a tier; False: there was nothing."""
+        """Forget the copies above a tier; False: there were none."""
         had = key in self._host or (tier is Tier.REMOTE and key in self._disk)
         if tier in (Tier.DISK, Tier.REMOTE):
             self.host_bytes -= self._host.pop(key, 0)
         if tier is Tier.REMOTE:
             self.disk_bytes -= self._disk.pop(key, 0)
         if had:
-            self._on_moved(self, key)
+            self._on_change(self, key)
         return had
 
     def demote(self, plan: ModelPlan) -> None:
-        """Copy a model that left a device into host memory, one model at a time."""
+        """Copy a model into host memory, one model at a time."""
         if plan.size_bytes > self.plan.host_memory_bytes or plan.spec.key in self._host:
             return
         self._demoting.append(plan)

@@ -1,0 +1,229 @@
+"""The iterations of a device's continuous batches, as jobs of the runtime's device queue.
+
+As in `runtime.generation.transformers_engine`, every iteration is one job of the device: it queues
+among other models' inferences, and the next one only when it has ended. Iterations between which
+nothing changes are one event, which is shortened if a request arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf, nextafter
+from typing import TYPE_CHECKING
+
+from load.simulator.pods.continuous_batch import ContinuousBatch
+from runtime.device.batch import QueuedRows
+from runtime.device.queue import ASSUMED_DEADLINE_S, Queued
+from runtime.generation.processor_sharing import ProcessorSharing
+
+if TYPE_CHECKING:
+    import itertools
+    import random
+    from collections.abc import Callable, Sequence
+
+    from load.simulator.event_queue import EventQueue
+    from load.simulator.pods.simulated_request import SimulatedRequest
+    from runtime.device.device_model import DeviceModel
+    from runtime.device.queue import DeviceQueue
+
+
+@dataclass(eq=False, slots=True)
+class QueuedInference(Queued):
+    """A request that waits for an inference."""
+
+    request: SimulatedRequest
+
+
+@dataclass(eq=False, slots=True)
+class QueuedIteration(Queued):
+    """The next iteration of a batch."""
+
+    batch: ContinuousBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterationRun:
+    """Iterations of batches in rotation, in their order, without a change between them."""
+
+    jobs: tuple[QueuedIteration, ...]
+    seconds: tuple[float, ...]
+    """Of one iteration of each."""
+    start_s: float
+    count: int
+    """Iterations of all batches together."""
+
+    def end_s(self, count: int) -> float:
+        """When the first `count` iterations end."""
+        rounds, more = divmod(count, len(self.jobs))
+        return self.start_s + rounds * sum(self.seconds) + sum(self.seconds[:more])
+
+    def count_until(self, when_s: float) -> int:
+        """The fewest iterations, at least one, that end then or later."""
+        round_s = sum(self.seconds)
+        if when_s == inf or round_s == 0:
+            return self.count
+        count = max(1, int((when_s - self.start_s) / round_s) * len(self.jobs))
+        while self.end_s(count) < when_s:
+            count += 1
+        return min(count, self.count)
+
+    def first(self, count: int) -> IterationRun:
+        return IterationRun(self.jobs, self.seconds, self.start_s, count)
+
+
+class Iterations:
+    """The continuous batches of one device, which it shares with inferences of other models."""
+
+    __slots__ = (
+        "_batches", "_done", "_events", "_freed", "_jitter", "_late", "_marks_s", "_numbers",
+        "_queue", "_queued", "_rng", "_run", "_shared", "_speed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        events: EventQueue,
+        queue: DeviceQueue[QueuedInference | QueuedIteration],
+        numbers: itertools.count[int],
+        *,
+        speed: float,
+        jitter: float,
+        rng: random.Random,
+        done: Callable[[SimulatedRequest, float, float], None],
+        late: Callable[[SimulatedRequest], None],
+        freed: Callable[[], None],
+    ) -> None:
+        """`freed` is called when the device is free again, the others as for the device."""
+        self._events = events
+        self._queue = queue
+        self._numbers = numbers
+        self._speed = speed
+        self._jitter = jitter
+        self._rng = rng
+        self._done = done
+        self._late = late
+        self._freed = freed
+        self._batches: dict[str, ContinuousBatch] = {}
+        self._queued = 0
+        """Iterations in the queue."""
+        self._run: IterationRun | None = None
+        self._shared = ProcessorSharing(events.now)
+        self._marks_s: dict[SimulatedRequest, float] = {}
+        """Of the shared time."""
+
+    def add(self, request: SimulatedRequest, model: DeviceModel) -> None:
+        """Have the request join its model's batch at the next iteration that has room."""
+        batch = self._batches.get(model.key)
+        if batch is None:
+            batch = self._batches[model.key] = ContinuousBatch(request.plan)
+        was_empty = batch.is_empty
+        batch.add(request)
+        self._marks_s[request] = self._shared.enter()
+        if was_empty:
+            self._queue_next(model, batch, self._events.now_s)
+        if was_empty or batch.can_grow:
+            self.interrupt()
+
+    def _queue_next(self, model: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:
+        waiting = QueuedRows(next(self._numbers), now_s + ASSUMED_DEADLINE_S, now_s)
+        self._enqueue(QueuedIteration(model, waiting, batch))
+
+    def _enqueue(self, job: QueuedIteration) -> None:
+        self._queue.add(job)
+        self._queued += 1
+
+    def interrupt(self) -> None:
+        """End the current run with the iteration that is under way: a request has arrived."""
+        run = self._run
+        if run is not None:
+            count = run.count_until(nextafter(self._events.now_s, inf))  # the next has begun
+            if count < run.count:
+                self._start(run.first(count))
+
+    # Runs
+
+    def begin(self, job: QueuedIteration) -> bool:
+        """Run the job, which was taken from the queue; False: no request is left in its batch."""
+        self._queued -= 1
+        batch = job.batch
+        joined, late = batch.admit()
+        self._drop(late)
+        if batch.is_empty:
+            return False
+        jobs = (job,) if joined else (job, *self._take_others())
+        seconds = [each.batch.iteration_s() for each in jobs]
+        if joined:
+            seconds = [batch.iteration_s(joined)]
+        factor = exp(self._rng.gauss(0.0, self._jitter)) if self._jitter else 1.0
+        run = IterationRun(
+            jobs,
+            tuple(each * factor / self._speed for each in seconds),
+            self._events.now_s,
+            1 if joined or self._queue else _until_one_leaves(jobs),
+        )
+        deadline_s = min(each.batch.deadline_s() for each in jobs)
+        self._start(run.first(run.count_until(deadline_s)))
+        return True
+
+    def _take_others(self) -> list[QueuedIteration]:
+        """The other batches' iterations, most urgent first, if nothing else is queued or joins."""
+        if not self._queued or len(self._queue) > self._queued:
+            return []
+        jobs = [each for each in self._queue.take_all() if isinstance(each, QueuedIteration)]
+        if any(each.batch.can_grow for each in jobs):
+            for each in jobs:
+                self._queue.add(each)
+            return []
+        self._queued = 0
+        return sorted(jobs, key=lambda each: each.queued.urgency)
+
+    def _start(self, run: IterationRun) -> None:
+        self._run = run
+        self._events.at(run.end_s(run.count), self._ended, run)
+
+    def _ended(self, run: IterationRun) -> None:
+        if run is not self._run:  # it was shortened
+            return
+        self._run = None
+        done: list[SimulatedRequest] = []
+        over: list[SimulatedRequest] = []
+        for place in range(len(run.jobs)):
+            self._settle(run, place, done, over)
+        for request in done:
+            self._done(request, self._events.now_s - request.at_device_s, self._share_s(request))
+        self._drop(over)
+        self._freed()
+
+    def _drop(self, requests: Sequence[SimulatedRequest]) -> None:
+        for request in requests:
+            self._share_s(request)
+            self._late(request)
+
+    def _share_s(self, request: SimulatedRequest) -> float:
+        return self._shared.leave(self._marks_s.pop(request))
+
+    def _settle(
+        self,
+        run: IterationRun,
+        place: int,
+        done: list[SimulatedRequest],
+        over: list[SimulatedRequest],
+    ) -> None:
+        """Queue a batch's next iteration; place 0 is the batch that ran longest ago."""
+        size = len(run.jobs)
+        number = run.count - size + place  # of its last iteration in the run, from 0
+        at = number % size
+        job, batch = run.jobs[at], run.jobs[at].batch
+        if number < 0:  # the run ended before its first iteration
+            self._enqueue(job)
+            return
+        finished, left = batch.advance(number // size + 1)
+        done += finished
+        over += left
+        if not batch.is_empty:
+            self._queue_next(job.model, batch, run.end_s(number + 1))
+
+
+def _until_one_leaves(jobs: Sequence[QueuedIteration]) -> int:
+    """Iterations of all batches together until the first request has all its tokens."""
+    size = len(jobs)
+    return min((job.batch.iterations_left() - 1) * size + at + 1 for at, job in enumerate(jobs))

@@ -1,0 +1,163 @@
+"""A simulated pod's lease, heartbeats and load claims, as `runtime.registration.registry_agent`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.domain.pod import LEASE_TTL_S
+from registry.domain.reservation import ClaimScope
+from registry.errors import ClaimLost, LeaseLost
+from runtime.loading.backoff import LoadFault, next_failure
+from runtime.registration.measurements import Measurements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from load.simulator.event_queue import EventQueue
+    from load.simulator.memory_registry import MemoryRegistry
+    from registry.domain.model import ModelSpec, Tier
+    from registry.domain.pod import PodInfo, PodPhase, PodReport
+
+
+class SimulatedRegistryAgent:
+    """Registers one pod and publishes its state. Heartbeats without news are left out."""
+
+    __slots__ = (
+        "_events", "_offset_s", "_on_change", "_period_s", "_registry", "_report", "epoch",
+        "is_alive", "is_heartbeat_planned", "measurements", "name",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        events: EventQueue,
+        registry: MemoryRegistry,
+        *,
+        heartbeat_s: float,
+        offset_s: float,
+        report: Callable[[], PodReport],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Heartbeats are at `offset_s` plus multiples of `heartbeat_s`; `report` is their content.
+
+        `on_change` is called when the registry has a heartbeat, or has dropped the pod.
+        """
+        self.name = name
+        self.epoch = 0
+        self.is_alive = False
+        self.is_heartbeat_planned = False
+        self.measurements = Measurements()
+        self._events = events
+        self._registry = registry
+        self._period_s = heartbeat_s
+        self._offset_s = offset_s
+        self._report = report
+        self._on_change = on_change
+
+    # Lease
+
+    def register(self, info: PodInfo) -> None:
+        self.is_alive = True
+        self.epoch = self._registry.register_pod(info, self._events.now_s)
+
+    def set_phase(self, phase: PodPhase) -> None:
+        self._registry.set_phase(self.name, self.epoch, phase, self._events.now_s)
+
+    def is_idle(self) -> bool:
+        """True if no request has a reservation at the pod."""
+        state = self._registry.state.pods[self.name]
+        return not (state.slots_used or state.ongoing)
+
+    def deregister(self) -> None:
+        self._registry.deregister_pod(self.name, self.epoch)
+
+    def let_lease_expire(self) -> None:
+        """Send no more heartbeats: the process is dead."""
+        end_s = self._events.now_s + LEASE_TTL_S
+        self._registry.lose_lease_at(self.name, end_s)
+        self._events.at(end_s, self._lease_expired)
+
+    def _lease_expired(self, _: None) -> None:
+        self._registry.sweep(self._events.now_s)
+        self._on_change()
+
+    # Heartbeats
+
+    def plan_heartbeat(self) -> None:
+        """Report at the next heartbeat."""
+        if not self.is_heartbeat_planned:
+            self.is_heartbeat_planned = True
+            passed = int((self._events.now_s - self._offset_s) // self._period_s)
+            self._events.at(self._offset_s + (passed + 1) * self._period_s, self._send_heartbeat)
+
+    def _send_heartbeat(self, _: None) -> None:
+        self.is_heartbeat_planned = False
+        if self.is_alive:
+            self._registry.heartbeat(self.name, self.epoch, self._report(), self._events.now_s)
+            self._on_change()
+
+    # Loads
+
+    def claim_load(self, key: str) -> int:
+        """The claim's token; 0 if the model is there or loading, or the lease is lost."""
+        try:
+            token = self._registry.claim_load(
+                self.name, self.epoch, key, ClaimScope.POD, self._events.now_s
+            )
+        except LeaseLost:
+            return 0
+        return token or 0
+
+    def start_load(self, key: str, token: int, source: Tier) -> int:
+        """Publish that a load starts; returns the token of its claim, 0 without one.
+
+        The gateway's claim may have expired before the request came; the load is claimed again.
+        """
+        for _ in range(2):
+            if not token:
+                return 0
+            try:
+                self._registry.start_load(
+                    self.name, self.epoch, key, token, source, self._events.now_s
+                )
+            except ClaimLost:
+                token = self.claim_load(key)
+            except LeaseLost:
+                return token
+            else:
+                return token
+        return token
+
+    def finish_load(self, key: str, token: int, memory_bytes: int) -> bool:
+        """False if the claim was lost."""
+        try:
+            self._registry.finish_load(
+                self.name, self.epoch, key, token, memory_bytes, self._events.now_s
+            )
+        except ClaimLost:
+            return False
+        except LeaseLost:
+            return True
+        return True
+
+    def fail_load(self, spec: ModelSpec, token: int, fault: LoadFault) -> None:
+        now_s = self._events.now_s
+        record = self._registry.state.models.get(spec.name)
+        failure = next_failure(
+            spec.key, fault, previous=record.failure if record else None, now_s=now_s
+        )
+        try:
+            self._registry.fail_load(self.name, self.epoch, spec.key, token, failure, now_s)
+        except (ClaimLost, LeaseLost):
+            return
+
+    def set_tier(self, key: str, tier: Tier, size_bytes: int) -> None:
+        """Publish where the weights are; 0 bytes: nowhere at this pod."""
+        if size_bytes == 0 and self.name not in self._registry.state.holders(key):
+            return
+        try:
+            self._registry.set_tier(
+                self.name, self.epoch, key, tier, size_bytes, self._events.now_s
+            )
+        except LeaseLost:
+            return

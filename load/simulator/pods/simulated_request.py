@@ -1,0 +1,136 @@
+"""One request on its way through the simulated cluster, and the interfaces that pass it on.
+
+The interfaces are base classes, not protocols: mypyc compiles calls through a base class to a jump,
+calls through a protocol to a lookup by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.routing.decision import Reason
+    from gateway.routing.route_request import IncomingRequest
+    from load.simulator.cluster.plan import ModelPlan, PodPlan
+    from load.simulator.pods.registry_agent import SimulatedRegistryAgent
+    from registry.domain.model import RoutingPolicy, Tier
+
+
+class SimulatedRequest:
+    """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
+
+    __slots__ = (
+        "arrival", "at_device_s", "attempts", "entry", "infer_s", "input_size", "is_over", "load_s",
+        "model_needed_s", "output_size", "placed_s", "plan", "policy", "postprocess_s", "predict",
+        "preprocess_s", "reason", "rows", "start", "token", "waited_from",
+    )  # fmt: skip
+
+    arrival: IncomingRequest
+    plan: ModelPlan
+    input_size: int
+    output_size: int
+    rows: int
+    policy: RoutingPolicy | None
+    reason: Reason | None
+    entry: RequestPod
+    predict: RequestPod
+    start: str
+    """The tier that its model was loaded from, or `warm`."""
+    token: int
+    """Of the load claim that the gateway made for it; 0: none."""
+    attempts: int
+    waited_from: str | None
+    placed_s: float
+    """When it was sent to its entry pod; negative: it was not."""
+    model_needed_s: float
+    """When its predict pod began to wait for the model."""
+    at_device_s: float
+    load_s: float
+    preprocess_s: float
+    infer_s: float
+    postprocess_s: float
+    is_over: bool
+    """It has its response or was retried; later events of this attempt have no effect."""
+
+    def __init__(
+        self, arrival: IncomingRequest, plan: ModelPlan, input_size: int, output_size: int
+    ) -> None:
+        self.arrival = arrival
+        self.plan = plan
+        self.input_size = input_size
+        self.output_size = output_size
+        self.rows = 1 if plan.counts_tokens or input_size < 1 else input_size
+        self.policy = None
+        self.reason = None
+        self.waited_from = None
+        self.start = ""
+        self.placed_s = -1.0
+        self.token = self.attempts = 0
+        self.load_s = self.preprocess_s = self.infer_s = self.postprocess_s = 0.0
+        self.is_over = False
+
+    def retry(self) -> SimulatedRequest:
+        """End this attempt; returns the next one."""
+        self.is_over = True
+        another = SimulatedRequest(self.arrival, self.plan, self.input_size, self.output_size)
+        another.waited_from = self.waited_from
+        another.attempts = self.attempts + 1
+        return another
+
+
+class RequestPod:
+    """A pod as the gateway and other pods call it; `pod.SimulatedPod` implements it."""
+
+    __slots__ = ("agent", "name", "plan", "respond")
+
+    name: str
+    plan: PodPlan
+    agent: SimulatedRegistryAgent
+    respond: Callable[[SimulatedRequest], None]
+    """Send the response from this entry pod to the gateway."""
+
+    def take(self, request: SimulatedRequest) -> None:
+        """As the entry pod: start a request that the gateway has just sent."""
+        raise NotImplementedError
+
+    def take_inference(self, request: SimulatedRequest) -> None:
+        """As the predict pod: start the inference of a request that entered at another pod."""
+        raise NotImplementedError
+
+
+class PodListener:
+    """What pods report; the simulated gateway implements it."""
+
+    def on_change(self) -> None:
+        """Capacity or load state changed, so queued requests may have a place now."""
+        raise NotImplementedError
+
+    def on_response(self, request: SimulatedRequest) -> None:
+        raise NotImplementedError
+
+    def on_error(self, request: SimulatedRequest, status: int, message: str) -> None:
+        raise NotImplementedError
+
+    def on_no_memory(self, request: SimulatedRequest) -> None:
+        """Models in use hold the predict pod's memory, so the request is to be retried."""
+        raise NotImplementedError
+
+    def on_unreachable(self, request: SimulatedRequest) -> None:
+        """The entry pod cannot reach the predict pod."""
+        raise NotImplementedError
+
+    def on_load_start(self, key: str) -> None:
+        raise NotImplementedError
+
+    def on_load_end(self, source: Tier, seconds: float) -> None:
+        raise NotImplementedError
+
+    def on_pod_death(self, pod: RequestPod) -> None:
+        """The pod's process died; its connections broke."""
+        raise NotImplementedError
+
+    def on_pod_end(self, idle_byte_s: float) -> None:
+        """A pod ended; `idle_byte_s`: bytes of idle models times seconds over its life."""
+        raise NotImplementedError

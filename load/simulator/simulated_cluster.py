@@ -1,0 +1,156 @@
+"""The cluster of one run: machines, pods, registry, gateway, and the autoscaler's actions there."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from math import inf
+from typing import TYPE_CHECKING
+
+from autoscaler.planning.pool_view import CopyUse
+from load.simulator.gateway import SimulatedGateway
+from load.simulator.memory_registry import MemoryRegistry
+from load.simulator.pods.node import SimulatedNode
+from load.simulator.pods.pod import SimulatedPod
+from registry.domain.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from load.simulator.cluster.plan import ClusterPlan, PodPlan
+    from load.simulator.event_queue import EventQueue
+    from load.simulator.queueing import QueueOptions
+    from load.simulator.results.rows import Rows
+    from load.simulator.results.summary import Summary
+    from registry.domain.demand import QueueStats
+    from registry.domain.model import ModelName, RoutingPolicy
+
+
+class SimulatedCluster:
+    """One cluster. Actions return False where they have no effect."""
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        events: EventQueue,
+        rows: Rows,
+        summary: Summary,
+        *,
+        policy: RoutingPolicy | None,
+        seed: int,
+        queueing: QueueOptions | None,
+        draws: Iterator[float] | None,
+    ) -> None:
+        self.registry = MemoryRegistry()
+        self._plan = plan
+        self._events = events
+        self._pods: dict[str, SimulatedPod] = {}
+        self._models = {each.spec.name: each for each in plan.models}
+        self._rng = random.Random(f"{seed}:world")
+        self.gateway = SimulatedGateway(
+            events, self.registry, rows, summary, pods=self._pods, models=self._models,
+            policy=policy, seed=seed, queueing=queueing, draws=draws,
+        )  # fmt: skip
+        self._build()
+
+    # What an autoscaler reads
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that came and have no response yet."""
+        return self.gateway.open_total
+
+    def uses(self) -> dict[str, dict[str, CopyUse]]:
+        """How the copies on devices are used, by key, then pod."""
+        found: defaultdict[str, dict[str, CopyUse]] = defaultdict(dict)
+        for name, pod in self._pods.items():
+            for key, each in pod.loading.residents.by_key.items() if pod.agent.is_alive else ():
+                found[key][name] = CopyUse(each.users, each.last_s, each.served)
+        return found
+
+    def waiting(self) -> dict[ModelName, QueueStats]:
+        """Requests queued in the gateway, by model."""
+        return self.gateway.queue.admission.stats()
+
+    def idle_byte_s(self) -> float:
+        """Of pods alive: bytes of models that no request used, times seconds."""
+        pods = self._pods.values()
+        return sum(pod.loading.residents.idle_byte_s for pod in pods if pod.agent.is_alive)
+
+    # What an autoscaler does
+
+    def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
+        """Load a model to a tier; False: it is there or being loaded, or there is no such pod."""
+        plan, target = self._models.get(model), self._alive(pod)
+        return plan is not None and target is not None and target.loading.preload(plan, tier)
+
+    def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
+        """Move a model down to a tier; False: in use, not above the tier, or no such pod."""
+        plan, target = self._models.get(model), self._alive(pod)
+        return plan is not None and target is not None and target.loading.demote(plan, tier)
+
+    def start_pod(self, name: str) -> bool:
+        """Start a pod of the plan as a new process; False: it is alive, or there is no such pod."""
+        before = self._pods.get(name)
+        if before is None or before.agent.is_alive:
+            return False
+        self._new_pod(before.plan, before.node).start()
+        return True
+
+    def end_pod(self, name: str) -> bool:
+        """Drain a pod; False: it is not alive."""
+        pod = self._alive(name)
+        if pod is not None:
+            pod.drain()
+        return pod is not None
+
+    def _alive(self, name: str) -> SimulatedPod | None:
+        pod = self._pods.get(name)
+        return pod if pod is not None and pod.agent.is_alive else None
+
+    # The start
+
+    def _build(self) -> None:
+        self.registry.put_models([plan.spec for plan in self._plan.models], 0.0)
+        for node_plan in self._plan.nodes:
+            node = SimulatedNode(self._events, node_plan, self._publish_tier)
+            for pod_plan in node_plan.pods:
+                self._plan_life(self._new_pod(pod_plan, node))
+        self._place_models()
+
+    def _place_models(self) -> None:
+        """Put models on their tiers, first those on devices: a full disk evicts their copies."""
+        places = [(plan, *each) for plan in self._models.values() for each in plan.at.items()]
+        places.sort(key=lambda place: place[2] is not Tier.DEVICE)
+        for plan, pod_name, tier in places:
+            pod = self._pods[pod_name]
+            if tier is Tier.DEVICE:
+                pod.loading.put_at_start(plan)
+            pod.node.put(plan, Tier.HOST if tier is Tier.HOST else Tier.DISK)
+
+    def _new_pod(self, plan: PodPlan, node: SimulatedNode) -> SimulatedPod:
+        """A pod in the place of any earlier one of its name."""
+        pod = self._pods[plan.name] = SimulatedPod(
+            plan, node, cluster=self._plan, events=self._events, registry=self.registry,
+            listener=self.gateway, rng=random.Random(self._rng.random()),
+        )  # fmt: skip
+        return pod
+
+    def _publish_tier(self, node: SimulatedNode, key: str) -> None:
+        for plan in node.plan.pods:
+            if (pod := self._pods.get(plan.name)) is not None:
+                pod.loading.publish_tier(key)
+
+    def _plan_life(self, pod: SimulatedPod) -> None:
+        plan, events = pod.plan, self._events
+        if plan.start_s == 0:
+            pod.start()
+        elif plan.start_s < inf:
+            events.at(plan.start_s, self.start_pod, plan.name)
+        if plan.kill_s is not None:
+            events.at(plan.kill_s, self._kill, plan.name)
+        if plan.drain_s is not None:
+            events.at(plan.drain_s, self.end_pod, plan.name)
+
+    def _kill(self, name: str) -> None:
+        self._pods[name].kill()

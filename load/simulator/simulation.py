@@ -1,0 +1,202 @@
+"""One run: a cluster, a trace and a policy in, records and a summary out."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Final, Protocol
+
+from load.errors import LoadError
+from load.simulator.arrivals import rows
+from load.simulator.event_queue import EventQueue
+from load.simulator.results.records import Records
+from load.simulator.results.summary import Summary
+from load.simulator.simulated_cluster import SimulatedCluster
+from registry.domain.pod import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from load.schema import Trace
+    from load.simulator.cluster.plan import ClusterPlan
+    from load.simulator.queueing import QueueOptions
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, RoutingPolicy
+
+BATCH_ROWS: Final = 16_384
+"""Arrivals between two record batches: what a run holds in memory."""
+_ROWS_BETWEEN_CHECKS: Final = 64
+"""Arrivals between two calls of `is_stopping`: some milliseconds of work."""
+_CHECK_INTERVAL_S: Final = 60.0
+"""Virtual time between two calls while nothing arrives: heartbeats are work as well."""
+
+
+class SimulatedAutoscaler(Protocol):
+    """Counts arrivals, and acts on the cluster every `every_s` of virtual time.
+
+    With `QueueOptions.plans_first` it also acts after changes while requests are queued, at most
+    that often.
+    """
+
+    every_s: float
+
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        """Count a request for a declared model."""
+
+    def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
+        """Plan and act."""
+
+
+class _Stopped(Exception):
+    """The run ends early."""
+
+
+class Simulation:
+    """One run. Iterate it for the record batches; `summary` is complete after the last one."""
+
+    def __init__(
+        self,
+        cluster: ClusterPlan,
+        trace: Trace,
+        policy: RoutingPolicy | None = None,
+        seed: int = 0,
+        *,
+        autoscaler: SimulatedAutoscaler | None = None,
+        queueing: QueueOptions | None = None,
+        draws: Iterator[float] | None = None,
+    ) -> None:
+        """A run that has not started.
+
+        Args:
+            cluster: the machines, pods and models.
+            trace: the arrivals.
+            policy: the routing policy; None: each model's own.
+            seed: of all random numbers.
+            autoscaler: None: requests alone load models.
+            queueing: None: as the live gateway.
+            draws: the arrivals' random numbers, as a live run had them; None: by the seed.
+
+        Raises while it is iterated, after the records of all requests that were finished before:
+            WrongTrace: the trace has other columns, or goes back in time.
+            LoadError: what the trace itself raises.
+        """
+        self.is_stopping: Callable[[], bool] = _never
+        """Called now and then; when it returns True the run ends with what is finished by then."""
+        self.was_stopped = False
+        self.summary = Summary()
+        self.events = EventQueue()
+        self._trace = trace
+        self._records = Records()
+        self._autoscaler = autoscaler
+        self._plans_first = queueing is not None and queueing.plans_first
+        self._ticked_s = -inf
+        self._cluster = SimulatedCluster(
+            cluster, self.events, self._records.rows, self.summary,
+            policy=policy, seed=seed, queueing=queueing, draws=draws,
+        )  # fmt: skip
+        self.registry = self._cluster.registry
+
+    def set_measured_times(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
+        """Give the registry models' times, by key and measure, as if they had been in service."""
+        self.registry.add_samples(
+            [
+                Samples(key, measure, (seconds,))
+                for key, measures in times_s.items()
+                for measure, seconds in measures.items()
+            ]
+        )
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        gateway = self._cluster.gateway
+        if self._autoscaler is not None:
+            gateway.on_arrival = self._autoscaler.arrived
+            if self._plans_first:
+                gateway.queue.before_dispatch = partial(self._tick_if_due, self._autoscaler)
+            self.events.after(self._autoscaler.every_s, self._tick, self._autoscaler)
+        self.events.after(_CHECK_INTERVAL_S, self._check_again)
+        broken: LoadError | None = None
+        try:
+            yield from self._batches()
+        except _Stopped:
+            pass
+        except LoadError as error:  # of the trace: the records before it are good
+            broken = error
+        self.summary.wasted_memory_byte_s += self._cluster.idle_byte_s()
+        yield self._take()
+        if broken is not None:
+            raise broken
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """All but the last."""
+        for batch in self._trace:
+            for offset in range(0, batch.num_rows, BATCH_ROWS):
+                self._play(batch.slice(offset, BATCH_ROWS))
+                yield self._take()
+        while self._play_on():
+            if self._records.rows:
+                yield self._take()
+
+    def _play(self, arrivals: pa.RecordBatch) -> None:
+        """Run until all of these requests have arrived."""
+        coming = rows(arrivals)
+        with _gc_paused(self._autoscaler is None):
+            while some := tuple(islice(coming, _ROWS_BETWEEN_CHECKS)):
+                self._check()
+                self.events.run_through(some, self._cluster.gateway.arrive)
+
+    def _play_on(self) -> bool:
+        """Run some more events; False: no request is open."""
+        self._check()
+        with _gc_paused(self._autoscaler is None):
+            gateway = self._cluster.gateway
+            return self.events.run_some(BATCH_ROWS, until=lambda: gateway.open_total == 0)
+
+    def _check(self) -> None:
+        """End the run if it is to stop."""
+        if self.is_stopping():
+            self.was_stopped = True
+            raise _Stopped
+
+    def _check_again(self, _: object) -> None:
+        self._check()
+        self.events.after(_CHECK_INTERVAL_S, self._check_again)
+
+    def _take(self) -> pa.RecordBatch:
+        records = self._records.take()
+        self.summary.add(records)
+        return records
+
+    def _tick(self, autoscaler: SimulatedAutoscaler) -> None:
+        self._check()
+        # With plans_first, queued requests have it act after changes instead.
+        if not (self._plans_first and self._cluster.gateway.queue.admission):
+            self._tick_if_due(autoscaler)
+        self.events.after(autoscaler.every_s, self._tick, autoscaler)
+
+    def _tick_if_due(self, autoscaler: SimulatedAutoscaler) -> None:
+        now_s = self.events.now_s
+        if now_s >= self._ticked_s + autoscaler.every_s:
+            self._ticked_s = now_s
+            autoscaler.tick(self.registry.state, now_s, self._cluster)
+
+
+@contextmanager
+def _gc_paused(is_paused: bool) -> Iterator[None]:
+    """Pause the cyclic collector: requests leave no cycles, of autoscalers that is not known."""
+    was_enabled = gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _never() -> bool:
+    return False
