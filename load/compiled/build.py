@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import shutil
@@ -21,53 +22,15 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 """Of the checkout."""
-MODULES: Final = (
-    "gateway/routing/route_request.py",
-    "gateway/routing/ski_rental.py",
-    "gateway/routing/auto.py",
-    "gateway/routing/pod_selection.py",
-    "gateway/routing/colocation.py",
-    "gateway/routing/decision.py",
-    "gateway/routing/latency_model.py",
-    "gateway/routing/remote_proxy.py",
-    "gateway/routing/views.py",
-    "gateway/dispatch/fair_queue.py",
-    "gateway/dispatch/retries.py",
-    "gateway/dispatch/admission_queue.py",
-    "load/simulator/cluster/plan.py",
-    "load/simulator/pods/continuous_batch.py",
-    "load/simulator/pods/device.py",
-    "load/simulator/pods/simulated_request.py",
-    "load/simulator/gateway.py",
-    "load/simulator/pods/iterations.py",
-    "load/simulator/event_queue.py",
-    "load/simulator/pods/shared_link.py",
-    "load/simulator/pods/model_loading.py",
-    "load/simulator/memory_registry.py",
-    "load/simulator/pods/node.py",
-    "load/simulator/pods/pod.py",
-    "load/simulator/queueing.py",
+ROOTS: Final = (
+    "load/simulator/simulated_cluster.py", "load/simulator/event_queue.py",
     "load/simulator/results/rows.py",
-    "registry/domain/cluster.py",
-    "registry/domain/estimates.py",
-    "registry/domain/model.py",
-    "registry/domain/pod.py",
-    "registry/domain/profile.py",
-    "registry/domain/pod_index.py",
-    "registry/domain/pod_state.py",
-    "registry/domain/reservation.py",
-    "registry/domain/residency_index.py",
-    "runtime/device/batch.py",
-    "runtime/device/batch_times.py",
-    "runtime/device/device_model.py",
-    "runtime/device/queue.py",
-    "runtime/tiers/eviction.py",
-    "runtime/tiers/idle_memory.py",
-    "runtime/loading/reload_costs.py",
-    "runtime/tiers/device_cache.py",
-    "runtime/registration/measurements.py",
-)
-"""What a simulated request passes through."""
+)  # fmt: skip
+"""Every simulated request runs through these modules and those that they import."""
+FOLDERS: Final = (
+    "gateway/dispatch/", "gateway/routing/", "load/simulator/", "registry/domain/", "runtime/",
+)  # fmt: skip
+"""Imports from other folders are not compiled: errors, settings, the Redis client."""
 _PACKAGES: Final = ("autoscaler", "gateway", "load", "registry", "runtime")
 _SETUP: Final = """
 import sys
@@ -111,8 +74,24 @@ def built(*, say: Callable[[str], object]) -> Path:
     return folder
 
 
+def compiled_paths() -> list[str]:
+    """The roots and all modules of `FOLDERS` that they import, directly or not, when they run."""
+    found: set[str] = set()
+    waiting = list(ROOTS)
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.startswith(FOLDERS) or not (ROOT / path).is_file():
+            continue
+        found.add(path)
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                package = node.module.replace(".", "/")
+                waiting += [f"{package}.py", *(f"{package}/{each.name}.py" for each in node.names)]
+    return sorted(found)
+
+
 def _digest() -> str:
-    """Of all that decides what comes out."""
+    """Hash of everything that determines the result."""
     try:
         parts = [sys.version, version("mypy"), _SETUP]
     except PackageNotFoundError:
@@ -122,7 +101,7 @@ def _digest() -> str:
 
 
 def _sources() -> dict[str, str]:
-    return {path: (ROOT / path).read_text() for path in MODULES}
+    return {path: (ROOT / path).read_text() for path in compiled_paths()}
 
 
 def _compile(work: Path) -> None:
@@ -132,10 +111,11 @@ def _compile(work: Path) -> None:
             ROOT / package, work / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     shutil.copy(ROOT / "pyproject.toml", work / "mypy.toml")  # which setuptools does not read
-    for path, source in rewritten(_sources()).items():
+    sources = rewritten(_sources())
+    for path, source in sources.items():
         (work / path).write_text(source)
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", _SETUP, "out", *MODULES],
+        [sys.executable, "-P", "-c", _SETUP, "out", *sources],
         cwd=work,
         env={**os.environ, "MYPY_CACHE_DIR": str(work / "cache")},
         stdout=subprocess.PIPE,

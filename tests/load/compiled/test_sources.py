@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from load.compiled.build import MODULES, ROOT
+from load.compiled.build import ROOT, compiled_paths
 from load.compiled.sources import VALUES, VIEWS, rewritten
 from registry.domain.model import Tier
 
@@ -128,7 +128,7 @@ def test_values_stay_dataclasses_that_compare_and_pickle(monkeypatch: pytest.Mon
 
 
 def test_views_are_the_classes_of_the_copy_and_only_values_are_left_as_dataclasses() -> None:
-    texts = rewritten({path: (ROOT / path).read_text() for path in MODULES})
+    texts = rewritten({path: (ROOT / path).read_text() for path in compiled_paths()})
     views = texts["gateway/routing/views.py"]
     for view, (module, real) in VIEWS.items():
         assert f"class {view}" not in views
