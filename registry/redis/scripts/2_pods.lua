@@ -1,23 +1,23 @@
--- Leases: a pod that does not renew its lease is gone, with everything filed under it.
+-- Pods and their leases: a pod that does not renew its lease is removed with everything it holds.
 
-local function address_in(info) return cjson.decode(info).address end
+local function address_of(info) return cjson.decode(info).address end
 
-local function forget_address(pod)
+local function remove_address(pod)
   local info = redis.call('HGET', key('pod:' .. pod), 'info')
-  local address = info and address_in(info)
+  local address = info and address_of(info)
   if address and redis.call('HGET', key('addresses'), address) == pod then
     redis.call('HDEL', key('addresses'), address)
   end
 end
 
-local function wipe(pod, is_back)
-  forget_address(pod)
+local function remove_pod(pod, registers_anew)
+  remove_address(pod)
   local models = redis.call('HKEYS', key('residency:' .. pod))
   for _, model in ipairs(models) do
-    if is_back then  -- it will say at once what it still holds
+    if registers_anew then  -- the pod reports at once what it still holds
       redis.call('SREM', key('warm:' .. model), pod)
     else
-      cool(pod, model)
+      remove_warm(pod, model)
     end
     redis.call('HDEL', key('claims:' .. model), pod)
     redis.call('ZREM', key('unstarted'), model .. '|' .. pod)
@@ -25,25 +25,21 @@ local function wipe(pod, is_back)
   redis.call('DEL', key('residency:' .. pod), key('slots:' .. pod), key('ongoing:' .. pod),
     key('pod:' .. pod))
   redis.call('ZREM', key('leases'), pod)
-  counted[pod] = nil
+  changed_counts[pod] = nil
+  change('gone', pod)
 end
 
-local function reap_pods()
-  local dead = redis.call('ZRANGEBYSCORE', key('leases'), '-inf', now)
-  for _, pod in ipairs(dead) do
-    wipe(pod)
-    change('gone', pod)
-  end
-  return #dead
+local function expire_pods()
+  local expired = redis.call('ZRANGEBYSCORE', key('leases'), '-inf', now)
+  for _, pod in ipairs(expired) do remove_pod(pod) end
 end
 
 function op.register(pod, info, slots, lease_ms)
-  wipe(pod, true)
-  change('gone', pod)
+  remove_pod(pod, true)
   local epoch = next_fence()
   redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots, 'epoch', epoch,
     'phase', 'ready', 'used', '{}', 'loads', 0)
-  redis.call('HSET', key('addresses'), address_in(info), pod)
+  redis.call('HSET', key('addresses'), address_of(info), pod)
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   publish_pod(pod)
   return epoch
@@ -51,7 +47,7 @@ end
 
 function op.has_address(address)
   local pod = redis.call('HGET', key('addresses'), address)
-  return pod and alive(pod) or false
+  return pod and is_alive(pod) or false
 end
 
 local function append_samples(model, measure, values)
@@ -66,22 +62,24 @@ local function append_samples(model, measure, values)
   change('samples', model, measure, values)
 end
 
--- Idle memory of the pool: the sum outlives its pods. A pod's figure only grows, through leases lost
--- and replies that were; one that is smaller than the last is a new process's, which began at zero.
-local function count_idle(pod, byte_s)
-  local told = key('idle:' .. pod)
-  local before = tonumber(redis.call('GET', told) or 0)
+-- Idle memory of the pool, summed over the pods of its whole life. A pod's own total only grows,
+-- also across lost leases and replies; a total below the last one is of a new process, which began
+-- at 0.
+local function add_idle_memory(pod, byte_s)
+  local last = key('idle:' .. pod)
+  local before = tonumber(redis.call('GET', last) or 0)
   if byte_s == before then return end
   redis.call('INCRBYFLOAT', key('idle_memory'), byte_s > before and byte_s - before or byte_s)
-  redis.call('SET', told, byte_s, 'EX', 86400)
+  redis.call('SET', last, byte_s, 'EX', 86400)
 end
 
 function op.idle_memory()
   return redis.call('GET', key('idle_memory')) or '0'
 end
 
+-- A heartbeat.
 function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
-  if not current(pod, epoch) then return {'lost'} end
+  if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
   local known = redis.call('HMGET', hash, 'used', 'loads')
@@ -90,12 +88,12 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
     publish_pod(pod)
   end
   for _, sample in ipairs(samples) do append_samples(sample[1], sample[2], sample[3]) end
-  count_idle(pod, idle_byte_s)
+  add_idle_memory(pod, idle_byte_s)
   return {'ok'}
 end
 
 function op.phase(pod, epoch, phase)
-  if not current(pod, epoch) then return {'lost'} end
+  if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('HSET', key('pod:' .. pod), 'phase', phase)
   publish_pod(pod)
   return {'ok'}
@@ -103,7 +101,6 @@ end
 
 function op.leave(pod, epoch)
   if redis.call('HGET', key('pod:' .. pod), 'epoch') ~= tostring(epoch) then return {'lost'} end
-  wipe(pod)
-  change('gone', pod)
+  remove_pod(pod)
   return {'ok'}
 end

@@ -1,6 +1,6 @@
 -- Load claims: at most one load of a model per pod, or in the whole pool, with a fencing token.
--- A claim that its pod has not started within its time is over, whether or not somebody swept it;
--- a started one lives as long as the pod's lease.
+-- A claim expires if its pod does not start the load in time; a started one lasts as long as the
+-- pod's lease.
 
 local function claim_of(model, pod)
   local text = redis.call('HGET', key('claims:' .. model), pod)
@@ -16,28 +16,29 @@ local function drop_claim(model, pod)
   redis.call('ZREM', key('unstarted'), model .. '|' .. pod)
 end
 
-local function settle(pod, model)
+-- The model stays in the tier that the load started from.
+local function end_load(pod, model)
   local tier, loading, _, bytes = residency(pod, model)
   if tier and loading ~= '-' then set_residency(pod, model, tier, '-', bytes) end
 end
 
-local function reap_claims()
-  local late = redis.call('ZRANGEBYSCORE', key('unstarted'), '-inf', now)
-  for _, member in ipairs(late) do
+local function expire_claims()
+  local expired = redis.call('ZRANGEBYSCORE', key('unstarted'), '-inf', now)
+  for _, member in ipairs(expired) do
     local model, pod = member:match('^(.*)|([^|]*)$')
     drop_claim(model, pod)
-    settle(pod, model)
+    end_load(pod, model)
   end
 end
 
--- How many other pods that take requests hold the model on their device or are loading it.
+-- Number of other accepting pods that hold the model on their device or load it.
 local function copies_elsewhere(model, pod)
   local copies = 0
   for _, other in ipairs(redis.call('SMEMBERS', key('warm:' .. model))) do
-    if other ~= pod and serving(other) then copies = copies + 1 end
+    if other ~= pod and is_serving(other) then copies = copies + 1 end
   end
   for _, other in ipairs(redis.call('HKEYS', key('claims:' .. model))) do
-    if other ~= pod and claim_of(model, other) and serving(other) then copies = copies + 1 end
+    if other ~= pod and claim_of(model, other) and is_serving(other) then copies = copies + 1 end
   end
   return copies
 end
@@ -53,9 +54,22 @@ local function make_claim(model, pod, claim_ms)
   return token, tier
 end
 
+-- nil where the pod holds its lease and the claim, else the result to return.
+local function check_claim(pod, epoch, model, token)
+  if not holds_lease(pod, epoch) then return {'lost'} end
+  if claim_of(model, pod) ~= token then return {'fenced'} end
+end
+
+local function record_failure(name, model, failure)
+  if redis.call('HGET', key('keys'), name) == model then
+    redis.call('HSET', key('failures'), name, failure)
+    publish_model(name)
+  end
+end
+
 function op.claim(pod, epoch, model, scope, claim_ms)
-  if not current(pod, epoch) then return {'lost'} end
-  reap_claims()
+  if not holds_lease(pod, epoch) then return {'lost'} end
+  expire_claims()
   local tier, loading = residency(pod, model)
   if tier == 'device' then return {'warm'} end
   if loading and loading ~= '-' then return {'loading'} end
@@ -64,8 +78,8 @@ function op.claim(pod, epoch, model, scope, claim_ms)
 end
 
 function op.start(pod, epoch, model, token, source)
-  if not current(pod, epoch) then return {'lost'} end
-  if claim_of(model, pod) ~= token then return {'fenced'} end
+  local refusal = check_claim(pod, epoch, model, token)
+  if refusal then return refusal end
   redis.call('HSET', key('claims:' .. model), pod, token .. ':0')
   redis.call('ZREM', key('unstarted'), model .. '|' .. pod)
   local _, loading, _, bytes = residency(pod, model)
@@ -73,17 +87,16 @@ function op.start(pod, epoch, model, token, source)
   return {'ok'}
 end
 
--- The first warm pod of a model's new generation ends the service of the previous one.
+-- The first warm pod of a model's new generation replaces the previous one.
 local function promote(name, model)
   if redis.call('HGET', key('keys'), name) ~= model then return end
-  local changed = redis.call('HDEL', key('failures'), name)
-    + redis.call('HDEL', key('previous'), name) + redis.call('HDEL', key('previous_keys'), name)
-  if changed > 0 then publish_model(name) end
+  local removed = redis.call('HDEL', key('failures'), name) + drop_previous(name)
+  if removed > 0 then publish_model(name) end
 end
 
 function op.finish(pod, epoch, model, token, bytes, name)
-  if not current(pod, epoch) then return {'lost'} end
-  if claim_of(model, pod) ~= token then return {'fenced'} end
+  local refusal = check_claim(pod, epoch, model, token)
+  if refusal then return refusal end
   drop_claim(model, pod)
   set_residency(pod, model, 'device', '-', bytes)
   promote(name, model)
@@ -91,22 +104,26 @@ function op.finish(pod, epoch, model, token, bytes, name)
 end
 
 function op.fail(pod, epoch, model, token, name, failure)
-  if not current(pod, epoch) then return {'lost'} end
-  if claim_of(model, pod) ~= token then return {'fenced'} end
+  local refusal = check_claim(pod, epoch, model, token)
+  if refusal then return refusal end
   drop_claim(model, pod)
-  settle(pod, model)
-  if redis.call('HGET', key('keys'), name) == model then
-    redis.call('HSET', key('failures'), name, failure)
-    publish_model(name)
-  end
+  end_load(pod, model)
+  record_failure(name, model, failure)
+  return {'ok'}
+end
+
+-- A model that was warm at the pod stopped working there.
+function op.broken(pod, epoch, model, name, failure)
+  if not holds_lease(pod, epoch) then return {'lost'} end
+  record_failure(name, model, failure)
   return {'ok'}
 end
 
 function op.tier(pod, epoch, model, tier, bytes)
-  if not current(pod, epoch) then return {'lost'} end
+  if not holds_lease(pod, epoch) then return {'lost'} end
   local token, expiry = claim_of(model, pod)
   if token and expiry ~= 0 and tier ~= 'device' then
-    set_residency(pod, model, tier, tier, bytes)  -- a gateway asked for a load meanwhile
+    set_residency(pod, model, tier, tier, bytes)  -- a gateway claimed a load meanwhile
     return {'ok'}
   end
   drop_claim(model, pod)

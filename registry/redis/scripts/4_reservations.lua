@@ -1,23 +1,23 @@
--- Reservations: a slot at the entry pod and a place in the inference stage of the predict pod, taken
--- together or not at all. They expire, so a gateway that dies leaks nothing.
+-- Reservations: a slot at the entry pod and a place in the inference stage of the predict pod, both
+-- or neither. They expire, so a gateway that dies leaks none.
 
--- mode: 'warm' wants the model on the predict pod's device; 'join' accepts a load under way there;
--- 'load' may claim a load at that pod, but only while at most `copies` other pods hold the model or
--- are loading it (-1: however many), so that two gateways that saw the same state load once.
+-- mode: 'warm' needs the model on the predict pod's device; 'join' accepts a load in progress
+-- there; 'load' may claim a load at that pod, but only while at most `copies` other pods hold or
+-- load the model (-1: any number), so that two gateways that act on the same state load it once.
 function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, claim_ms)
-  if not alive(entry) then return {'gone', entry} end
+  if not is_alive(entry) then return {'gone', entry} end
   local pod = redis.call('HMGET', key('pod:' .. entry), 'slots', 'phase')
   if pod[2] ~= 'ready' then return {'gone', entry} end
   local slots_set = key('slots:' .. entry)
-  if occupied(slots_set, entry) >= tonumber(pod[1]) then
-    touch(entry)
+  if count_reservations(slots_set, entry) >= tonumber(pod[1]) then
+    mark_counts(entry)
     return {'full', entry}
   end
-  if predict ~= entry and not serving(predict) then return {'gone', predict} end
+  if predict ~= entry and not is_serving(predict) then return {'gone', predict} end
   local ongoing_set = key('ongoing:' .. predict)
   if target > 0 then
-    if occupied(ongoing_set, predict) >= target then
-      touch(predict)
+    if count_reservations(ongoing_set, predict) >= target then
+      mark_counts(predict)
       return {'busy', predict}
     end
   end
@@ -37,14 +37,14 @@ function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, cla
   end
   redis.call('ZADD', slots_set, now + ttl_ms, id)
   redis.call('ZADD', ongoing_set, now + ttl_ms, id)
-  touch(entry)
-  touch(predict)
+  mark_counts(entry)
+  mark_counts(predict)
   return {'ok', token, start}
 end
 
 function op.release(id, entry, predict)
-  if redis.call('ZREM', key('slots:' .. entry), id) > 0 then touch(entry) end
-  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then touch(predict) end
+  if redis.call('ZREM', key('slots:' .. entry), id) > 0 then mark_counts(entry) end
+  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then mark_counts(predict) end
   return true
 end
 
@@ -54,26 +54,28 @@ function op.renew(id, ttl_ms, entry, predict)
   return true
 end
 
--- What a pod that registered anew has forgotten: its requests go on all the same.
+-- Enter a reservation again, whose request continues after its pod registered anew.
 function op.hold(id, ttl_ms, entry, predict)
-  if not alive(entry) or not alive(predict) then return false end
+  if not is_alive(entry) or not is_alive(predict) then return false end
   if redis.call('ZADD', key('slots:' .. entry), 'NX', now + ttl_ms, id) > 0 then
     redis.call('ZADD', key('ongoing:' .. predict), now + ttl_ms, id)
-    touch(entry)
-    touch(predict)
+    mark_counts(entry)
+    mark_counts(predict)
   end
   return true
 end
 
--- The inference stage is over; the slot stays until the answer is out.
+-- The inference stage has ended; the slot stays taken until the response is sent.
 function op.infer_end(id, predict)
-  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then touch(predict) end
+  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then mark_counts(predict) end
   return true
 end
 
--- It looks at every pod, so it is for new copies, and once a second however many copies there are.
-local function reap_reservations()
+-- Visits every pod, so it runs for new copies and once a second, however many copies there are.
+local function expire_reservations()
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
-    if purge(key('slots:' .. pod)) + purge(key('ongoing:' .. pod)) > 0 then touch(pod) end
+    if remove_expired(key('slots:' .. pod)) + remove_expired(key('ongoing:' .. pod)) > 0 then
+      mark_counts(pod)
+    end
   end
 end

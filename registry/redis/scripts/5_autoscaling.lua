@@ -1,17 +1,17 @@
--- Who plans, what was begun, how many pods are wanted. Autoscalers hold a lease in turn; its fencing
--- token goes with everything they write, so one that lost it can begin nothing more.
+-- The autoscalers' log: leader's lease, actions in progress, pods wanted. Every write carries the
+-- lease's fencing token, so an autoscaler that lost the lease can begin no action.
 
-local MOST_REMEMBERED = 100
+local MAX_HISTORY = 100
 
--- {holder, token, until, ttl} while somebody leads, else {}. A clock that went back would make a
--- lease last for as long as it went back by, so none is believed that has more left than it was for.
+-- {holder, token, until, ttl} while the lease is held, else {}. A clock set back would prolong a
+-- lease, so one with more time left than its ttl is invalid.
 local function leader()
   local last = redis.call('HMGET', key('leader'), 'holder', 'token', 'until', 'ttl')
   local left_ms = (tonumber(last[3] or 0) or 0) - now
   return left_ms > 0 and left_ms <= (tonumber(last[4] or 0) or 0) and last or {}
 end
 
-local function leads(token) return leader()[2] == tostring(token) end
+local function is_leader(token) return leader()[2] == tostring(token) end
 
 function op.lead(holder, ttl_ms)
   local current = leader()
@@ -23,29 +23,30 @@ function op.lead(holder, ttl_ms)
 end
 
 function op.resign(token)
-  if leads(token) then redis.call('DEL', key('leader')) end
+  if is_leader(token) then redis.call('DEL', key('leader')) end
   return true
 end
 
-local function remember(subject, record)
+local function log_action(subject, record)
   if redis.call('HEXISTS', key('models'), subject) == 1 then
     redis.call('HSET', key('acted'), subject, record)
   end
   redis.call('LPUSH', key('history'), record)
-  redis.call('LTRIM', key('history'), 0, MOST_REMEMBERED - 1)
+  redis.call('LTRIM', key('history'), 0, MAX_HISTORY - 1)
 end
 
--- Write down what is about to be done, before it is done: whoever takes over does not do it again.
+-- Record an action before it is carried out, so that the next leader does not repeat it.
 function op.intend(token, id, ttl_ms, subject, record)
-  if not leads(token) then return 'fenced' end
+  if not is_leader(token) then return 'fenced' end
   local known = redis.call('HGET', key('intents'), id)
   if known and cjson.decode(known)[1] > now then return 'busy' end
   redis.call('HSET', key('intents'), id, cjson.encode({now + ttl_ms, record}))
-  remember(subject, record)
+  log_action(subject, record)
   return 'ok'
 end
 
--- It is done, or failed; what became of it replaces what was intended. From anybody: it happened.
+-- An action has ended: its outcome replaces the intent. Needs no lease, since the action has
+-- happened.
 function op.ended(id, subject, record)
   redis.call('HDEL', key('intents'), id)
   if redis.call('HEXISTS', key('acted'), subject) == 1 then
@@ -55,15 +56,15 @@ function op.ended(id, subject, record)
 end
 
 function op.scale(token, wanted, subject, record)
-  if not leads(token) then return 'fenced' end
+  if not is_leader(token) then return 'fenced' end
   if redis.call('GET', key('wanted')) == wanted then return 'unchanged' end
   redis.call('SET', key('wanted'), wanted)
-  remember(subject, record)
+  log_action(subject, record)
   change('wanted', wanted)
   return 'ok'
 end
 
--- What is needed at every plan: actions under way, and the wanted pods.
+-- What every tick needs: actions in progress, and the pods wanted.
 function op.under_way()
   local intents = {}
   local all = redis.call('HGETALL', key('intents'))

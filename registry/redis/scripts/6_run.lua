@@ -1,21 +1,20 @@
--- The state for a new copy, but for what it reads beside the script; the sweep; and the run of a batch: ARGV[1] holds the operations,
--- ARGV[2] names their origin. What changed is published once, under one new version: everything to
--- gateways, and without the counts, which change with every request, to pods.
+-- Sync, snapshot, and the run of a batch: ARGV[1] holds the operations, ARGV[2] their origin.
+-- Changes are published once per batch, under one new version: all of them to gateways; to pods
+-- without the counts, which change with every request.
 
 function op.sync()
-  reap_pods()
-  reap_claims()
-  if redis.call('SET', key('swept'), now, 'NX', 'PX', 900) then reap_reservations() end
+  expire_pods()
+  expire_claims()
+  if redis.call('SET', key('swept'), now, 'NX', 'PX', 900) then expire_reservations() end
   return true
 end
 
 local function all_pods()
   local pods = {}
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
-    local fields = redis.call('HMGET', key('pod:' .. pod), 'info', 'epoch', 'phase', 'used', 'loads')
-    local slots, ongoing = counts(pod)
-    pods[#pods + 1] = {pod, fields[1], tonumber(fields[2]), fields[3], fields[4],
-      tonumber(fields[5]), slots, ongoing, redis.call('HGETALL', key('residency:' .. pod))}
+    local record = {pod_record(pod)}
+    record[9] = redis.call('HGETALL', key('residency:' .. pod))
+    pods[#pods + 1] = record
   end
   return pods
 end
@@ -30,16 +29,17 @@ local function all_samples()
   return samples
 end
 
+-- The state for a new copy, except for the hashes that it reads beside the script.
 function op.snapshot()
-  reap_pods()
-  reap_claims()
-  reap_reservations()
+  expire_pods()
+  expire_claims()
+  expire_reservations()
   return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted')))}
 end
 
 local results = {}
 for index, call in ipairs(cjson.decode(ARGV[1])) do
-  -- One that fails must not take along the others, nor hide what they have written.
+  -- A failed operation must neither stop the others nor hide what they have written.
   local ok, result = pcall(op[call[1]], unpack(call, 2))
   if not ok then
     result = {error = type(result) == 'table' and result.err or tostring(result)}
@@ -47,7 +47,7 @@ for index, call in ipairs(cjson.decode(ARGV[1])) do
   results[index] = result
 end
 
--- Versions begin at the clock: a Redis that lost its data must not come to those that copies know.
+-- Versions begin at the clock, so a Redis that lost its data repeats none that copies have seen.
 local function current_version(counter)
   local version = redis.call('GET', key(counter))
   if version then return tonumber(version) end
@@ -72,7 +72,7 @@ if #changes > 0 then
 else
   news_version = current_version('news_version')
 end
-for pod in pairs(counted) do
+for pod in pairs(changed_counts) do
   if redis.call('EXISTS', key('pod:' .. pod)) == 1 then change('counts', pod, counts(pod)) end
 end
 local version
