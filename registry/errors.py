@@ -1,4 +1,4 @@
-"""What can go wrong between a component and the registry."""
+"""Errors between a component and the registry, and of declarations."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ class RegistryError(Exception):
 
 
 class RegistryUnavailable(RegistryError):
-    """Redis did not answer; the caller goes on with its last copy."""
+    """Redis did not reply; the caller continues with its last copy."""
 
 
 class RegistryRefused(RegistryUnavailable):
-    """Redis answered, but with an error."""
+    """Redis replied with an error."""
 
-    def __init__(self, answer: str) -> None:
-        super().__init__(f"Redis refused the call: {answer}")
-        self.code = answer.partition(" ")[0]
-        """The first word of the answer, such as `NOSCRIPT` or `READONLY`."""
+    def __init__(self, reply: str) -> None:
+        super().__init__(f"Redis refused the call: {reply}")
+        self.code = reply.partition(" ")[0]
+        """The first word of the reply, such as `NOSCRIPT` or `READONLY`."""
 
 
 class LeaseLost(RegistryError):
@@ -25,11 +25,11 @@ class LeaseLost(RegistryError):
 
 
 class ClaimLost(RegistryError):
-    """The load claim was fenced off: a newer claim exists, or the pod's lease is over."""
+    """The claim of a load has expired or was replaced by a newer one."""
 
 
 class InvalidModel(RegistryError):
-    """A declaration has mistakes; `problems` holds all of them, one line each."""
+    """A declaration is invalid; `problems` holds all mistakes, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -37,4 +37,4 @@ class InvalidModel(RegistryError):
 
 
 class InvalidYaml(RegistryError):
-    """A text is no YAML, or means something else than it seems to; the message is one line."""
+    """A text is not valid YAML, or ambiguous; the message is one line."""

@@ -1,6 +1,6 @@
-"""Settings tables: one dataclass drives flags, environment variables, defaults and reference.
+"""Settings tables: one dataclass defines flags, environment variables, defaults and help.
 
-Every component declares a frozen dataclass whose fields are made by `option`, and reads it once at
+Every component declares a frozen dataclass with fields made by `option`, and reads it once at
 start: flag over environment over default. All mistakes are reported together.
 """
 
@@ -23,13 +23,13 @@ def option(
     *,
     is_required: bool = False,
 ) -> Any:
-    """A settings field that carries its parser and one line on when to change it."""
+    """A field with its parser, which raises ValueError, and its help text."""
     metadata = {"parse": parse, "help": help_text, "is_required": is_required}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def parse_bool(text: str) -> bool:
-    """Read a yes or a no. Raises ValueError."""
+    """Raises ValueError."""
     if text.lower() in {"1", "true", "yes", "on"}:
         return True
     if text.lower() in {"0", "false", "no", "off", ""}:
@@ -38,7 +38,7 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A reader of whole numbers within bounds."""
+    """A parser of whole numbers within bounds."""
     allowed = f"from {low} to {high}" if high is not None else f"of at least {low}"
 
     def parse(text: str) -> int:
@@ -54,7 +54,7 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a positive, finite number of seconds. Raises ValueError."""
+    """A positive, finite number of seconds. Raises ValueError."""
     try:
         value = float(text)
     except ValueError:
@@ -65,7 +65,6 @@ def parse_seconds(text: str) -> float:
 
 
 def environment_name(field_name: str, prefix: str = "PILOTLIGHT_") -> str:
-    """The environment variable of a setting."""
     return f"{prefix}{field_name.upper()}"
 
 
@@ -77,7 +76,7 @@ def read_settings(
     prog: str,
     variable: Callable[[str], str] = environment_name,
 ) -> Settings:
-    """Settings from flags over environment over defaults; exits with status 2 on mistakes."""
+    """Settings from flags, environment and defaults; exits with status 2 on mistakes."""
     parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass, by contract
     for each in fields:
@@ -107,7 +106,7 @@ def settings_from_fields(
     *,
     variable: Callable[[str], str] = environment_name,
 ) -> Settings:
-    """Settings from keyword fields; raises ValueError naming all mistakes together."""
+    """Settings from texts by field name. Raises ValueError with all mistakes together."""
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     problems = [f"unknown setting {name!r}" for name in values if name not in fields]
     problems += [

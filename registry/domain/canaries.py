@@ -1,7 +1,7 @@
 """Canaries: models that take a share of the requests to another model of their namespace.
 
-A canary is a model in its own right, with its own weights, policy, copies and status; two
-annotations make it one. Pure.
+A canary is declared like any model, with weights, policy, copies and status of its own; two
+annotations make it a canary. Pure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TOTAL_PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A model that takes so many of a hundred requests to another."""
+    """A model that takes `percent` of the requests to another one."""
 
     model: ModelName
     percent: int
 
 
 class Canaries:
-    """The canaries of a pool's models, looked for again when models change."""
+    """The canaries of a pool's models, found again after models change."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -37,7 +37,7 @@ class Canaries:
         self._found: dict[ModelName, tuple[Canary, ...]] = {}
 
     def of(self, name: ModelName) -> tuple[Canary, ...]:
-        """A model's canaries by name; together they take a hundred of a hundred at most."""
+        """A model's canaries in the order of names; their shares add up to at most 100 %."""
         if self._models_version != self._state.models_version:
             self._models_version = self._state.models_version
             self._found = find_canaries(self._state.models.values())
@@ -45,7 +45,7 @@ class Canaries:
 
 
 def find_canaries(records: Iterable[ModelRecord]) -> dict[ModelName, tuple[Canary, ...]]:
-    """Canaries by the model they stand in for. Where shares exceed the whole, the last give way."""
+    """Canaries by stable model. Where shares exceed 100 %, those last by name are reduced."""
     found: dict[ModelName, tuple[Canary, ...]] = {}
     declared = sorted(
         (record.spec for record in records if record.spec.policy.canary_of is not None),

@@ -1,4 +1,7 @@
-"""How models, pods, failures and profiles are written in Redis: JSON, one field per attribute."""
+"""Models, pods, failures and profiles as JSON in Redis, one field per attribute.
+
+Fields that a newer version wrote are ignored.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ from registry.domain.profile import Profile, ProfilePoint
 
 
 def encode_spec(spec: ModelSpec) -> str:
-    """A model specification as JSON."""
     document = asdict(spec) | {"name": spec.name._asdict()}
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def decode_spec(text: str) -> ModelSpec:
-    """Read what `encode_spec` wrote."""
     stored: dict[str, Any] = orjson.loads(text)
     name = stored["name"]
     policy = _known(ModelPolicy, stored["policy"])
@@ -50,7 +51,6 @@ def decode_spec(text: str) -> ModelSpec:
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a newer version wrote and this one does not know."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
@@ -60,12 +60,11 @@ def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def encode_failure(failure: LoadFailure) -> str:
-    """A load failure as JSON."""
     return orjson.dumps(asdict(failure)).decode()
 
 
 def decode_record(spec: str, previous: str | bool, failure: str | bool) -> ModelRecord:
-    """A model's record from its three stored parts; absent ones are false."""
+    """A model's record from its three stored parts; a missing part is False."""
     return ModelRecord(
         spec=decode_spec(spec),
         previous=decode_spec(previous) if isinstance(previous, str) else None,
@@ -76,22 +75,18 @@ def decode_record(spec: str, previous: str | bool, failure: str | bool) -> Model
 
 
 def encode_pod(info: PodInfo) -> str:
-    """What a pod says of itself, as JSON."""
     return orjson.dumps(asdict(info)).decode()
 
 
 def decode_pod(text: str) -> PodInfo:
-    """Read what `encode_pod` wrote."""
     return PodInfo(**_known(PodInfo, orjson.loads(text)))
 
 
 def encode_profile(profile: Profile) -> str:
-    """A model's profile as JSON."""
     return orjson.dumps(asdict(profile)).decode()
 
 
 def decode_profile(text: str) -> Profile:
-    """Read what `encode_profile` wrote."""
     stored: dict[str, Any] = _known(Profile, orjson.loads(text))
     points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
     return Profile(points=points, **stored)

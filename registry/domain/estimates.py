@@ -1,7 +1,7 @@
-"""Live estimates: what the last measurements say a load, an inference or a hop takes.
+"""Estimated durations of loads, stages and network hops: medians of the latest measurements.
 
-Pods measure, the registry carries the samples, policies read medians. Priors stand in until the
-first measurement and are marked as such, since a deadline is never refused on a prior.
+Pods measure, the registry distributes the samples, policies read medians. Priors replace missing
+measurements and are marked, since a request is never rejected for its deadline because of a prior.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WINDOW: Final = 32
-"""Samples kept per model and measure: short, so that a change is followed within seconds."""
+"""Samples kept per model and measure: few, so that medians follow a change within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An expected duration in seconds, and whether it was measured or assumed."""
+    """An expected duration, and whether it was measured or is a prior."""
 
     seconds: float
     is_measured: bool
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """What is assumed of a model that was never measured. Times in seconds."""
+    """Assumptions about a model without measurements. Times in seconds."""
 
     load_s: float = 3.0
     """Liu 2025, section 6.3: a T5-small cold start costs about 3 s."""
@@ -39,9 +39,9 @@ class Priors:
     postprocess_s: float = 0.001
     network_s: float = 0.002
     assets_s: float = 0.25
-    """Fetching and reading a tokenizer: 0.10-0.25 s where it was measured."""
+    """Fetching and reading a tokenizer: measured at 0.10-0.25 s."""
     load_bytes: float = 250e6
-    """Assumed size of a model nobody has loaded yet, for pods with a known link rate."""
+    """Size of a model before its first load, for pods with a known link rate."""
 
 
 PRIORS: Final = Priors()
@@ -53,16 +53,16 @@ class StageTimes:
 
     infer_s: float
     share_s: float
-    """What one request takes of the device; less than `infer_s` where requests share batches."""
+    """Device time per request; less than `infer_s` where requests share batches."""
     preprocess_s: float
-    """Preprocessing; with `postprocess_s` it is Liu's T_P."""
+    """With `postprocess_s` Liu's T_P."""
     postprocess_s: float
-    """Postprocessing: for so long a slot is held once inference is over."""
+    """Time for which a slot is held after inference."""
     is_measured: bool
 
     @property
     def hold_s(self) -> float:
-        """How long a request holds its slot when it waits for nothing: T_I + T_P."""
+        """How long a request holds its slot without any waiting: T_I + T_P."""
         return self.infer_s + self.preprocess_s + self.postprocess_s
 
 
@@ -71,22 +71,21 @@ _FROM_AND_BELOW: Final = {
     tier: tuple((f"load:{each}", each) for each in _BELOW_DEVICE[at:])
     for at, tier in enumerate(_BELOW_DEVICE)
 }
-"""Measures of loads that start at a tier, or further from the device."""
+"""Measures of loads that start at a tier or a slower one."""
 
 
 class ModelEstimates:
-    """The latest samples of one model generation, with their medians at hand."""
+    """The latest samples of one model generation, with cached medians."""
 
     __slots__ = ("_medians", "_samples", "_stages")
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
-        """Worked out when asked for: samples come more often than most models are looked at."""
+        """Computed on demand: most models get samples more often than they are read."""
         self._stages: StageTimes | None = None
 
     def add(self, measure: str, values_s: Iterable[float]) -> None:
-        """Take in new samples of a measure."""
         samples = self._samples.get(measure)
         if samples is None:
             samples = self._samples[measure] = deque(maxlen=WINDOW)
@@ -96,7 +95,6 @@ class ModelEstimates:
 
     @property
     def stages(self) -> StageTimes:
-        """The stage times that the samples say."""
         if self._stages is None:
             self._stages = self._stage_times()
         return self._stages
@@ -112,14 +110,14 @@ class ModelEstimates:
         )
 
     def get(self, measure: str) -> Estimate | None:
-        """The median of a measure, if it was ever taken."""
+        """The median of a measure; None without samples."""
         known = self._medians.get(measure)
         if known is None and (samples := self._samples.get(measure)):
             known = self._medians[measure] = Estimate(median(samples), is_measured=True)
         return known
 
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
-        """Time of a load that starts at `tier`; a slower tier's time bounds an unmeasured one."""
+        """Time of a load from `tier`; where unmeasured, a slower tier's time is the upper bound."""
         for measure, candidate in _FROM_AND_BELOW.get(tier, ()):
             known = self.get(measure)
             if known is not None:
@@ -130,32 +128,30 @@ class ModelEstimates:
 
     @property
     def infer(self) -> Estimate:
-        """Time of one inference, which is that of the whole batch a request is in."""
+        """Time of one inference: that of the whole batch."""
         return self.get("infer") or Estimate(PRIORS.infer_s, is_measured=False)
 
     @property
     def share(self) -> Estimate:
-        """Time of the device per request: that of its batch by its share of the items."""
+        """Device time per request: its batch's time, proportional to its share of the items."""
         return self.get("share") or self.infer
 
     @property
     def preprocess(self) -> Estimate:
-        """Time of preprocessing one request."""
         return self.get("preprocess") or Estimate(PRIORS.preprocess_s, is_measured=False)
 
     @property
     def postprocess(self) -> Estimate:
-        """Time of postprocessing one request."""
         return self.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
 
     @property
     def network(self) -> Estimate:
-        """Time a request spends between an entry pod and another predict pod."""
+        """Time of a request between its entry pod and another predict pod."""
         return self.get("network") or Estimate(PRIORS.network_s, is_measured=False)
 
     @property
     def assets(self) -> Estimate:
-        """Time an entry pod takes to get the model's small files ready, the first time."""
+        """Time an entry pod needs to load the model's small files, once."""
         return self.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
 
 

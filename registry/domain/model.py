@@ -1,6 +1,6 @@
-"""What a model is: its identity, what its InferenceService asked for, and its routing policy.
+"""Models: identity, specification as declared, policy, and the record in the registry.
 
-Value types only. Parsing YAML and annotations into them is `inference_service` and `annotations`.
+Value types only; `registry.inference_service` parses YAML and annotations into them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Tier(StrEnum):
-    """Where a model's weights are for a pod, nearest to inference first."""
+    """Where a model's weights are for a pod, from fastest to slowest."""
 
     DEVICE = "device"
     HOST = "host"
@@ -21,7 +21,7 @@ class Tier(StrEnum):
 
 
 class Task(StrEnum):
-    """What a model does with a request; names follow the Hugging Face task vocabulary."""
+    """What a model does, in the names of Hugging Face's tasks."""
 
     TEXT_EMBEDDING = "text-embedding"
     TEXT_TO_TEXT = "text2text-generation"
@@ -32,7 +32,7 @@ class Task(StrEnum):
 
 
 class RoutingPolicy(StrEnum):
-    """The routing policies of the gateway, by annotation value."""
+    """Routing policies of the gateway, as annotation values."""
 
     AUTO = "auto"
     COLOCATION = "colocation"
@@ -54,7 +54,7 @@ class Preload(StrEnum):
 class ModelName(NamedTuple):
     """`namespace/name` of an InferenceService; the namespace is the tenant.
 
-    A tuple, since a model is looked up by it several times per request.
+    A tuple, because it is hashed several times per request.
     """
 
     namespace: str
@@ -65,7 +65,7 @@ class ModelName(NamedTuple):
 
     @property
     def path_segment(self) -> str:
-        """The name as one URL path segment, which is how pods know it: `namespace~name`."""
+        """The name as one URL path segment, as used at pods: `namespace~name`."""
         return f"{self.namespace}~{self.name}"
 
     @classmethod
@@ -83,7 +83,7 @@ class ModelName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicy:
-    """How one model is served, typed from its `pilotlight.io/` annotations. Times in seconds."""
+    """How a model is served: its `pilotlight.io/` annotations as types. Times in seconds."""
 
     routing: RoutingPolicy = RoutingPolicy.AUTO
     target_ongoing_requests: int = 3
@@ -99,24 +99,24 @@ class ModelPolicy:
     preload: Preload = Preload.PREDICTIVE
     preload_tier: Tier = Tier.DEVICE
     max_batch_size: int | None = None
-    """None: the pod finds it by what batches take, see `registry.domain.profile`."""
+    """None: from the measured profile, see `registry.domain.profile`."""
     max_batch_wait_s: float = 0.0
     max_infer_s: float | None = None
     """None: the pod's own limit."""
     canary_of: str | None = None
-    """The model of its namespace of whose requests it takes a share."""
+    """The model of the same namespace of whose requests this one takes `canary_percent`."""
     canary_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model as declared: where its weights are, how to read them, how to serve it."""
+    """A model as declared: where its weights are, how to read them, how to serve it."""
 
     name: ModelName
     storage_uri: str
     format: str = "huggingface"
     task: Task | None = None
-    """None: the runtime reads it from the model's own configuration."""
+    """None: the runtime reads it from the model's config.json."""
     protocol: str = "v2"
     pool: str = "default"
     policy: ModelPolicy = field(default_factory=ModelPolicy)
@@ -124,12 +124,12 @@ class ModelSpec:
     labels: tuple[tuple[str, str], ...] = ()
 
     generation: str = field(init=False, compare=False)
-    """A hash of what decides the weights: the storage URI, the format and the task."""
+    """Hash of what determines the weights: storage URI, format and task."""
     key: str = field(init=False, compare=False)
-    """`namespace/name@generation`: what tiers, claims and estimates are filed under."""
+    """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
     def __post_init__(self) -> None:
-        """Work out the identity once: it is looked up several times per request."""
+        """Compute generation and key once: they are read several times per request."""
         digest = hashlib.sha256(f"{self.storage_uri}\0{self.format}\0{self.task or ''}".encode())
         generation = digest.hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
@@ -137,13 +137,13 @@ class ModelSpec:
 
 
 def name_of_key(key: str) -> ModelName:
-    """The model's name in a `namespace/name@generation` key."""
+    """The name in a `namespace/name@generation` key."""
     return ModelName.parse(key.rpartition("@")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """Why a generation could not be loaded, and until when nobody tries again."""
+    """Why a generation could not be loaded, and when the next attempt is allowed."""
 
     key: str
     reason: str
@@ -153,19 +153,19 @@ class LoadFailure:
     retry_at_s: float
     """Registry (Redis) time in seconds since the epoch."""
     http_status: int = 503
-    """503 for a load that may succeed later; 507 where the model fits no budget."""
+    """503 where a later load may succeed; 507 where the model exceeds the memory budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A declared model in the registry, with what is known of its health."""
+    """A declared model in the registry, with its last failure."""
 
     spec: ModelSpec
     previous: ModelSpec | None = None
-    """The generation that serves until `spec`'s own is warm for the first time."""
+    """The generation that serves until the one of `spec` is warm for the first time."""
     failure: LoadFailure | None = None
 
     @property
     def serving(self) -> ModelSpec:
-        """The generation requests go to now."""
+        """The generation that serves requests now."""
         return self.previous or self.spec

@@ -1,13 +1,14 @@
-"""Every `pilotlight.io/` annotation: its key, what it allows, and the policy field it sets.
+"""All `pilotlight.io/` annotations: key, allowed values, and the policy field that each sets.
 
-The one place that knows the keys; everybody else sees a typed `ModelPolicy`. All mistakes of one
-object are collected, and an unknown key under the prefix is a mistake, too.
+Other modules read a typed `ModelPolicy`. All mistakes of one object are reported together; an
+unknown key under the prefix is a mistake.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +21,32 @@ if TYPE_CHECKING:
 
 PREFIX = "pilotlight.io/"
 _MAX_DURATION_S = 30 * 86400.0
+_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnnotations:
-    """What an object's annotations say, and every mistake in them."""
+    """The values of an object's annotations, and all mistakes in them."""
 
     policy: ModelPolicy
     pool: str
     task: Task | None
     problems: tuple[str, ...]
-    """One line each: the field, the value seen, what is allowed."""
+    """One line each: field, value, what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    """One annotation: how to read it, and where its value goes."""
+class _Annotation:
+    """How to parse one annotation, and which field of `ModelPolicy` it sets."""
 
     field: str
-    read: Callable[[str], Any]
-    """Raises ValueError whose text completes the sentence 'must be …'."""
+    parse: Callable[[str], Any]
+    """Raises ValueError with a text that completes the sentence 'must be …'."""
     meaning: str
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
         allowed = f"a whole number from {low} to {high}"
         try:
             value = int(text)
@@ -54,11 +56,11 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
             raise ValueError(allowed)
         return value
 
-    return read
+    return parse
 
 
 def _duration(*, positive: bool) -> Callable[[str], float]:
-    def read(text: str) -> float:
+    def parse(text: str) -> float:
         kind = "positive " if positive else ""
         allowed = f"a {kind}duration of at most 30 days, such as '150ms', '2s' or '10m'"
         try:
@@ -69,19 +71,19 @@ def _duration(*, positive: bool) -> Callable[[str], float]:
             raise ValueError(allowed)
         return value
 
-    return read
+    return parse
 
 
 def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
     allowed = values or tuple(kind)
 
-    def read(text: str) -> StrEnum:
+    def parse(text: str) -> StrEnum:
         for value in allowed:
             if text == value:
                 return value
         raise ValueError(f"one of {', '.join(allowed)}")
 
-    return read
+    return parse
 
 
 def _boolean(text: str) -> bool:
@@ -91,73 +93,89 @@ def _boolean(text: str) -> bool:
 
 
 def _label(text: str) -> str:
-    allowed = "a name of 1 to 63 lower-case letters, digits and '-'"
-    plain = text.replace("-", "a")
-    if not text or len(text) > 63 or not plain.isascii() or not plain.isalnum():
-        raise ValueError(allowed)
-    if text != text.lower() or text[0] == "-" or text[-1] == "-":
-        raise ValueError(allowed)
+    if not _LABEL.fullmatch(text):
+        raise ValueError("a name of 1 to 63 lower-case letters, digits and '-'")
     return text
 
 
-KEYS: Mapping[str, _Key] = {
-    "pool": _Key("pool", _label, "the pool of pods that may serve the model"),
-    "task": _Key("task", _one_of(Task), "what the model does; else read from its config.json"),
-    "policy": _Key("routing", _one_of(RoutingPolicy), "how the gateway chooses a pod"),
-    "target-ongoing-requests": _Key(
-        "target_ongoing_requests",
-        _whole(1, 10_000),
-        "requests in their inference stage above which a pod takes no more by remote proxying",
+KEYS: Mapping[str, _Annotation] = {
+    "pool": _Annotation("pool", _label, "the pool of pods that may serve the model"),
+    "task": _Annotation(
+        "task", _one_of(Task), "what the model does; default: from its config.json"
     ),
-    "queue-depth": _Key("queue_depth", _whole(0, 1_000_000), "requests that may wait; then 429"),
-    "queue-timeout": _Key(
+    "policy": _Annotation("routing", _one_of(RoutingPolicy), "how the gateway chooses a pod"),
+    "target-ongoing-requests": _Annotation(
+        "target_ongoing_requests",
+        _integer(1, 10_000),
+        "requests in inference at which a pod gets no more by remote proxying",
+    ),
+    "queue-depth": _Annotation(
+        "queue_depth", _integer(0, 1_000_000), "limit of queued requests; then 429"
+    ),
+    "queue-timeout": _Annotation(
         "queue_timeout_s", _duration(positive=True), "longest wait in the gateway's queue"
     ),
-    "deadline": _Key(
-        "deadline_s", _duration(positive=True), "time to answer, from arrival at the gateway"
+    "deadline": _Annotation(
+        "deadline_s",
+        _duration(positive=True),
+        "time limit of a request, from arrival at the gateway",
     ),
-    "priority": _Key("priority", _whole(-1000, 1000), "higher goes first inside one tenant"),
-    "min-copies": _Key("min_copies", _whole(0, 10_000), "pods that hold the model at least"),
-    "max-copies": _Key("max_copies", _whole(1, 10_000), "pods that hold the model at most"),
-    "keep-alive": _Key(
+    "priority": _Annotation(
+        "priority", _integer(-1000, 1000), "higher is served first inside one tenant"
+    ),
+    "min-copies": _Annotation(
+        "min_copies", _integer(0, 10_000), "minimum of pods that hold the model"
+    ),
+    "max-copies": _Annotation(
+        "max_copies", _integer(1, 10_000), "maximum of pods that hold the model"
+    ),
+    "keep-alive": _Annotation(
         "keep_alive_s", _duration(positive=False), "time an idle model stays on the device"
     ),
-    "pin": _Key("pin", _boolean, "never evicted once on the device"),
-    "preload": _Key("preload", _one_of(Preload), "when the model is loaded ahead of requests"),
-    "preload-tier": _Key(
-        "preload_tier", _one_of(Tier, Tier.DEVICE, Tier.HOST), "how near preloading brings it"
+    "pin": _Annotation("pin", _boolean, "never evicted once on the device"),
+    "preload": _Annotation(
+        "preload", _one_of(Preload), "when the model is loaded ahead of requests"
     ),
-    "max-batch-size": _Key(
-        "max_batch_size", _whole(1, 4096), "items of requests in one inference; else as measured"
+    "preload-tier": _Annotation(
+        "preload_tier",
+        _one_of(Tier, Tier.DEVICE, Tier.HOST),
+        "the tier to which the model is preloaded",
     ),
-    "max-batch-wait": _Key(
-        "max_batch_wait_s", _duration(positive=False), "how long a batch waits to fill"
+    "max-batch-size": _Annotation(
+        "max_batch_size",
+        _integer(1, 4096),
+        "items of requests in one inference; default: as measured",
     ),
-    "max-infer-time": _Key(
+    "max-batch-wait": _Annotation(
+        "max_batch_wait_s", _duration(positive=False), "how long an incomplete batch waits"
+    ),
+    "max-infer-time": _Annotation(
         "max_infer_s",
         _duration(positive=True),
         "time of one inference after which the model counts as hung",
     ),
-    "canary-of": _Key("canary_of", _label, "the model of whose requests this one takes a share"),
-    "canary-percent": _Key(
-        "canary_percent", _whole(0, 100), "of a hundred requests to `canary-of`, so many"
+    "canary-of": _Annotation(
+        "canary_of", _label, "the model of whose requests this one takes a share"
+    ),
+    "canary-percent": _Annotation(
+        "canary_percent", _integer(0, 100), "percentage of the requests to `canary-of`"
     ),
 }
 
 
 def parse_annotations(annotations: Mapping[str, str]) -> ParsedAnnotations:
-    """Read every annotation under our prefix; others are nobody's business here."""
+    """Parse the annotations under our prefix; others are ignored."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for full_key, text in annotations.items():
         if not full_key.startswith(PREFIX):
             continue
-        key = KEYS.get(full_key.removeprefix(PREFIX))
-        if key is None:
+        annotation = KEYS.get(full_key.removeprefix(PREFIX))
+        if annotation is None:
             problems.append(_unknown(full_key, text))
             continue
         try:
-            values[key.field] = key.read(text)
+            values[annotation.field] = annotation.parse(text)
         except ValueError as allowed:
             problems.append(f"metadata.annotations[{full_key}] must be {allowed}, was {text!r}")
     problems += _contradictions(values)

@@ -1,4 +1,4 @@
-"""Durations as Kubernetes users write them: Go style, such as `150ms`, `2s`, `1h30m`."""
+"""Durations in the form of Go and Kubernetes, such as `150ms`, `2s`, `1h30m`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Read InferenceService YAML, as a KServe user writes it, into model specifications.
+"""Reads InferenceService YAML, as for KServe, into model specifications.
 
-Every mistake of every object is collected before anything is refused: file, object, field, the
-value seen, what is allowed.
+All mistakes of all objects are reported together: file, object, field, value, what is allowed.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ PROTOCOLS = ("v1", "v2")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_MODEL = "spec.predictor.model"
 _OTHER_PREDICTORS = (
     "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
     "lightgbm", "paddle",
@@ -44,7 +44,7 @@ def read_documents(
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
     Raises:
-        InvalidModel: with every mistake of every document; then nothing may be applied.
+        InvalidModel: with every mistake of every document; none may be applied then.
     """
     specs: list[ModelSpec] = []
     problems: list[str] = []
@@ -80,7 +80,7 @@ def read_object(document: object) -> ModelSpec:
     """One InferenceService as a Kubernetes API server holds it.
 
     Raises:
-        InvalidModel: with every mistake, worded as for a file that declares the same.
+        InvalidModel: with every mistake, in the words of `read_documents`.
     """
     reader = _Reader("", "default")
     spec = reader.read(document)
@@ -89,8 +89,8 @@ def read_object(document: object) -> ModelSpec:
     return spec
 
 
-def _seen(value: object) -> str:
-    """A value for a message, shortened: a few nested aliases stand for gigabytes."""
+def _shorten(value: object) -> str:
+    """A value for a message, bounded: a few nested YAML aliases can expand to gigabytes."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 200
     short.maxlevel = 2
@@ -98,12 +98,12 @@ def _seen(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _seen(value)
+    return value if isinstance(value, str) else _shorten(value)
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one document; what is wrong with it gathers in `problems`."""
+    """Reads one document and collects its mistakes in `problems`."""
 
     place: str
     default_namespace: str
@@ -113,7 +113,7 @@ class _Reader:
     def read(self, document: object) -> ModelSpec | None:
         if not isinstance(document, dict):
             kind = type(document).__name__
-            self._complain(f"must be an object of kind {KIND}, was a {kind}")
+            self._add_problem(f"must be an object of kind {KIND}, was a {kind}")
             return None
         metadata = self._mapping(document, "metadata", required=True)
         name = self._name(metadata)
@@ -123,9 +123,9 @@ class _Reader:
             return None
         parsed = parse_annotations(self._strings(metadata, "annotations"))
         for problem in parsed.problems:
-            self._say(problem)
+            self._reject(problem)
         if parsed.policy.canary_of == name.name:
-            self._say(
+            self._reject(
                 "metadata.annotations[pilotlight.io/canary-of] must name another model, "
                 f"was {name.name!r} itself"
             )
@@ -144,19 +144,19 @@ class _Reader:
         )
         return None if self.problems else spec
 
-    def _say(self, problem: str) -> None:
-        self._complain(f"{self.title}: {problem}")
+    def _reject(self, problem: str) -> None:
+        self._add_problem(f"{self.title}: {problem}")
 
-    def _complain(self, problem: str) -> None:
+    def _add_problem(self, problem: str) -> None:
         line = f"{self.place}: {problem}" if self.place else problem
         if line not in self.problems:
             self.problems.append(line)
 
-    def _literal(self, document: Mapping[str, Any], key: str, wanted: str) -> bool:
-        seen = document.get(key)
-        if seen != wanted:
-            self._say(f"{key} must be {wanted!r}, was {_seen(seen)}")
-        return seen == wanted
+    def _literal(self, document: Mapping[str, Any], key: str, expected: str) -> bool:
+        value = document.get(key)
+        if value != expected:
+            self._reject(f"{key} must be {expected!r}, was {_shorten(value)}")
+        return value == expected
 
     def _mapping(
         self, parent: Mapping[str, Any], key: str, *, path: str = "", required: bool = False
@@ -165,7 +165,7 @@ class _Reader:
         if value is None and not required:
             return {}
         if not isinstance(value, dict) or (required and not value):
-            self._say(f"{path}{key} must be an object, was {_seen(value)}")
+            self._reject(f"{path}{key} must be an object, was {_shorten(value)}")
             return {}
         return value
 
@@ -175,9 +175,9 @@ class _Reader:
             if isinstance(name, str) and isinstance(value, str):
                 result[name] = value
             else:
-                self._say(
+                self._reject(
                     f"metadata.{key}[{_text(name)}] must be a string (put it in quotes), "
-                    f"was {_seen(value)}"
+                    f"was {_shorten(value)}"
                 )
         return result
 
@@ -188,9 +188,9 @@ class _Reader:
         for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
             if not isinstance(value, str) or len(value) > 63 or not rule.fullmatch(value):
                 start = "starting with a letter, " if key == "name" else ""
-                self._say(
+                self._reject(
                     f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
-                    f"{start}not ending with '-', was {_seen(value)}"
+                    f"{start}not ending with '-', was {_shorten(value)}"
                 )
         return ModelName(_text(namespace), _text(name))
 
@@ -198,16 +198,18 @@ class _Reader:
         spec = self._mapping(document, "spec", required=True)
         for part in ("transformer", "explainer"):
             if part in spec:
-                self._say(f"spec.{part} is not supported: a model is served by its pool's runtime")
+                self._reject(
+                    f"spec.{part} is not supported: a model is served by its pool's runtime"
+                )
         if not spec:
             return {}
         predictor = self._mapping(spec, "predictor", path="spec.", required=True)
         for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
             for key in sorted(_CANARY_FIELDS & mapping.keys()):
-                self._say(f"{path}{key} is not supported; {_CANARY_HINT}")
+                self._reject(f"{path}{key} is not supported; {_CANARY_HINT}")
         legacy = [kind for kind in _OTHER_PREDICTORS if kind in predictor]
         if legacy and "model" not in predictor:
-            self._say(
+            self._reject(
                 f"spec.predictor.{legacy[0]} is not supported; write spec.predictor.model with "
                 f"modelFormat.name one of {', '.join(MODEL_FORMATS)}"
             )
@@ -217,33 +219,32 @@ class _Reader:
     def _format(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
-        path = "spec.predictor.model."
-        model_format = self._mapping(model, "modelFormat", path=path, required=True)
+        model_format = self._mapping(model, "modelFormat", path=f"{_MODEL}.", required=True)
         name = model_format.get("name")
-        if model_format and name not in MODEL_FORMATS:
-            self._say(f"{path}modelFormat.name must be one of {', '.join(MODEL_FORMATS)}, "
-                      f"was {_seen(name)}")  # fmt: skip
+        if model_format:
+            self._one_of(f"{_MODEL}.modelFormat.name", name, MODEL_FORMATS)
         return _text(name)
 
     def _protocol(self, model: Mapping[str, Any]) -> str:
         protocol = model.get("protocolVersion", "v2")
-        if protocol not in PROTOCOLS:
-            self._say(f"spec.predictor.model.protocolVersion must be one of {', '.join(PROTOCOLS)},"
-                      f" was {_seen(protocol)}")  # fmt: skip
+        self._one_of(f"{_MODEL}.protocolVersion", protocol, PROTOCOLS)
         return _text(protocol)
+
+    def _one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
+        if value not in allowed:
+            self._reject(f"{path} must be one of {', '.join(allowed)}, was {_shorten(value)}")
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
         uri = model.get("storageUri")
-        path = "spec.predictor.model."
         for key in ("storage", "storageUris"):
             if model.get(key) is not None:
-                self._say(f"{path}{key} is not supported; write {path}storageUri")
+                self._reject(f"{_MODEL}.{key} is not supported; write {_MODEL}.storageUri")
         if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
-            self._say(
-                f"{path}storageUri must be a plain URI that begins with one of {allowed}, "
-                f"was {_seen(uri)}"
+            self._reject(
+                f"{_MODEL}.storageUri must be a plain URI that begins with one of {allowed}, "
+                f"was {_shorten(uri)}"
             )
         return _text(uri)

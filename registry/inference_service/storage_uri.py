@@ -1,27 +1,27 @@
-"""Where a model's files may be: the schemes of storage URIs, and which URIs are plain ones."""
+"""Storage URIs of models: the supported schemes, and which URIs are valid."""
 
 from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
 LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
-"""Storage that a library fetches whole; the runtime says which."""
+"""Schemes of which a library downloads the whole model; see `runtime.storage.storages`."""
 STORAGE_SCHEMES = ("s3", "file", "pvc", *LIBRARY_SCHEMES)
 
 
 def is_storage_uri(uri: str) -> bool:
-    """Whether it names a place that a model can come from, and nothing else."""
+    """Whether the scheme is supported, the path plain, without credentials, query or fragment."""
     try:
         parts = urlsplit(uri)
     except ValueError:
         return False
     if parts.scheme not in STORAGE_SCHEMES or parts.query or parts.fragment:
         return False
-    if not uri.isprintable():  # urlsplit drops line ends and tabs: it read something else
+    if not uri.isprintable():  # urlsplit drops line ends and tabs, so it read another URI
         return False
     if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
         return False
-    if "@" in parts.netloc:  # credentials belong into Secrets
+    if "@" in parts.netloc:  # credentials belong in Secrets
         return False
     match parts.scheme:
         case "file":

@@ -1,4 +1,4 @@
-"""YAML as people write it: what PyYAML would drop in silence, or choke on oddly, is refused."""
+"""YAML without silent losses: text that PyYAML drops or misreads without an error is refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ _RAISED = (
     yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
     RecursionError,
 )  # fmt: skip
-"""What PyYAML raises at bad input: its tags for times, numbers and booleans check little."""
+"""What PyYAML raises at invalid input: its tags for times, numbers and booleans check little."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML that refuses what others would silently drop or choke on later."""
+    """Refuses duplicate keys and text that JSON cannot carry."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
@@ -27,13 +26,12 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is there twice", key_node.start_mark
+                    None, None, f"the key {key!r} appears twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """A scalar of whole characters: JSON cannot carry half a surrogate pair."""
         value = super().construct_scalar(node)
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
             raise yaml.constructor.ConstructorError(
@@ -43,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> list[Any]:
-    """The documents of a text, without empty ones. Raises NotYaml."""
+    """The documents of a text, without empty ones. Raises InvalidYaml."""
     try:
         loaded = yaml.load_all(text, Loader=_Loader)
         return [document for document in loaded if document is not None]
