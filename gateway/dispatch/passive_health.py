@@ -32,10 +32,10 @@ class PassiveHealth:
         self._avoid(pod, _DEVICE_FULL_S)
 
     def _avoid(self, pod: PodState, for_s: float) -> None:
-        pod.is_suspect = True
+        pod.set_suspect(is_suspect=True)
 
         def restore() -> None:
-            pod.is_suspect = False
+            pod.set_suspect(is_suspect=False)
             self._on_recovery()
 
         self._loop.call_later(for_s, restore)
@@ -43,10 +43,10 @@ class PassiveHealth:
     def mark_full(self, pod: PodState, refusals: int) -> None:
         """Count all slots of the pod as taken; longer after each of the request's refusals."""
         slots = pod.slots
-        pod.slots_pending += slots
+        pod.add_pending(slots=slots)
 
         def restore() -> None:
-            pod.slots_pending -= slots
+            pod.add_pending(slots=-slots)
             self._on_recovery()
 
         self._loop.call_later(min(_FIRST_FULL_S * 2**refusals, _MAX_FULL_S), restore)

@@ -85,8 +85,8 @@ class Reservations:
             reply.set_result(Refusal.GONE)
             return reply
         request = self._request(decision, key)
-        entry.slots_pending += 1
-        predict.ongoing_pending += 1
+        entry.add_pending(slots=1)
+        predict.add_pending(ongoing=1)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
             outcome = self._on_reply(request, entry, predict, result)
@@ -111,8 +111,7 @@ class Reservations:
         if until_s is not None and until_s > self._loop.time():
             return None
         pod = self._state.pods[decision.entry]
-        pod.slots_pending += 1
-        pod.ongoing_pending += 1
+        pod.add_pending(slots=1, ongoing=1)
         reservation = self._hold(Reservation("", pod, pod, "warm", 0, is_local=True))
         self._unregistered[reservation] = (decision, key)
         return reservation
@@ -155,8 +154,8 @@ class Reservations:
             # the pending counts stay: they are the reservation until it is released
             start = _start_without_registry(request, self._state)
             return self._hold(Reservation(request.id, entry, predict, start, 0, is_local=True))
-        entry.slots_pending -= 1
-        predict.ongoing_pending -= 1
+        entry.add_pending(slots=-1)
+        predict.add_pending(ongoing=-1)
         if isinstance(result, Refusal):
             return result
         return self._hold(Reservation(request.id, entry, predict, result.start, result.load_token))
@@ -173,8 +172,8 @@ class Reservations:
         """
         self._held.discard(reservation)
         entry, predict = reservation.entry, reservation.predict
-        entry.slots_pending -= 1
-        predict.ongoing_pending -= 1
+        entry.add_pending(slots=-1)
+        predict.add_pending(ongoing=-1)
         if reservation.is_local:
             self._unregistered.pop(reservation, None)
             return
@@ -184,8 +183,8 @@ class Reservations:
         entry, predict = reservation.entry, reservation.predict
 
         def on_reply(result: object) -> None:
-            entry.slots_pending += 1
-            predict.ongoing_pending += 1
+            entry.add_pending(slots=1)
+            predict.add_pending(ongoing=1)
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
                 self._unreleased[reservation] = self._loop.time()
@@ -241,8 +240,8 @@ class Reservations:
                     self._unregistered[reservation] = (decision, key)
                 return
             reservation.is_local = False
-            reservation.entry.slots_pending -= 1  # Redis counts it from here on
-            reservation.predict.ongoing_pending -= 1
+            reservation.entry.add_pending(slots=-1)  # Redis counts it from here on
+            reservation.predict.add_pending(ongoing=-1)
             if not is_held:
                 self._release_registered(reservation)
 
@@ -284,5 +283,6 @@ def _start_without_registry(request: ReservationRequest, state: ClusterState) ->
 
 def _count_down(reservation: Reservation) -> None:
     """Count a release in the local state until the next snapshot, since Redis cannot."""
-    reservation.entry.slots_used = max(0, reservation.entry.slots_used - 1)
-    reservation.predict.ongoing = max(0, reservation.predict.ongoing - 1)
+    entry, predict = reservation.entry, reservation.predict
+    entry.set_counts(max(0, entry.slots_used - 1), entry.ongoing)
+    predict.set_counts(predict.slots_used, max(0, predict.ongoing - 1))

@@ -222,10 +222,10 @@ class SimulatedGateway(PodListener):
         state = self._state.pods.get(pod.name)
         if state is None:
             return
-        state.is_suspect = True
+        state.set_suspect(is_suspect=True)
 
         def trust_again(_: None) -> None:
-            state.is_suspect = False
+            state.set_suspect(is_suspect=False)
             self.on_change()
 
         self._events.after(_SUSPECT_S, trust_again)

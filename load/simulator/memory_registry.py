@@ -41,6 +41,10 @@ class _ReservedPlace:
     earliest_s: float = inf
     """No reservation expires before this."""
 
+    def publish_counts(self) -> None:
+        """Write the numbers of reservations to the state that policies read."""
+        self.state.set_counts(len(self.slots), len(self.ongoing))
+
 
 @dataclass(slots=True)
 class _Claim:
@@ -80,9 +84,9 @@ class MemoryRegistry:
         member = self._current(pod, epoch, now_s)
         self._set_lease(member, now_s + lease_ttl_s)
         found = member.state
-        found.used_bytes = report.used_bytes
+        found.set_used_bytes(report.used_bytes)
         found.loads_total = report.loads_total
-        found.is_suspect = False
+        found.set_suspect(is_suspect=False)
         self.add_samples(report.samples)
 
     def add_samples(self, samples: Sequence[Samples]) -> None:
@@ -95,7 +99,7 @@ class MemoryRegistry:
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Say whether the pod takes requests. Raises LeaseLost."""
-        self._current(pod, epoch, now_s).state.phase = phase
+        self._current(pod, epoch, now_s).state.set_phase(phase)
 
     def deregister_pod(self, pod: str, epoch: int) -> None:
         """The pod goes at once; nothing happens where its name has a newer process."""
@@ -329,8 +333,8 @@ class MemoryRegistry:
             if expiry_s < inf:
                 entering.earliest_s = min(entering.earliest_s, expiry_s)
                 predicting.earliest_s = min(predicting.earliest_s, expiry_s)
-            entering.state.slots_used = len(entering.slots)
-            predicting.state.ongoing = len(predicting.ongoing)
+            entering.publish_counts()
+            predicting.publish_counts()
         return granted
 
     def _granted(
@@ -357,7 +361,7 @@ class MemoryRegistry:
         """Give back what `reserve` took; it may come twice, or for a pod that is gone."""
         member = self._members.get(entry)
         if member is not None and member.slots.pop(id_, None) is not None:
-            member.state.slots_used = len(member.slots)
+            member.publish_counts()
         if predict != entry:
             member = self._members.get(predict)
         if member is not None and id_ in member.ongoing:
@@ -367,7 +371,7 @@ class MemoryRegistry:
         """Free the place in the inference stage; the slot stays taken."""
         member = self._members.get(predict)
         if member is not None and member.ongoing.pop(id_, None) is not None:
-            member.state.ongoing = len(member.ongoing)
+            member.publish_counts()
 
     def renew(self, id_: str, entry: str, predict: str, until_s: float) -> None:
         """Keep a reservation from expiring; one that was given back stays given back."""
@@ -388,8 +392,8 @@ class MemoryRegistry:
         entering.slots[id_] = predicting.ongoing[id_] = until_s
         for member in (entering, predicting):
             member.earliest_s = min(member.earliest_s, until_s)
-        entering.state.slots_used = len(entering.slots)
-        predicting.state.ongoing = len(predicting.ongoing)
+        entering.publish_counts()
+        predicting.publish_counts()
 
     def _purge(self, member: _ReservedPlace, now_s: float) -> None:
         if now_s < member.earliest_s:
@@ -399,7 +403,7 @@ class MemoryRegistry:
                 del places[id_]
         ends = [*member.slots.values(), *member.ongoing.values()]
         member.earliest_s = min(ends, default=inf)
-        member.state.slots_used, member.state.ongoing = len(member.slots), len(member.ongoing)
+        member.publish_counts()
 
     # Models
 

@@ -84,8 +84,7 @@ class ChangeApplier:
                 self._early_counts[name] = (version, slots_used, ongoing)
         elif version >= pod.counts_version:
             pod.counts_version = version
-            pod.slots_used = slots_used
-            pod.ongoing = ongoing
+            pod.set_counts(slots_used, ongoing)
 
     def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
         if version < self._residency_versions.get((key, name), 0):
@@ -124,10 +123,10 @@ class ChangeApplier:
             if early is not None:
                 self._apply_counts(early[0], name, early[1], early[2])
         pod.version = version
-        pod.phase = PodPhase(phase)
-        pod.used_bytes = orjson.loads(used)
+        pod.set_phase(PodPhase(phase))
+        pod.set_used_bytes(orjson.loads(used))
         pod.loads_total = loads
-        pod.is_suspect = False
+        pod.set_suspect(is_suspect=False)
         self._apply_counts(version, name, slots_used, ongoing)
 
     def _apply_gone(self, version: int, name: str) -> None:

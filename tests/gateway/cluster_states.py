@@ -50,7 +50,7 @@ def cluster(
         changes.append(["samples", key, measure, [seconds]])
     ChangeApplier(state).apply(1, changes)
     for pod in pods:
-        state.pods[pod.name].is_suspect = pod.is_suspect
+        state.pods[pod.name].set_suspect(is_suspect=pod.is_suspect)
     return state
 
 

@@ -162,14 +162,14 @@ def test_what_cannot_be_read_stays_out_and_the_rest_is_taken(change: Change) -> 
 def test_a_free_slot_is_one_nobody_took_or_asked_for() -> None:
     state = state_of([(1, [pod("a", 1, slots_used=3)])])
     assert state.pods["a"].has_free_slot
-    state.pods["a"].slots_pending = 1
+    state.pods["a"].add_pending(slots=1)
     assert not state.pods["a"].has_free_slot
     assert state.pods["a"].slots_busy == 4
 
 
 def test_news_of_a_pod_clear_the_suspicion_against_it() -> None:
     state = state_of([(1, [pod("a", 1)])])
-    state.pods["a"].is_suspect = True
+    state.pods["a"].set_suspect(is_suspect=True)
     assert not state.pods["a"].is_accepting
     ChangeApplier(state).apply(2, [pod("a", 1)])
     assert state.pods["a"].is_accepting

@@ -50,9 +50,9 @@ def test_lists_follow_every_change(steps: list[tuple[str, str, str, object]]) ->
             case "leave", _ if known is not None:
                 del state.pods[name]
             case "suspect", bool() if known is not None:
-                known.is_suspect = how
+                known.set_suspect(is_suspect=how)
             case "phase", PodPhase() if known is not None:
-                known.phase = how
+                known.set_phase(how)
         for each in KEYS:
             accepting = [
                 (residency, found)

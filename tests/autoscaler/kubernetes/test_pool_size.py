@@ -80,8 +80,8 @@ def test_reads_a_pool() -> None:
 
 def test_idle_and_empty_pods_go_first() -> None:
     pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("busy", "full", "bare")}
-    pods["busy"].slots_used = 1
-    pods["full"].used_bytes = {"device": 80 << 30}
+    pods["busy"].set_counts(1, 0)
+    pods["full"].set_used_bytes({"device": 80 << 30})
     costs = deletion_costs(pods)
     assert sorted(costs, key=lambda name: costs[name]) == ["bare", "full", "busy"]
     assert all(abs(cost) < 1 << 31 for cost in costs.values())
@@ -89,7 +89,7 @@ def test_idle_and_empty_pods_go_first() -> None:
 
 def test_those_that_were_named_go_before_any_other() -> None:
     pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("named", "bare")}
-    pods["named"].slots_used = 1
+    pods["named"].set_counts(1, 0)
     costs = deletion_costs(pods, ["named", "gone"])
     assert costs["named"] < costs["bare"]
     assert "gone" not in costs
