@@ -1,1 +1,1 @@
-"""Forecasting, loading, placement and scaling policies, and what carries them out."""
+"""Forecasting, loading and scaling policies, and the processes that carry them out."""

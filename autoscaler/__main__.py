@@ -1,4 +1,4 @@
-"""Run one autoscaler: `python -m autoscaler --redis-url …`. Several may run; one of them plans."""
+"""Run one autoscaler: `python -m autoscaler --redis-url …`. Of several, one leads."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
-    """Plan and act until cancelled; then let somebody else lead at once."""
+    """Plan and act until cancelled; then release the lead, so that another one can take over."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
-    autoscaling = AutoscalerLog(registry)
+    log = AutoscalerLog(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
     pods = PodClient(load_timeout_s=settings.load_timeout)
     async with AsyncExitStack() as at_end:
         at_end.push_async_callback(registry.close)
         at_end.push_async_callback(pods.close)
-        at_end.push_async_callback(_resign, autoscaling, holder, settings.lease)
-        owner = await _actuator(settings, watch, metrics, at_end) if settings.kubernetes else None
-        autoscaler = Autoscaler(settings, watch, autoscaling, policy, metrics, holder, owner=owner)
+        at_end.push_async_callback(_release_lead, log, holder, settings.lease)
+        actuator = (
+            await _pool_actuator(settings, watch, metrics, at_end) if settings.kubernetes else None
+        )
+        autoscaler = Autoscaler(settings, watch, log, policy, metrics, holder, actuator=actuator)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run())
-            if owner is not None:
-                group.create_task(owner.run())
-            actor = ActionExecutor(
-                group, autoscaling, pods, metrics,
+            if actuator is not None:
+                group.create_task(actuator.run())
+            executor = ActionExecutor(
+                group, log, pods, metrics,
                 state=lambda: watch.state, now_s=watch.registry_now_s,
             )  # fmt: skip
-            group.create_task(autoscaler.run(actor))
+            group.create_task(autoscaler.run(executor))
 
 
-async def _resign(autoscaling: AutoscalerLog, holder: str, lease_s: float) -> None:
+async def _release_lead(log: AutoscalerLog, holder: str, lease_s: float) -> None:
     with suppress(RegistryUnavailable):
-        token = await autoscaling.acquire_lead(holder, ttl_s=lease_s)
+        token = await log.acquire_lead(holder, ttl_s=lease_s)
         if token is not None:
-            await autoscaling.release_lead(token)
+            await log.release_lead(token)
 
 
-async def _actuator(
+async def _pool_actuator(
     settings: AutoscalerSettings,
     watch: ClusterWatch,
     metrics: AutoscalerMetrics,
     at_end: AsyncExitStack,
 ) -> PoolActuator:
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect  # an extra
+    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect  # optional extra
     from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
     from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
 
@@ -87,7 +89,7 @@ async def _actuator(
     )
 
 
-async def _serve_until_told(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
+async def _serve_until_signal(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
     task = asyncio.create_task(serve(settings, metrics))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -100,8 +102,8 @@ def _problems(settings: AutoscalerSettings) -> list[str]:
     has_bounds = settings.min_pods is not None or settings.max_pods is not None
     if settings.kubernetes and has_bounds:
         return [
-            "--min-pods and --max-pods must be left out with --kubernetes: minReplicas and "
-            "maxReplicas of the pool's InferenceService are its bounds"
+            "--min-pods and --max-pods must be left out with --kubernetes: the pool's bounds are "
+            "minReplicas and maxReplicas of its InferenceService"
         ]
     if settings.loading_value is not None:
         problem = value_problem(settings.loading, settings.loading_value)
@@ -111,7 +113,6 @@ def _problems(settings: AutoscalerSettings) -> list[str]:
 
 
 def main() -> None:
-    """Read the settings and serve."""
     settings = read_settings(
         AutoscalerSettings, sys.argv[1:], os.environ, prog="python -m autoscaler"
     )
@@ -124,7 +125,7 @@ def main() -> None:
         start_http_server(
             settings.metrics_port, addr=settings.metrics_host, registry=metrics.registry
         )
-    asyncio.run(_serve_until_told(settings, metrics))
+    asyncio.run(_serve_until_signal(settings, metrics))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from autoscaler.loading.predictive import predictive
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
-from autoscaler.service.forecaster import DemandForecaster, Past
+from autoscaler.service.forecaster import DemandForecaster, ForecastInput
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
@@ -59,7 +59,7 @@ def counted(history: History) -> Counts:
     counts.advance(_NOW_S)
     names = names_of(history.models)
     for name in names:
-        counts.declare(name)
+        counts.add_model(name)
     for back in range(0, 2_880, 20):  # one minute in twenty: filling takes time, reading does not
         column = history.minutes[:, -1 - back]
         rows = np.flatnonzero(column)
@@ -108,11 +108,11 @@ def _past(
     now_s: float,
     forecaster: DemandForecaster | None,
     changed: set[str] | None = None,
-) -> Past:
+) -> ForecastInput:
     rows = None if forecaster is None else forecaster.due(names, changed or set(), now_s)
     places = counts.rows_of(names)
     chosen = places if rows is None else places[rows]
-    return Past(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+    return ForecastInput(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
 
 
 def _plan(state: ClusterState, demand: Demand) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.fitting import fit, share
+from autoscaler.forecasting.fitting import fit, fit_shared
 from autoscaler.forecasting.history import NEVER, ForecastHorizon, History
 from autoscaler.forecasting.methods import METHODS
 from benchmarks import autoscaler_tick
@@ -44,8 +44,8 @@ def synthetic(models: int, seed: int = 0) -> History:
     return History(
         origin_s=_TENS * 600.0,
         minutes=minutes,
-        tens=rng.poisson(rate[:, None] * 10, (models, _TENS)).astype(np.uint32),
-        active=active,
+        ten_minutes=rng.poisson(rate[:, None] * 10, (models, _TENS)).astype(np.uint32),
+        active_minutes=active,
         since_minute=np.zeros(models, dtype=np.int64),
         recent=minutes[:, -1].astype(np.float64),
     )
@@ -64,7 +64,7 @@ def cpu_s(action: Callable[[], object]) -> float:
 def main() -> None:
     """Measure and print."""
     models = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    history, question = synthetic(models), ForecastHorizon()
+    history, horizon = synthetic(models), ForecastHorizon()
     print(f"{models} models, CPU seconds")
     store = Counts(CountsParams(models=models))
     store.advance(1e9)
@@ -73,12 +73,12 @@ def main() -> None:
     adding = cpu_s(lambda: store.add(names, [1e9] * models, [1] * models))
     print(f"add            {adding:.3f}")
     print(f"history        {cpu_s(lambda: store.history(1e9 + 90)):.3f}")
-    print(f"share          {cpu_s(lambda: share(history)):.3f}")
+    print(f"share          {cpu_s(lambda: fit_shared(history)):.3f}")
     start = time.process_time()
     fitted = fit(history)
     print(f"fit, all       {time.process_time() - start:.3f}")
     typed = METHODS["typed"]
-    print(f"typed          {cpu_s(lambda: typed(history, fitted, question)):.3f}")
+    print(f"typed          {cpu_s(lambda: typed(history, fitted, horizon)):.3f}")
     print(f"counts hold    {store.memory_bytes / models / 1e3:.1f} KB a model")
     autoscaler_tick.measure(history, lambda what, do: print(f"{what}: {cpu_s(do):.3f}"))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -106,7 +106,7 @@ def _libraries(history: History, models: int) -> None:
     found = negative_binomial.quantiles(mean, size, levels)
     off = np.abs(found - theirs()) / np.maximum(np.sqrt(mean + mean**2 / size)[..., None], 1)
     print(f"  largest difference {off.max():.3f} standard deviations")
-    series = history.tens[:3].astype(float) + 0.1
+    series = history.ten_minutes[:3].astype(float) + 0.1
 
     def holt_winters() -> None:
         for row in series:

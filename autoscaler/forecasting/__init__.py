@@ -1,1 +1,1 @@
-"""Forecasts of arrivals per model: pure functions over counts, and how good they were on traces."""
+"""Forecasts of arrivals per model: pure functions over counts, and a back-test on traces."""

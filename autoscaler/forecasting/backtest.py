@@ -1,8 +1,7 @@
-"""Rolling origin: forecast from many points of a trace what came after each, and score it.
+"""Back-test with a rolling origin: forecasts from many points of a trace, scored by what followed.
 
-At an origin a method is given what `Counts` would hold then, and nothing later: the past is cut
-before it is handed over. Only models with an arrival before the origin are forecast and scored.
-Windows are whole minutes, since traces are.
+At each origin a method gets what `Counts` would hold then, and nothing later. Only models with an
+arrival before the origin are scored. Windows are whole minutes, as the counts of traces are.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ _ACTIVE = 128
 
 @dataclass(frozen=True, slots=True)
 class BacktestParams:
-    """From which minute to which, and how often."""
+    """The origins."""
 
     first_minute: int
     last_minute: int
-    """Origins lie before it; windows may end after it."""
+    """Exclusive; windows may end after it."""
     every_min: int = 17
-    """Prime to an hour, so that all phases of hours are met."""
+    """Coprime to an hour, so that origins fall on all minutes of the hour."""
     refit_every: int = 4
-    """Origins from one fit to the next."""
+    """Number of origins from one fit to the next."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_minute < self.last_minute:
             raise BadHorizon(
-                "origins must go from a positive minute to a later one, "
+                "first_minute must be positive and before last_minute, "
                 f"were {self.first_minute} to {self.last_minute}"
             )
         if self.every_min < 1 or self.refit_every < 1:
@@ -55,24 +54,25 @@ class BacktestParams:
 
 @dataclass(slots=True)
 class Backtest:
-    """Sums of scores by method and type; the type is what `behaviour` said at the origin."""
+    """Sums of scores by method and by the model's pattern at the origin."""
 
     origins: int = 0
     tallies: dict[tuple[str, ArrivalPattern], ForecastTally] = field(default_factory=dict)
 
-    def of(
-        self, method: str, kinds: Sequence[ArrivalPattern] = tuple(ArrivalPattern)
+    def total(
+        self, method: str, patterns: Sequence[ArrivalPattern] = tuple(ArrivalPattern)
     ) -> ForecastTally | None:
-        """The sum over types; nothing where none of them occurred."""
-        found = [self.tallies[method, kind] for kind in kinds if (method, kind) in self.tallies]
+        """The sum over patterns; None if none of them occurred."""
         total: ForecastTally | None = None
-        for each in found:
-            total = each if total is None else total + each
+        for pattern in patterns:
+            found = self.tallies.get((method, pattern))
+            if found is not None:
+                total = found if total is None else total + found
         return total
 
 
 def history_at(counts: Integers, minute: int) -> History:
-    """What `Counts` would hold at the beginning of a minute: nothing of it nor of what follows."""
+    """What `Counts` would hold at the start of a minute."""
     past = counts[:, :minute]
     models = past.shape[0]
     spans = past.shape[1] // 10
@@ -88,8 +88,8 @@ def history_at(counts: Integers, minute: int) -> History:
     return History(
         origin_s=minute * 60.0,
         minutes=_last(past, _MINUTES),
-        tens=_last(whole, _TENS),
-        active=active,
+        ten_minutes=_last(whole, _TENS),
+        active_minutes=active,
         since_minute=since,
         recent=past[:, -1].astype(np.float64),
     )
@@ -98,24 +98,24 @@ def history_at(counts: Integers, minute: int) -> History:
 def backtest(
     counts: Integers,
     methods: Mapping[str, Method],
-    question: ForecastHorizon,
+    horizon: ForecastHorizon,
     params: BacktestParams,
     progress: Callable[[int, int], None] | None = None,
 ) -> Backtest:
-    """Forecast from each origin by each method. `counts` (models, minutes)."""
-    _check(counts, question)
-    ends = [int(each // 60) for each in question.windows_s]
+    """Forecast from each origin with each method. `counts`: (models, minutes)."""
+    _check(counts, horizon)
+    ends = [int(each // 60) for each in horizon.windows_s]
     last = min(params.last_minute, counts.shape[1] - max(ends) + 1)
     origins = range(params.first_minute, last, params.every_min)
     result, fitted = Backtest(), None
-    behaviour: PatternAssignment | None = None
+    patterns: PatternAssignment | None = None
     for at, minute in enumerate(origins):
         history = history_at(counts, minute)
         if fitted is None or at % params.refit_every == 0:
-            fitted = fit(history, behaviour)
-            behaviour = fitted.behaviour
-        seen = np.stack([counts[:, minute : minute + end].sum(axis=1) for end in ends], axis=1)
-        _score(result, history, fitted, methods, question, seen.astype(np.float64))
+            fitted = fit(history, patterns)
+            patterns = fitted.patterns
+        came = np.stack([counts[:, minute : minute + end].sum(axis=1) for end in ends], axis=1)
+        _score(result, history, fitted, methods, horizon, came.astype(np.float64))
         if progress:
             progress(at + 1, len(origins))
     return result
@@ -126,31 +126,31 @@ def _score(
     history: History,
     fitted: Fit,
     methods: Mapping[str, Method],
-    question: ForecastHorizon,
-    seen: Floats,
+    horizon: ForecastHorizon,
+    came: Floats,
 ) -> None:
-    is_seen = history.active[:, -1] != NEVER
+    is_known = history.active_minutes[:, -1] != NEVER
     result.origins += 1
     for name, method in methods.items():
-        forecast = method(history, fitted, question)
-        for kind in ArrivalPattern:
-            rows = is_seen & (fitted.behaviour.kind == kind)
+        forecast = method(history, fitted, horizon)
+        for pattern in ArrivalPattern:
+            rows = is_known & (fitted.patterns.pattern == pattern)
             if rows.any():
-                each = tally(forecast, seen, question.probabilities, rows)
-                former = result.tallies.get((name, kind))
-                result.tallies[name, kind] = each if former is None else former + each
+                each = tally(forecast, came, horizon.probabilities, rows)
+                former = result.tallies.get((name, pattern))
+                result.tallies[name, pattern] = each if former is None else former + each
 
 
-def _check(counts: Integers, question: ForecastHorizon) -> None:
-    if any(each % 60 for each in question.windows_s):
+def _check(counts: Integers, horizon: ForecastHorizon) -> None:
+    if any(each % 60 for each in horizon.windows_s):
         raise BadHorizon(
-            f"windows over a trace per minute must be whole minutes, were {question.windows_s} s"
+            f"windows of a back-test must be whole minutes, were {horizon.windows_s} s"
         )
     if counts.ndim != 2 or not counts.size:
-        raise BadHorizon(f"counts must be models x minutes, were of shape {counts.shape}")
+        raise BadHorizon(f"counts must have the shape (models, minutes), had {counts.shape}")
 
 
 def _last(counts: Integers, bins: int) -> Integers:
-    """The last bins, with zeros in front where there are fewer."""
+    """The last bins, padded with zeros in front."""
     kept = counts[:, -bins:]
     return np.pad(kept, ((0, 0), (bins - kept.shape[1], 0)))

@@ -1,7 +1,7 @@
-"""How busy a time of day is: per model, leaning on what all models share where it has few arrivals.
+"""Relative load by time of day: per model, shrunk towards the profile that all models share.
 
-With it goes *operational time*: minutes stretched so that all models together arrive evenly. Gaps
-measured in it do not grow only because a night lies in between.
+It defines *operational time*: time stretched so that all arrivals together are uniform over the
+day. Gaps measured in it are not longer only because a night lies between.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Float
 
 BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
 _FLOOR: Final = 0.03
-"""No time of day is quieter than this share of the mean: a quiet week proves no quiet hour."""
+"""Minimum load of a time of day over the mean: a quiet hour may be chance."""
 _KERNEL: Final = np.array([1, 2, 3, 2, 1]) / 9
 _SHARED_ARRIVALS: Final = 20.0
-"""A model's own profile weighs as much as the shared one at so many arrivals per time of day."""
+"""Arrivals per time of day at which a model's own profile weighs as much as the shared one."""
 
 
 def shared_profile(history: History) -> Floats:
-    """(BINS,) with mean 1. Each model weighs by the root of its arrivals: none decides alone.
+    """(BINS,) with mean 1. Each model weighs by the square root of its arrivals.
 
-    Flat while less than a day is known; the more days, the further from flat.
+    Flat while less than a day is known; shrunk towards flat by the number of days.
     """
     days = _known_days(history)
     if days < 1 or not history.models:
@@ -40,7 +40,7 @@ def shared_profile(history: History) -> Floats:
 
 
 def own_profiles(history: History, shared: Floats) -> Floats:
-    """(models, BINS), each with mean 1: own arrivals, plus some in the shared shape."""
+    """(models, BINS), each with mean 1: own arrivals plus `_SHARED_ARRIVALS` as in `shared`."""
     by_day = _smooth(_by_time_of_day(history))
     each = np.maximum(by_day + _SHARED_ARRIVALS * shared, 1e-9)
     profiles = np.maximum(each / each.mean(axis=1, keepdims=True), _FLOOR)
@@ -49,7 +49,7 @@ def own_profiles(history: History, shared: Floats) -> Floats:
 
 
 def operational_minutes(minutes: Floats, profile: Floats) -> Floats:
-    """Operational time of points in time, both in minutes; a whole day is as long in either."""
+    """Operational time of points in time, both in minutes; a day has the same length in both."""
     edges = np.concatenate([[0.0], np.cumsum(profile) * MINUTES_OF_TEN])
     day, within = np.divmod(minutes, MINUTES_OF_DAY)
     grid = np.arange(BINS + 1) * MINUTES_OF_TEN
@@ -58,7 +58,7 @@ def operational_minutes(minutes: Floats, profile: Floats) -> Floats:
 
 
 def span_weights(start_min: float, length_min: float) -> Floats:
-    """(BINS,) summing to 1: how much of a span of time lies in each time of day."""
+    """(BINS,) with sum 1: the share of a span of time in each time of day."""
     days, rest = divmod(length_min, MINUTES_OF_DAY)
     weights = np.full(BINS, days * MINUTES_OF_TEN, dtype=np.float64)
     edges = np.arange(2 * BINS + 1) * float(MINUTES_OF_TEN)
@@ -70,7 +70,7 @@ def span_weights(start_min: float, length_min: float) -> Floats:
 
 
 def decay_weights(end_min: float, half_life_min: float) -> Floats:
-    """(BINS,) summing to 1: how much an average that ends here sees of each time of day."""
+    """(BINS,) with sum 1: the weight of each time of day in an exponential average."""
     steps = np.arange(4 * BINS)
     weights = np.exp2(-(steps + 0.5) * MINUTES_OF_TEN / half_life_min)
     at = ((end_min - (steps + 0.5) * MINUTES_OF_TEN) // MINUTES_OF_TEN).astype(np.int64) % BINS
@@ -80,11 +80,11 @@ def decay_weights(end_min: float, half_life_min: float) -> Floats:
 
 
 def _by_time_of_day(history: History) -> Floats:
-    """(models, BINS): arrivals of all days."""
+    """(models, BINS): arrivals by time of day."""
     last = (history.origin_minute // MINUTES_OF_TEN) % BINS
-    bins = history.tens.shape[1]
+    bins = history.ten_minutes.shape[1]
     missing = -bins % BINS
-    padded = np.pad(history.tens.astype(np.float32), ((0, 0), (missing, 0)))
+    padded = np.pad(history.ten_minutes.astype(np.float32), ((0, 0), (missing, 0)))
     days = padded.reshape(history.models, (bins + missing) // BINS, BINS).sum(
         axis=1, dtype=np.float64
     )
@@ -103,4 +103,4 @@ def _known_days(history: History) -> float:
     if not history.models:
         return 0.0
     known = history.origin_minute - int(history.since_minute.min())
-    return float(min(known / MINUTES_OF_DAY, history.tens.shape[1] / BINS))
+    return float(min(known / MINUTES_OF_DAY, history.ten_minutes.shape[1] / BINS))

@@ -1,19 +1,19 @@
-"""What can be wrong with what a forecast is asked for or given."""
+"""Errors of forecasts: invalid input."""
 
 from __future__ import annotations
 
 
 class ForecastingError(ValueError):
-    """Root: what was given breaks the contract; the text says what was seen and what is allowed."""
+    """Root: the input is invalid; the text has the value and what is allowed."""
 
 
 class BadCounts(ForecastingError):
-    """Counts that no stream of arrivals can have: negative, not finite, of another shape."""
+    """Counts that are negative, not finite or of the wrong shape."""
 
 
 class BadHorizon(ForecastingError):
-    """Windows or probabilities that cannot be forecast."""
+    """Windows or probabilities outside the allowed range."""
 
 
 class BadArrivalTrace(ForecastingError):
-    """A file that is not arrivals per minute."""
+    """A file that does not hold arrivals per minute."""

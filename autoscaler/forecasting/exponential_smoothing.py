@@ -1,9 +1,9 @@
-"""Expected arrivals from exponential averages over several spans, weighed by how well each did.
+"""Expected arrivals as a mixture of exponential averages, weighted by their past errors.
 
-Every average is a linear function of the counts, so the forecasts that would have been made at past
-origins cost one matrix product, and their errors give weights and noise for each length of window:
-also what arrivals that come in bursts do to the spread over an hour. Exponential smoothing with
-count noise: Gardner 2006, section 3; weighing forecasts by past loss: Vovk 1990.
+Every average is a linear function of the counts, so all forecasts at past origins cost one matrix
+product. Their errors give the weights and the noise for each window length, including the larger
+spread over an hour of arrivals in bursts. Exponential smoothing with count noise: Gardner 2006,
+section 3; weights by past loss: Vovk 1990.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ if TYPE_CHECKING:
 HALF_LIVES_MIN: Final = (3.0, 15.0, 90.0, 720.0)
 NOISE_WINDOWS_MIN: Final = (1, 10, 60)
 _LAGS_MIN: Final = (*range(67, 1408, 67),)
-"""Past origins. Prime to an hour, so that all phases of hours are met; a day later than the counts
-begin, so that the day before is known at each."""
+"""Past origins, as minutes before the origin. Coprime to an hour, so that they fall on all minutes
+of the hour; within a day, so that the day before each one is known."""
 _TEMPERATURE: Final = 2.0
-"""Sums of losses are divided by this before they weigh: past windows are not independent."""
+"""Divides sums of losses before they become weights: past windows are not independent."""
 _SHARED_ERRORS: Final = 6.0
-"""A model's own noise weighs as much as the noise all share at so many past windows."""
+"""Number of past windows at which a model's own noise weighs as much as the shared noise."""
 _OPTIMISM: Final = np.array([1.0, 1.3, 2.0])
-"""Per noise window: how much larger squared errors are than those of the past that gave the
-weights. Found on the first part of two traces: docs/experiments/forecasting.md."""
-_LEAST_BACK: Final = 0.1
+"""Per noise window: squared errors of forecasts over those in the past that gave the weights.
+Measured on the first part of two traces: docs/experiments/forecasting.md."""
+_MIN_PAST_LOAD: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class LevelFit:
-    """What past errors say, per model and noise window."""
+class SmoothingFit:
+    """Weights and noise by past errors."""
 
     weights: Floats
-    """(models, noise windows, experts), summing to 1 over experts."""
+    """(models, noise windows, experts), with sum 1 over experts."""
     size: Floats
     """(models, noise windows): size of the negative binomial."""
 
 
-def fit_levels(history: History, profiles: Floats, period_min: Floats) -> LevelFit:
-    """Weigh the experts by their loss at past origins, and measure the noise around the mixture."""
+def fit_smoothing(history: History, profiles: Floats, period_min: Floats) -> SmoothingFit:
+    """Weight the experts by their loss at past origins, and measure the noise of the mixture."""
     lags = [lag for lag in _LAGS_MIN if lag <= history.minutes.shape[1] // 2] or [60]
     windows = np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64)
     means = _means(history, profiles, period_min, lags, windows)
-    seen = _outcomes(history, lags)
+    came = _outcomes(history, lags)
     is_known = (history.known_minutes[:, None] >= np.asarray(lags) + 60).astype(np.float64)
-    size = _size(means.mean(axis=-1), seen, is_known[..., None])[:, None, :, None]
-    loss = (_loss(means, seen[..., None], size) * is_known[..., None, None]).sum(axis=1)
+    size = _size(means.mean(axis=-1), came, is_known[..., None])[:, None, :, None]
+    loss = (_loss(means, came[..., None], size) * is_known[..., None, None]).sum(axis=1)
     weights = np.exp(-(loss - loss.min(axis=-1, keepdims=True)) / _TEMPERATURE)
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = (means * weights[:, None]).sum(axis=-1)
-    return LevelFit(weights=weights, size=_size(mixed, seen, is_known[..., None]))
+    return SmoothingFit(weights=weights, size=_size(mixed, came, is_known[..., None]))
 
 
-def level_means(
+def smoothed_means(
     history: History,
     profiles: Floats,
     period_min: Floats,
-    fit: LevelFit,
+    fit: SmoothingFit,
     windows_min: Floats,
     lag_min: int = 0,
 ) -> tuple[Floats, Floats]:
-    """(models, windows) means of the mixture, and (models, windows, experts) of each.
+    """(models, windows): means of the mixture; (models, windows, experts): means of each expert.
 
-    With `lag_min`: as they were so many minutes before the origin.
+    With `lag_min`: as of this many minutes before the origin.
     """
     means = _means(history, profiles, period_min, [lag_min], windows_min)[:, 0]
     weights = _between(fit.weights, windows_min)
     return (means * weights).sum(axis=-1), means
 
 
-def level_sizes(fit: LevelFit, windows_min: Floats) -> Floats:
+def smoothed_sizes(fit: SmoothingFit, windows_min: Floats) -> Floats:
     """(models, windows): size of the negative binomial around the means."""
     return np.exp(_between(np.log(fit.size), windows_min))
 
@@ -85,10 +85,10 @@ def level_sizes(fit: LevelFit, windows_min: Floats) -> Floats:
 def _means(
     history: History, profiles: Floats, period_min: Floats, lags: list[int], windows_min: Floats
 ) -> Floats:
-    """(models, lags, windows, experts): expected arrivals, seen `lag` minutes before the origin.
+    """(models, lags, windows, experts): expected arrivals as of `lag` minutes before the origin.
 
-    Experts: an average per half-life, the mean of all that is kept, the own period, the day before.
-    Who knows nothing says what the mean of all says.
+    Experts: an average per half-life, the long-run mean, the model's period, the day before. The
+    last two use the long-run mean where they are unknown.
     """
     averages = _averages(history, profiles, lags, windows_min)
     recurring = recurring_means(history, period_min, lags, windows_min)
@@ -97,7 +97,7 @@ def _means(
 
 
 def _averages(history: History, profiles: Floats, lags: list[int], windows_min: Floats) -> Floats:
-    """(models, lags, windows, scales): averages per minute, carried to the window's time of day."""
+    """(models, lags, windows, averages): arrivals, corrected for the window's time of day."""
     levels = _levels(history, lags)
     now = history.origin_s / 60
     spans = np.stack(
@@ -109,13 +109,13 @@ def _averages(history: History, profiles: Floats, lags: list[int], windows_min: 
         history.models, len(lags), 1, len(HALF_LIVES_MIN)
     )
     behind = np.concatenate([behind, np.ones((*behind.shape[:3], 1))], axis=-1)
-    factor = ahead / np.maximum(behind, _LEAST_BACK)
+    factor = ahead / np.maximum(behind, _MIN_PAST_LOAD)
     result: Floats = levels[:, :, None] * factor * windows_min[:, None]
     return result
 
 
 def _levels(history: History, lags: list[int]) -> Floats:
-    """(models, lags, scales): arrivals per minute; the last scale is the mean of all kept."""
+    """(models, lags, averages): arrivals per minute; the last one is the long-run mean."""
     bins = history.minutes.shape[1]
     age = np.arange(bins - 1, -1, -1.0)[:, None, None] - np.asarray(lags)[:, None]
     half = np.asarray(HALF_LIVES_MIN)
@@ -131,20 +131,20 @@ def _levels(history: History, lags: list[int]) -> Floats:
 
 
 def _long_run(history: History, lags: list[int]) -> Floats:
-    """(models, lags): mean arrivals per minute over all spans of ten minutes before the lag."""
-    tens = history.tens
+    """(models, lags): mean arrivals per minute over all counts before the lag."""
+    ten_minutes = history.ten_minutes
     last = max(lags) // 10 + 1
-    early = tens[:, :-last].sum(axis=1, dtype=np.float64)
-    late = np.cumsum(tens[:, -last:], axis=1, dtype=np.float64)
+    early = ten_minutes[:, :-last].sum(axis=1, dtype=np.float64)
+    late = np.cumsum(ten_minutes[:, -last:], axis=1, dtype=np.float64)
     at = [last - lag // 10 - 1 for lag in lags]
-    known = np.minimum(history.origin_minute - history.since_minute, tens.shape[1] * 10)
+    known = np.minimum(history.origin_minute - history.since_minute, ten_minutes.shape[1] * 10)
     spans = np.maximum(known[:, None] - np.asarray(lags), 60.0)
     result: Floats = (early[:, None] + late[:, at]) / spans
     return result
 
 
 def _outcomes(history: History, lags: list[int]) -> Floats:
-    """(models, lags, noise windows): arrivals that came in windows that began `lag` minutes ago."""
+    """(models, lags, noise windows): arrivals in windows that began `lag` minutes ago."""
     bins = history.minutes.shape[1]
     recent = history.minutes[:, max(bins - max(lags), 0) :]
     total = np.cumsum(recent, axis=1, dtype=np.float64)
@@ -155,18 +155,18 @@ def _outcomes(history: History, lags: list[int]) -> Floats:
     return result
 
 
-def _loss(mean: Floats, seen: Floats, size: Floats) -> Floats:
-    """Log loss of a negative binomial, up to what the mean does not change."""
+def _loss(mean: Floats, came: Floats, size: Floats) -> Floats:
+    """Log loss of a negative binomial, without terms that do not depend on the mean."""
     mean = np.maximum(mean, 1e-4)
-    result: Floats = (seen + size) * np.log1p(mean / size) - seen * np.log(mean)
+    result: Floats = (came + size) * np.log1p(mean / size) - came * np.log(mean)
     return result
 
 
-def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
-    squared = ((seen - mean) ** 2 * is_known).sum(axis=1)
+def _size(mean: Floats, came: Floats, is_known: Floats) -> Floats:
+    squared = ((came - mean) ** 2 * is_known).sum(axis=1)
     total, weight = (mean * is_known).sum(axis=1), (mean**2 * is_known).sum(axis=1)
     lags = np.maximum(is_known.sum(axis=1), 1.0)
-    # Each model speaks for the shared noise once, whatever its volume.
+    # Each model counts once for the shared noise, whatever its volume.
     relative = np.maximum(squared - total, 0.0) / np.maximum(weight, 1e-9)
     shared = np.median(np.clip(relative, 1e-3, 50.0), axis=0) if mean.shape[0] else 1.0
     added = _SHARED_ERRORS * weight / lags
@@ -180,7 +180,7 @@ def _size(mean: Floats, seen: Floats, is_known: Floats) -> Floats:
 
 
 def _between(values: Floats, windows_min: Floats) -> Floats:
-    """Values at noise windows (axis 1), interpolated over the logarithm of the window."""
+    """Interpolates values at noise windows (axis 1) over the logarithm of the window."""
     grid = np.log(NOISE_WINDOWS_MIN)
     at = np.clip(np.log(windows_min), grid[0], grid[-1])
     right = np.clip(np.searchsorted(grid, at), 1, grid.size - 1)

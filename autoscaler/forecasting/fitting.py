@@ -1,7 +1,7 @@
-"""What is learnt from counts between forecasts: small, explicit, and found again from the counts.
+"""Fits all parameters of the forecasts to arrival counts.
 
-`fit` costs more than a forecast and is due every ten minutes or so. Nothing is lost in a restart
-but the memory of types (`behaviour`), which then are taken as found.
+`fit` costs more than a forecast and is due every ten minutes or so. Everything can be refitted from
+the counts after a restart, except the hysteresis of patterns.
 """
 
 from __future__ import annotations
@@ -11,60 +11,60 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.forecasting.arrival_patterns import PatternAssignment, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
-from autoscaler.forecasting.exponential_smoothing import LevelFit, fit_levels
-from autoscaler.forecasting.interarrival import PooledGaps, pool_gaps
+from autoscaler.forecasting.exponential_smoothing import SmoothingFit, fit_smoothing
+from autoscaler.forecasting.interarrival import fit_gap_survival
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers
 
-_Rows = TypeVar("_Rows", PatternAssignment, LevelFit)
+_Rows = TypeVar("_Rows", PatternAssignment, SmoothingFit)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all models share."""
+class SharedFit:
+    """Parameters that all models share."""
 
     profile: Floats
-    """(144,): how busy each ten minutes of day are, mean 1."""
-    gaps: PooledGaps
+    """(144,): relative load of each ten minutes of the day, mean 1."""
+    gap_survival: Floats
+    """(classes, ages): see `interarrival`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What is known of each model, rows as in the history, and what all share."""
+    """Parameters per model, rows as in the history, and those that all share."""
 
-    shared: Shared
-    behaviour: PatternAssignment
+    shared: SharedFit
+    patterns: PatternAssignment
     profiles: Floats
-    """(models, 144): how busy each ten minutes of day are, mean 1."""
-    levels: LevelFit
+    """(models, 144): relative load of each ten minutes of the day, mean 1."""
+    smoothing: SmoothingFit
 
     def take(self, rows: Integers) -> Fit:
-        """Of some models only."""
+        """The same for some of the models."""
         return replace(
             self,
-            behaviour=_take(self.behaviour, rows),
+            patterns=_take(self.patterns, rows),
             profiles=self.profiles[rows],
-            levels=_take(self.levels, rows),
+            smoothing=_take(self.smoothing, rows),
         )
 
 
-def share(history: History) -> Shared:
-    """What all models of a history share."""
+def fit_shared(history: History) -> SharedFit:
     profile = shared_profile(history)
-    return Shared(profile=profile, gaps=pool_gaps(history, profile))
+    return SharedFit(profile=profile, gap_survival=fit_gap_survival(history, profile))
 
 
 def fit(history: History, previous: PatternAssignment | None = None) -> Fit:
-    """Learn of all models of a history; `previous` types hold until they are clearly others."""
-    shared = share(history)
+    """`previous`: patterns of the same models, for their hysteresis."""
+    shared = fit_shared(history)
     profiles = own_profiles(history, shared.profile)
-    behaviour = classify(history, previous)
+    patterns = classify(history, previous)
     return Fit(
         shared=shared,
-        behaviour=behaviour,
+        patterns=patterns,
         profiles=profiles,
-        levels=fit_levels(history, profiles, behaviour.period_min),
+        smoothing=fit_smoothing(history, profiles, patterns.period_min),
     )
 
 

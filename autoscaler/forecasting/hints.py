@@ -1,9 +1,9 @@
-"""Hints from outside the counts: "model m comes within the next minute with probability p".
+"""Hints: announced arrivals, such as "model m gets a request within a minute with probability p".
 
-A workflow that has just finished a step knows what follows seconds ahead (Zhang et al. 2025).
-A hint is one more, independent way for a request to come: it never lowers a forecast, and a
-forecast without hints is the forecast. Combined: 1 - (1 - p)(1 - q), where q of a window is the
-hint's probability if it comes within the window, spread evenly over the hint's own span.
+A workflow that finishes a step can announce the next models seconds ahead (Zhang et al. 2025).
+A hint is an independent source of arrivals, so it never lowers a forecast p: with it P(arrival) is
+1 - (1 - p)(1 - q), where q is the hint's probability, spread evenly over the hint's time span, that
+the arrival is within the window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`count` arrivals at the model of row `row` within `within_s` from now, with `probability`."""
+    """`count` arrivals of the model in row `row` within `within_s` from now, with `probability`."""
 
     row: int
     probability: float
@@ -32,7 +32,7 @@ class Hint:
 
     def __post_init__(self) -> None:
         if self.row < 0:
-            raise BadHorizon(f"row must be a model's row, was {self.row}")
+            raise BadHorizon(f"row must be at least 0, was {self.row}")
         if not 0 <= self.probability <= 1:
             raise BadHorizon(f"probability must be in [0, 1], was {self.probability}")
         if not 0 < self.within_s < np.inf:
@@ -43,45 +43,47 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class HintedArrivals:
-    """Hints per model and window, ready to be combined."""
+    """All hints combined."""
 
     p_none: Floats
-    """(models, windows): probability that no hint comes true in the window."""
+    """(models, windows): probability of no announced arrival in the window."""
     mean: Floats
-    """(models, windows): arrivals that hints add."""
+    """(models, windows): expected announced arrivals."""
 
     @property
     def rows(self) -> Integers:
-        """Models that hints say anything about."""
+        """Models with hints."""
         return np.flatnonzero((self.p_none < 1).any(axis=1))
 
 
-def gather(hints: Sequence[Hint], models: int, question: ForecastHorizon) -> HintedArrivals:
-    """Put hints together; several about one model are independent of each other."""
-    p_none = np.ones((models, len(question.windows_s)))
+def gather(hints: Sequence[Hint], models: int, horizon: ForecastHorizon) -> HintedArrivals:
+    """Combine hints; several hints for one model are independent of each other."""
+    p_none = np.ones((models, len(horizon.windows_s)))
     mean = np.zeros_like(p_none)
-    windows = np.asarray(question.windows_s)
+    windows = np.asarray(horizon.windows_s)
     for hint in hints:
         if hint.row >= models:
-            raise BadHorizon(f"a hint is about row {hint.row}, but there are {models} models")
+            raise BadHorizon(
+                f"row of a hint must be below {models}, the number of models, was row {hint.row}"
+            )
         within = hint.probability * np.minimum(windows / hint.within_s, 1.0)
         p_none[hint.row] *= 1 - within
         mean[hint.row] += within * hint.count
     return HintedArrivals(p_none=p_none, mean=mean)
 
 
-def with_hints(forecast: Forecast, hints: Sequence[Hint], question: ForecastHorizon) -> Forecast:
-    """The forecast, raised where hints promise arrivals; all other rows as they are."""
+def with_hints(forecast: Forecast, hints: Sequence[Hint], horizon: ForecastHorizon) -> Forecast:
+    """The forecast with announced arrivals added; rows without hints are unchanged."""
     if not hints:
         return forecast
-    hinted = gather(hints, forecast.mean.shape[0], question)
+    hinted = gather(hints, forecast.mean.shape[0], horizon)
     rows = hinted.rows
     mean, p_arrival = forecast.mean.copy(), forecast.p_arrival.copy()
     quantiles = forecast.quantiles.copy()
-    most = question.most_per_s * np.asarray(question.windows_s)
+    most = horizon.max_per_s * np.asarray(horizon.windows_s)
     mean[rows] = np.minimum(mean[rows] + hinted.mean[rows], most)
     p_arrival[rows] = 1 - (1 - p_arrival[rows]) * hinted.p_none[rows]
     size = negative_binomial.size_of_zeros(mean[rows], p_arrival[rows])
-    added = negative_binomial.quantiles(mean[rows], size, question.probabilities)
+    added = negative_binomial.quantiles(mean[rows], size, horizon.probabilities)
     quantiles[rows] = np.maximum(quantiles[rows], added)
     return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)

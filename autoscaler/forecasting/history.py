@@ -1,8 +1,7 @@
 """Input of a forecast (`History`), its windows (`ForecastHorizon`) and the result (`Forecast`).
 
-Rows are models, in the order of the store they came from. All times are in seconds or whole
-minutes since one epoch, which must be midnight of the time zone whose days matter. Nothing here
-keeps state.
+Rows are models, in the order of the `Counts` they came from. Times are in seconds or whole minutes
+since one epoch, which must be midnight in the time zone whose days matter.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Integers: TypeAlias = NDArray[np.integer]
 Booleans: TypeAlias = NDArray[np.bool_]
 
 NEVER: Final = -1
-"""In `History.active`: no such arrival."""
+"""Padding of `History.active_minutes`."""
 MINUTES_OF_TEN: Final = 10
 MINUTES_OF_DAY: Final = 1440
 _MAX_WINDOW_S: Final = 86_400.0
@@ -30,70 +29,69 @@ _MAX_WINDOW_S: Final = 86_400.0
 class History:
     """Arrivals up to `origin_s`, per model.
 
-    A window that is forecast begins at `origin_s`. The minute under way is not yet in `minutes`,
-    but what came in it is in `recent`.
+    Forecast windows begin at `origin_s`. The current minute is not in `minutes`, but its arrivals
+    are in `recent`.
     """
 
     origin_s: float
     minutes: NDArray[np.generic]
     """(models, bins): whole minutes, oldest first; the last one ended at or before `origin_s`."""
-    tens: NDArray[np.generic]
-    """(models, bins): whole spans of ten minutes, oldest first, over a longer past."""
-    active: Integers
-    """(models, k): the last minutes with arrivals, oldest first, `NEVER` in front where fewer."""
+    ten_minutes: NDArray[np.generic]
+    """(models, bins): counts per whole ten minutes, oldest first, over a longer past."""
+    active_minutes: Integers
+    """(models, k): the last minutes with arrivals, oldest first, padded with `NEVER` in front."""
     since_minute: Integers
-    """(models,): the minute from which on a model's counts are known."""
+    """(models,): the first minute with known counts."""
     recent: Floats
-    """(models,): arrivals in the last 60 seconds, the minute under way or not."""
+    """(models,): arrivals in the last 60 seconds."""
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.origin_s) or self.origin_s < 0:
             raise BadCounts(f"origin_s must be finite and not negative, was {self.origin_s}")
-        models = self.active.shape[0]
-        for name in ("minutes", "tens", "active", "since_minute", "recent"):
+        models = self.active_minutes.shape[0]
+        for name in ("minutes", "ten_minutes", "active_minutes", "since_minute", "recent"):
             values = getattr(self, name)
-            _check_counts(name, values, models, may_be_never=name == "active")
+            _check_counts(name, values, models, may_be_never=name == "active_minutes")
 
     @property
     def models(self) -> int:
-        """How many rows there are."""
-        return int(self.active.shape[0])
+        return int(self.active_minutes.shape[0])
 
     @property
     def origin_minute(self) -> int:
-        """The minute under way: the first that is not in `minutes`."""
+        """The current minute: the first that is not in `minutes`."""
         return int(self.origin_s // 60)
 
     @property
     def known_minutes(self) -> Floats:
-        """(models,): of how many of the last whole minutes the counts are known."""
+        """(models,): number of whole minutes with known counts."""
         known = self.origin_minute - self.since_minute
         return np.clip(known, 1, self.minutes.shape[1]).astype(np.float64)
 
     @property
     def age_minutes(self) -> Floats:
-        """(models,): minutes since the last arrival, infinite without one."""
-        if not self.active.shape[1]:
+        """(models,): minutes since the last arrival; infinity without one."""
+        if not self.active_minutes.shape[1]:
             return np.full(self.models, np.inf)
-        last = self.active[:, -1]
+        last = self.active_minutes[:, -1]
         age = np.maximum(self.origin_s / 60 - (last + 0.5), 0.0)
         return np.where(last == NEVER, np.inf, age)
 
     @property
     def gaps_min(self) -> Floats:
-        """(models, k - 1): minutes between minutes with arrivals; not a number where fewer were."""
-        if self.active.shape[1] < 2:
+        """(models, k - 1): minutes between minutes with arrivals; padded with NaN in front."""
+        if self.active_minutes.shape[1] < 2:
             return np.full((self.models, 1), np.nan)
-        is_gap = self.active[:, :-1] != NEVER
-        return np.where(is_gap, np.diff(self.active, axis=1), np.nan).astype(np.float64)
+        is_gap = self.active_minutes[:, :-1] != NEVER
+        return np.where(is_gap, np.diff(self.active_minutes, axis=1), np.nan).astype(np.float64)
 
     def take(self, rows: Integers | Booleans) -> History:
-        """The history of some models only."""
+        """The same for some of the models."""
         return replace(
             self,
             minutes=self.minutes[rows],
-            tens=self.tens[rows],
-            active=self.active[rows],
+            ten_minutes=self.ten_minutes[rows],
+            active_minutes=self.active_minutes[rows],
             since_minute=self.since_minute[rows],
             recent=self.recent[rows],
         )
@@ -101,12 +99,12 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ForecastHorizon:
-    """Which windows, all beginning at the origin, and which quantiles of the arrivals in them."""
+    """Windows to forecast, all beginning at the origin, and quantiles of the arrivals in them."""
 
     windows_s: tuple[float, ...] = (10.0, 60.0, 600.0, 3600.0)
     probabilities: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)
-    most_per_s: float = 100_000.0
-    """No model gets more; a mean beyond it is clipped to it."""
+    max_per_s: float = 100_000.0
+    """Upper bound of a model's arrivals; larger means are clipped."""
 
     def __post_init__(self) -> None:
         if not self.windows_s or not all(1 <= each <= _MAX_WINDOW_S for each in self.windows_s):
@@ -114,16 +112,16 @@ class ForecastHorizon:
                 f"windows_s must be one or more of 1 to {_MAX_WINDOW_S:.0f} s, was {self.windows_s}"
             )
         if list(self.windows_s) != sorted(set(self.windows_s)):
-            raise BadHorizon(f"windows_s must grow, was {self.windows_s}")
+            raise BadHorizon(f"windows_s must be increasing, was {self.windows_s}")
         inside = all(0.001 <= each <= 0.9999 for each in self.probabilities)
         if not self.probabilities or not inside:
             raise BadHorizon(
                 f"probabilities must be one or more of 0.001 to 0.9999, was {self.probabilities}"
             )
         if list(self.probabilities) != sorted(set(self.probabilities)):
-            raise BadHorizon(f"probabilities must grow, was {self.probabilities}")
-        if not 0 < self.most_per_s < np.inf:
-            raise BadHorizon(f"most_per_s must be positive and finite, was {self.most_per_s}")
+            raise BadHorizon(f"probabilities must be increasing, was {self.probabilities}")
+        if not 0 < self.max_per_s < np.inf:
+            raise BadHorizon(f"max_per_s must be positive and finite, was {self.max_per_s}")
 
     @property
     def windows_min(self) -> Floats:
@@ -133,7 +131,7 @@ class ForecastHorizon:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One forecast: finite, never negative; mean and P(arrival) do not fall with longer windows."""
+    """Finite and not negative; mean and P(arrival) do not fall with longer windows."""
 
     mean: Floats
     """(models, windows): expected arrivals."""
@@ -154,10 +152,10 @@ def _check_counts(
         raise BadCounts(f"{name} must hold numbers, was {values.dtype}")
     numbers: Floats = values.astype(np.float64, copy=False)
     if not np.isfinite(numbers).all():
-        raise BadCounts(f"{name} must be finite; row {_first(~np.isfinite(numbers))} is not")
-    least = NEVER if may_be_never else 0
-    if numbers.min() < least:
-        raise BadCounts(f"{name} must be at least {least}, was {numbers.min():g}")
+        raise BadCounts(f"{name} must be finite, row {_first(~np.isfinite(numbers))} is not")
+    minimum = NEVER if may_be_never else 0
+    if numbers.min() < minimum:
+        raise BadCounts(f"{name} must be at least {minimum}, was {numbers.min():g}")
 
 
 def _first(wrong: Booleans) -> int:

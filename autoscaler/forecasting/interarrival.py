@@ -1,13 +1,12 @@
-"""P(arrival) from how long the gaps between a model's arrivals were, given how long this one lasts.
+"""P(arrival) by the gaps between a model's arrivals, given the time since the last one.
 
-The empirical hazard of its own gaps, leaning on those of all models with gaps about as long. Gaps
-are in operational minutes (`day_profile`). Source: the histogram of idle times of Shahrad et al.
-2020, section 4.2, here conditioned on the time since the last arrival and pooled.
+The empirical hazard of the model's own gaps, shrunk towards that of all models with gaps of similar
+length. Gaps are in operational minutes (`day_profile`). Source: the histogram of idle times of
+Shahrad et al. 2020, section 4.2, here conditioned on the time since the last arrival and pooled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,28 +15,22 @@ from autoscaler.forecasting.day_profile import operational_minutes
 from autoscaler.forecasting.history import NEVER, Floats, History, Integers
 
 _GRID: Final = np.exp2(np.arange(-1, 15.5, 0.25))
-"""Ages of the pooled survival: half a minute to over two weeks, operational minutes."""
+"""Ages of the pooled survival function: half a minute to over two weeks, operational minutes."""
 _CLASSES: Final = 8
 _CLASS_WIDTH: Final = 1.5
 _PRIOR_GAPS: Final = 4.0
-"""Pseudo-gaps of 1 / (1 + age / typical) in each class, which also fill classes without models."""
+"""Pseudo-gaps with survival 1 / (1 + age / typical) in each class, for classes with few models."""
 _POOLED_GAPS: Final = 6.0
-"""A model's own gaps weigh as much as the pooled ones at so many gaps at least as long as this."""
+"""Weight of the pooled hazard, in gaps of the model's own that are longer than the current one."""
 _FADE: Final = 0.985
-"""Each older gap counts so much less: the last 50 weigh half of all."""
+"""Weight of a gap over that of the next one: the last 50 gaps have half of the weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class PooledGaps:
-    """Shared survival of gaps: (classes, ages of `_GRID`), falling from 1, never 0."""
+def fit_gap_survival(history: History, shared: Floats) -> Floats:
+    """(classes, ages of `_GRID`): survival of gaps, falling from 1, never 0.
 
-    survival: Floats
-
-
-def pool_gaps(history: History, shared: Floats) -> PooledGaps:
-    """Survival of the gaps of all models of a class: those with gaps about as long.
-
-    By product limit (Kaplan and Meier 1958): gaps that last still are at risk up to their age.
+    A class is of models with gaps of similar length. Product limit estimator (Kaplan and Meier
+    1958): the current gap of a model is at risk up to its age. `shared`: shared day profile.
     """
     gaps, age = _gaps(history, shared), _age(history, shared)
     classes = _class_of(gaps, age)
@@ -52,32 +45,31 @@ def pool_gaps(history: History, shared: Floats) -> PooledGaps:
         ended = (longer[:-1] - longer[1:]) + (prior[:-1] - prior[1:])
         hazard = ended / (at_risk[:-1] + prior[:-1])
         survival[each] = np.concatenate([[1.0], np.cumprod(1 - hazard)])
-    return PooledGaps(survival=survival)
+    return survival
 
 
-def p_arrival_by_gaps(
-    history: History, shared: Floats, pooled: PooledGaps, windows_min: Floats
+def p_arrival_by_interarrival(
+    history: History, shared: Floats, survival: Floats, windows_min: Floats
 ) -> Floats:
-    """(models, windows): probability of an arrival within windows that begin at the origin."""
     gaps, age = _gaps(history, shared), _age(history, shared)
     start = history.origin_s / 60
     ends = operational_minutes(start + windows_min, shared)
     lengths = ends - operational_minutes(np.array([start]), shared)
     weights = _FADE ** np.arange(gaps.shape[1] - 1, -1, -1.0)
-    shared_p = _pooled_p(pooled, _class_of(gaps, age), age, lengths)
+    shared_p = _pooled_p(survival, _class_of(gaps, age), age, lengths)
     at_risk = (np.where(gaps > age[:, None], 1.0, 0.0) * weights).sum(axis=1)
     result = np.empty((history.models, windows_min.size))
     for column, length in enumerate(lengths):
         is_hit = (gaps > age[:, None]) & (gaps <= age[:, None] + length)
         hits = (is_hit * weights).sum(axis=1)
-        leaning = _POOLED_GAPS * shared_p[:, column]
-        result[:, column] = (hits + leaning) / (at_risk + _POOLED_GAPS)
+        pooled_hits = _POOLED_GAPS * shared_p[:, column]
+        result[:, column] = (hits + pooled_hits) / (at_risk + _POOLED_GAPS)
     return np.clip(np.maximum.accumulate(result, axis=1), 0.0, 1.0)
 
 
 def _gaps(history: History, shared: Floats) -> Floats:
-    """(models, k - 1): gaps between minutes with arrivals, not a number where there is none."""
-    active = history.active
+    """(models, k - 1): gaps between minutes with arrivals; padded with NaN in front."""
+    active = history.active_minutes
     if active.shape[1] < 2:
         return np.full((history.models, 1), np.nan)
     times = operational_minutes(active + 0.5, shared)
@@ -86,8 +78,8 @@ def _gaps(history: History, shared: Floats) -> Floats:
 
 
 def _age(history: History, shared: Floats) -> Floats:
-    """(models,): operational minutes since the last arrival, or since the model is known."""
-    active = history.active
+    """(models,): operational minutes since the last arrival, or since the counts begin."""
+    active = history.active_minutes
     last = active[:, -1] if active.shape[1] else np.full(history.models, NEVER)
     since = np.where(last == NEVER, history.since_minute, last + 0.5).astype(np.float64)
     now = operational_minutes(np.array([history.origin_s / 60]), shared)
@@ -95,7 +87,7 @@ def _age(history: History, shared: Floats) -> Floats:
 
 
 def _class_of(gaps: Floats, age: Floats) -> Integers:
-    """(models,): class by the mean gap, the one that lasts counted as one."""
+    """(models,): class by the mean gap, including the current one."""
     is_gap = np.isfinite(gaps)
     mean = (np.where(is_gap, gaps, 0.0).sum(axis=1) + age) / (is_gap.sum(axis=1) + 1)
     level = np.log2(np.maximum(mean, 1.0)) / _CLASS_WIDTH
@@ -103,10 +95,10 @@ def _class_of(gaps: Floats, age: Floats) -> Integers:
     return result
 
 
-def _pooled_p(pooled: PooledGaps, classes: Integers, age: Floats, lengths: Floats) -> Floats:
+def _pooled_p(survival: Floats, classes: Integers, age: Floats, lengths: Floats) -> Floats:
     """(models, windows): 1 - S(age + length) / S(age), interpolated over the logarithm of age."""
     at = np.log2(_GRID)
-    logs = np.log(pooled.survival)
+    logs = np.log(survival)
     result = np.empty((age.size, lengths.size))
     for each in np.unique(classes):
         rows = classes == each

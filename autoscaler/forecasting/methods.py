@@ -1,16 +1,14 @@
-"""All methods by name: ours and those they are compared with."""
+"""All forecast methods by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from autoscaler.forecasting.baselines.ewma import ewma
 from autoscaler.forecasting.baselines.fft import fft
 from autoscaler.forecasting.baselines.holt_winters import holt_winters
 from autoscaler.forecasting.baselines.hybrid_histogram import hybrid_histogram
-from autoscaler.forecasting.baselines.naive import naive
-from autoscaler.forecasting.baselines.seasonal_naive import seasonal_naive
+from autoscaler.forecasting.baselines.simple_methods import ewma, naive, seasonal_naive
 from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.forecasts import bursty, forecast_by_pattern, periodic, sparse, steady
 from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
@@ -30,4 +28,4 @@ METHODS: Final[Mapping[str, Method]] = {
     "hybrid-histogram": hybrid_histogram,
     "fft": fft,
 }
-"""`forecast_by_pattern` is the default; the next four are its parts, each for all models."""
+"""`typed` is the default, the next four are its parts applied to all models, then baselines."""

@@ -1,6 +1,7 @@
-"""Reads arrivals per minute: CSV with `minute,model,count`, absent rows being none; .gz too.
+"""Reads arrivals per minute from CSV or CSV.gz.
 
-A table with one column per model (`minute,R1,R2,...`) is read as well; an empty cell is none.
+Either `minute,model,count` without rows of no arrivals, or one column per model
+(`minute,R1,R2,...`), where an empty cell is 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MinuteTrace:
 
 
 def read_minutes(path: Path) -> MinuteTrace:
-    """The trace in a file; raises BadTrace, which names the line, for anything else."""
+    """Raises BadArrivalTrace with file and line."""
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             rows = list(_cells(csv.reader(file), path))
@@ -45,7 +46,7 @@ def read_minutes(path: Path) -> MinuteTrace:
     minutes = max(minute for minute, _, _ in rows) + 1
     if len(models) * minutes > _MAX_CELLS:
         raise BadArrivalTrace(
-            f"{path}: {len(models)} models x {minutes} minutes are more than {_MAX_CELLS}"
+            f"{path}: models x minutes must be at most {_MAX_CELLS}, were {len(models)} x {minutes}"
         )
     places = {model: row for row, model in enumerate(models)}
     counts = np.zeros((len(models), minutes), dtype=np.uint32)
@@ -58,27 +59,27 @@ def _cells(lines: Iterator[list[str]], path: Path) -> Iterator[tuple[int, str, i
     header = next(lines, [])
     if not header or header[0] != "minute" or len(header) < 2:
         raise BadArrivalTrace(
-            f"{path} must begin with minute,model,count or minute,NAME,..., was {header}"
+            f"{path} must start with minute,model,count or minute,NAME,..., was {header}"
         )
     is_long = header == ["minute", "model", "count"]
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):
             raise BadArrivalTrace(f"{path}:{number} must have {len(header)} cells, had {len(line)}")
         where = f"{path}:{number}"
-        minute = _whole(line[0], where, most=10_000_000)
+        minute = _whole(line[0], where, maximum=10_000_000)
         pairs: Sequence[tuple[str, str]] = (
             [(line[1], line[2])] if is_long else list(zip(header[1:], line[1:], strict=True))
         )
         for model, count in pairs:
             if count:
-                yield minute, model, _whole(count, where, most=10**9)
+                yield minute, model, _whole(count, where, maximum=10**9)
 
 
-def _whole(text: str, where: str, *, most: int) -> int:
+def _whole(text: str, where: str, *, maximum: int) -> int:
     try:
         value = int(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= most:
-        raise BadArrivalTrace(f"{where}: must be a whole number from 0 to {most}, was {text!r}")
+    if not 0 <= value <= maximum:
+        raise BadArrivalTrace(f"{where}: must be a whole number from 0 to {maximum}, was {text!r}")
     return value

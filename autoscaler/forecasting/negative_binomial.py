@@ -1,7 +1,7 @@
 """The negative binomial distribution by mean and size, vectorised: quantiles, zeros, moments.
 
-A Poisson count whose rate is gamma distributed: variance = mean + mean^2 / size; a large size is
-Poisson. scipy is no dependency of this project, and its `nbinom.ppf` searches each value by itself.
+A Poisson count whose rate is gamma distributed: variance = mean + mean^2 / size; a large size means
+Poisson. Not scipy, which is not a dependency and whose `nbinom.ppf` searches for every value.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 SIZE_MIN: Final = 0.01
 SIZE_MAX: Final = 1e6
 _EXACT: Final = 48
-"""Quantiles up to this count come from the probabilities themselves, larger ones from the gamma."""
+"""Quantiles up to this count are exact, larger ones from the gamma distribution."""
 
 
-def p_some(mean: Floats, size: Floats) -> Floats:
+def p_at_least_one(mean: Floats, size: Floats) -> Floats:
     """Probability of at least one: 1 - (1 + mean/size)^-size."""
     return -np.expm1(-size * np.log1p(mean / size))
 
 
 def quantiles(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> Floats:
-    """The least counts with at least these probabilities below or at them: (..., probabilities)."""
+    """(..., probabilities): the smallest counts with at least these cumulative probabilities."""
     size = np.clip(size, SIZE_MIN, SIZE_MAX)
     found = _exact(mean, size, np.asarray(probabilities))
     large = np.isnan(found)
@@ -41,22 +41,22 @@ def quantiles(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> F
 def size_of_moments(mean: Floats, squared_error: Floats, weight: Floats) -> Floats:
     """Size from sums over past forecasts: of means, of errors^2 and of means^2 (`weight`).
 
-    Method of moments for a common size with changing means (Cameron and Trivedi 2013, section 3.3).
+    Method of moments for one size with changing means (Cameron and Trivedi 2013, section 3.3).
     """
     excess = np.maximum(squared_error - mean, 0.0)
     return np.clip(weight / np.maximum(excess, 1e-12), SIZE_MIN, SIZE_MAX)
 
 
 def size_of_zeros(mean: Floats, p_arrival: Floats) -> Floats:
-    """The size with which a count of this mean is zero with 1 - `p_arrival`.
+    """The size with which a count of this mean is zero with probability 1 - `p_arrival`.
 
-    A mean below -log(1 - p) has none (no mixture of Poissons is that rarely zero); it gets Poisson.
+    For a mean below -log(1 - p) no such size exists; it gets the size of Poisson.
     """
     low = np.full(np.shape(mean), math.log(SIZE_MIN))
     high = np.full(np.shape(mean), math.log(SIZE_MAX))
     for _ in range(30):
         middle = (low + high) / 2
-        is_less = p_some(mean, np.exp(middle)) < p_arrival
+        is_less = p_at_least_one(mean, np.exp(middle)) < p_arrival
         low = np.where(is_less, middle, low)
         high = np.where(is_less, high, middle)
     result: Floats = np.exp((low + high) / 2)
@@ -64,7 +64,7 @@ def size_of_zeros(mean: Floats, p_arrival: Floats) -> Floats:
 
 
 def _exact(mean: Floats, size: Floats, probabilities: Floats) -> Floats:
-    """Quantiles up to `_EXACT`, by adding up probabilities; not a number beyond."""
+    """Quantiles up to `_EXACT`, by the sum of probabilities; NaN above."""
     mass = np.exp(-size * np.log1p(mean / size))
     ratio = mean / (mean + size)
     total = mass.copy()
@@ -79,7 +79,7 @@ def _exact(mean: Floats, size: Floats, probabilities: Floats) -> Floats:
 
 
 def _of_gamma(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> Floats:
-    """Quantiles of the gamma with the same mean and variance: close where counts are large."""
+    """Quantiles of the gamma with the same mean and variance, an approximation for large counts."""
     variance = mean + mean * mean / size
     shape = np.clip(mean * mean / np.maximum(variance, 1e-300), *_shape_range())
     scale = variance / np.maximum(mean, 1e-300)
@@ -103,7 +103,7 @@ def _gamma_table(probabilities: tuple[float, ...]) -> tuple[Floats, Floats]:
 
 def _gamma_quantiles(shape: float, probabilities: tuple[float, ...]) -> list[float]:
     """Quantiles of a gamma with scale 1 over its shape, by integrating over the logarithm."""
-    if shape > 1e4:  # Wilson and Hilferty 1931; the error is far below one count there
+    if shape > 1e4:  # Wilson and Hilferty 1931; its error is far below one count here
         return [_wilson_hilferty(shape, each) for each in probabilities]
     top = math.log(shape + 12 * math.sqrt(shape) + 40)
     bottom = max(-60.0, math.log(shape) - 12 / math.sqrt(shape) - 4)

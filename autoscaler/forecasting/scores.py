@@ -1,4 +1,4 @@
-"""How good forecasts were: errors, calibration, and P(arrival), summed over many forecasts."""
+"""Scores of forecasts: errors, calibration and P(arrival), summed over many forecasts."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class ForecastTally:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Means over forecasts of one window. Lower is better for all but the shares."""
+    """Means over the forecasts of one window."""
 
     forecasts: int
     arrivals: float
     """Mean arrivals in the window."""
     mae: float
-    """Mean absolute error of the median, or of the lowest quantile asked for above it."""
+    """Mean absolute error of the median, or of the lowest quantile above it."""
     pinball: tuple[float, ...]
     """By probability (Koenker and Bassett 1978)."""
     at_or_below: tuple[float, ...]
     """By probability: share of outcomes at or below the quantile; at least the probability."""
     below: tuple[float, ...]
-    """By probability: share of outcomes below it; counts are calibrated when it is at most that."""
+    """By probability: share of outcomes below the quantile; at most the probability."""
     miscalibration: tuple[float, ...]
-    """By probability: how far it lies outside [below, at_or_below]."""
+    """By probability: distance of the probability from [below, at_or_below]; 0 if calibrated."""
     brier: float
     """Of P(arrival) (Brier 1950)."""
     p_arrival: float
@@ -56,10 +56,10 @@ class Scores:
 
 
 def tally(
-    forecast: Forecast, seen: Floats, probabilities: tuple[float, ...], rows: Booleans
+    forecast: Forecast, arrivals: Floats, probabilities: tuple[float, ...], rows: Booleans
 ) -> ForecastTally:
-    """Score forecasts of some rows; `seen` (models, windows) is what came."""
-    came, quantiles = seen[rows], forecast.quantiles[rows]
+    """Score the forecasts of some rows. `arrivals`: (models, windows)."""
+    came, quantiles = arrivals[rows], forecast.quantiles[rows]
     error = came[..., None] - quantiles
     levels = np.asarray(probabilities)
     median = int(np.searchsorted(levels, 0.5).clip(0, levels.size - 1))
@@ -79,7 +79,7 @@ def tally(
 
 
 def scores(total: ForecastTally, window: int, probabilities: tuple[float, ...]) -> Scores:
-    """Means of a sum, for one window; there must have been a forecast."""
+    """Means for one window; `total.count` must be positive."""
     count = total.count
     reached, below = total.at_or_below[window] / count, total.below[window] / count
     levels = np.asarray(probabilities)

@@ -1,7 +1,8 @@
-"""Arrivals of models with a period: what came at the same phase of the cycles before.
+"""Forecasts of models with a period, by the arrivals at the same phase of earlier cycles.
 
-The mean over cycles, raised or lowered by how the last hours compare with the same hours of those
-cycles; noise from how cycles differ; P(arrival) from the share of cycles with one.
+Mean: the mean over cycles, times the level, the arrivals of the last hours over those of the same
+hours in earlier cycles. Noise: the variance between cycles. P(arrival): the share of cycles with
+an arrival.
 """
 
 from __future__ import annotations
@@ -19,57 +20,56 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_MOST_CYCLES: Final = 24
+_MAX_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
-"""How the level compares with the cycles before is taken over so many periods, up to six hours."""
+"""The level is measured over this many periods, up to `_LEVEL_MAX_MIN`."""
 _LEVEL_MAX_MIN: Final = 360.0
 _LEVEL_PAST: Final = 4
-"""So many times, at most."""
+"""Number of earlier cycles that the level compares with."""
 _LEVEL_ARRIVALS: Final = 5.0
-"""So many arrivals as expected are added before comparing, so that few say little."""
-_LEANING: Final = 1.0
-"""Weight of the noise's own P(arrival), in cycles."""
+"""Arrivals added to both sides of the level, to shrink it towards 1."""
+_PRIOR_CYCLES: Final = 1.0
+"""Weight, in cycles, of P(arrival) by the negative binomial."""
 _SHARED_CYCLES: Final = 3.0
 _SHARED_SIZE: Final = 4.0
-"""Noise is that of so many more cycles with a negative binomial of this size."""
+"""Prior of the noise: this many cycles of a negative binomial of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seasonal:
-    """Means, sizes and P(arrival), (models, windows); `is_known` where a whole cycle was seen."""
+    """Means and P(arrival), (models, windows); `is_known`: at least two whole cycles observed."""
 
     mean: Floats
-    size: Floats
     p_arrival: Floats
     is_known: Booleans
 
 
 def seasonal(history: History, period_min: Floats, windows_min: Floats) -> Seasonal:
-    """Forecast each model by its own period (minutes, positive)."""
+    """Forecast each model by its own period, in minutes, positive."""
     total = _running_totals(history.minutes)
     period = np.maximum(period_min, 1.0)[:, None]
-    cycles = np.arange(1, _MOST_CYCLES + 1)
+    cycles = np.arange(1, _MAX_CYCLES + 1)
     bins = history.minutes.shape[1]
     starts = bins - cycles * period
     first = bins - history.known_minutes[:, None]
     level = _level(total, period, first)
     columns = [_window(total, starts, first, length) for length in windows_min]
-    seen = np.stack([column[0] for column in columns], axis=1)
+    came = np.stack([column[0] for column in columns], axis=1)
     usable = np.stack([column[1] for column in columns], axis=1)
-    return _summary(seen, usable, level[:, None])
+    return _summary(came, usable, level[:, None])
 
 
 def _window(total: Floats, starts: Floats, first: Floats, length: float) -> tuple[Floats, Booleans]:
-    """(models, cycles): arrivals in windows of a length from the starts on, and which are whole."""
+    """(models, cycles): arrivals in windows of a length from `starts`, and which ones are known."""
     ends = starts + max(length, 1.0)
     usable = (starts >= first) & (ends <= total.shape[1] - 1)
-    # Windows of less than a minute: the share of the minute in which they begin.
+    # A window shorter than a minute gets its share of the minute in which it begins.
     share = min(length, 1.0)
     return (_at(total, ends) - _at(total, starts)) * share, usable
 
 
 def _at(total: Floats, places: Floats) -> Floats:
-    """Running totals at fractional places, by interpolation."""
+    """Running totals at fractional minutes, by interpolation."""
     places = np.clip(places, 0, total.shape[1] - 1)
     left = np.floor(places).astype(np.int64)
     right = np.minimum(left + 1, total.shape[1] - 1)
@@ -80,9 +80,9 @@ def _at(total: Floats, places: Floats) -> Floats:
 def recurring_means(
     history: History, period_min: Floats, lags: Sequence[int], windows_min: Floats
 ) -> Floats:
-    """(models, lags, windows, 2): means by the own period and by the day before; NaN where unknown.
+    """(models, lags, windows, 2): means by own period and by a period of a day; NaN where unknown.
 
-    As seen `lag` minutes before the last whole minute ended; nothing later is looked at.
+    As of `lag` minutes before the end of the last whole minute.
     """
     first = history.minutes.shape[1] - history.known_minutes[:, None]
     result = np.full((history.models, len(lags), windows_min.size, 2), np.nan)
@@ -96,7 +96,7 @@ def recurring_means(
 
 
 def _running_totals(minutes: NDArray[np.generic]) -> Floats:
-    """(models, bins + 1): arrivals before each minute, and before the end."""
+    """(models, bins + 1): arrivals before each minute, and in total."""
     total = np.zeros((minutes.shape[0], minutes.shape[1] + 1))
     np.cumsum(minutes, axis=1, dtype=np.float64, out=total[:, 1:])
     return total
@@ -105,43 +105,43 @@ def _running_totals(minutes: NDArray[np.generic]) -> Floats:
 def _day_means(
     minutes: NDArray[np.generic], first: Floats, lag: int, windows_min: Floats
 ) -> Floats:
-    """What `_cycle_means` says of a period of a day.
+    """`_cycle_means` for a period of a day, without running totals.
 
-    All models then have their windows at the same minutes: only those are added up.
+    All models then have their windows at the same minutes.
     """
     end = minutes.shape[1] - lag
     level = _day_level(minutes, first, end)
     starts = [end - each * MINUTES_OF_DAY for each in range(1, max(2, end // MINUTES_OF_DAY + 1))]
     means = np.full((minutes.shape[0], windows_min.size), np.nan)
     for column, length in enumerate(windows_min):
-        count, seen = np.zeros(first.shape), np.zeros(first.shape)
-        for start in starts[:_MOST_CYCLES]:
+        count, came = np.zeros(first.shape), np.zeros(first.shape)
+        for start in starts[:_MAX_CYCLES]:
             stop = start + max(length, 1.0)
             usable = (start >= first) & (stop <= end)
             if usable.any():
                 count += usable
-                seen += usable * _came(minutes, start, stop)
-        mean = seen * min(length, 1.0) / np.maximum(count, 1) * level
+                came += usable * _arrivals(minutes, start, stop)
+        mean = came * min(length, 1.0) / np.maximum(count, 1) * level
         means[:, column] = np.where(count > 0, mean, np.nan)
     return means
 
 
 def _day_level(minutes: NDArray[np.generic], first: Floats, end: int) -> Floats:
-    """What `_level` says of a period of a day."""
+    """`_level` for a period of a day."""
     count, then = np.zeros(first.shape), np.zeros(first.shape)
     for day in range(1, _LEVEL_PAST + 1):
         stop = end - day * MINUTES_OF_DAY
         usable = stop - _LEVEL_MAX_MIN >= first
         if usable.any():
             count += usable
-            then += usable * _came(minutes, stop - _LEVEL_MAX_MIN, stop)
-    now = _came(minutes, end - _LEVEL_MAX_MIN, end)
+            then += usable * _arrivals(minutes, stop - _LEVEL_MAX_MIN, stop)
+    now = _arrivals(minutes, end - _LEVEL_MAX_MIN, end)
     level = (now + _LEVEL_ARRIVALS) / (then / np.maximum(count, 1) + _LEVEL_ARRIVALS)
     return np.where(count > 0, level, 1.0)
 
 
-def _came(minutes: NDArray[np.generic], start: float, stop: float) -> Floats:
-    """(models,): arrivals between two places in minutes, parts of minutes by their share."""
+def _arrivals(minutes: NDArray[np.generic], start: float, stop: float) -> Floats:
+    """(models,): arrivals between two fractional minutes."""
     (left, before), (right, after) = (divmod(max(each, 0.0), 1.0) for each in (start, stop))
     total: Floats = minutes[:, int(left) : int(right)].sum(axis=1, dtype=np.float64)
     if after:
@@ -154,20 +154,20 @@ def _came(minutes: NDArray[np.generic], start: float, stop: float) -> Floats:
 def _cycle_means(total: Floats, first: Floats, period_min: Floats, windows_min: Floats) -> Floats:
     """(models, windows): mean over cycles times the level; NaN where no cycle is known."""
     period = np.maximum(period_min, 1.0)[:, None]
-    most = max(1, min(_MOST_CYCLES, int(total.shape[1] / period.min(initial=total.shape[1]))))
+    most = max(1, min(_MAX_CYCLES, int(total.shape[1] / period.min(initial=total.shape[1]))))
     starts = total.shape[1] - 1 - np.arange(1, most + 1) * period
     level = _level(total, period, first)
     means = np.empty((total.shape[0], windows_min.size))
     for column, length in enumerate(windows_min):
-        seen, usable = _window(total, starts, first, length)
+        came, usable = _window(total, starts, first, length)
         count = usable.sum(axis=1)
-        mean = (seen * usable).sum(axis=1) / np.maximum(count, 1)
+        mean = (came * usable).sum(axis=1) / np.maximum(count, 1)
         means[:, column] = np.where(count > 0, mean * level, np.nan)
     return means
 
 
 def _level(total: Floats, period: Floats, first: Floats) -> Floats:
-    """(models,): the last hours over the same hours of the cycles before; 1 without any."""
+    """(models,): arrivals of the last hours over those of earlier cycles; 1 without a cycle."""
     end = total.shape[1] - 1.0
     length = np.minimum(_LEVEL_CYCLES * period, _LEVEL_MAX_MIN)
     skip = np.ceil(length / period)
@@ -180,16 +180,18 @@ def _level(total: Floats, period: Floats, first: Floats) -> Floats:
     return np.where(usable.any(axis=1), level, 1.0)
 
 
-def _summary(seen: Floats, usable: Booleans, level: Floats) -> Seasonal:
+def _summary(came: Floats, usable: Booleans, level: Floats) -> Seasonal:
     count = usable.sum(axis=-1)
     cycles = np.maximum(count, 1)
-    mean = (seen * usable).sum(axis=-1) / cycles
-    squared = ((seen - mean[..., None]) ** 2 * usable).sum(axis=-1)
+    mean = (came * usable).sum(axis=-1) / cycles
+    squared = ((came - mean[..., None]) ** 2 * usable).sum(axis=-1)
     squared *= (cycles + 1) / np.maximum(cycles - 1, 1)
     excess = np.maximum(squared - cycles * mean, 0) + _SHARED_CYCLES * mean**2 / _SHARED_SIZE
     size = (cycles + _SHARED_CYCLES) * mean**2 / np.maximum(excess, 1e-12)
     size = np.clip(size, negative_binomial.SIZE_MIN, negative_binomial.SIZE_MAX)
     mean = np.maximum(mean * level, 0.0)
-    hits = ((seen > 0) & usable).sum(axis=-1)
-    p_arrival = (hits + _LEANING * negative_binomial.p_some(mean, size)) / (count + _LEANING)
-    return Seasonal(mean=mean, size=size, p_arrival=p_arrival, is_known=count >= 2)
+    hits = ((came > 0) & usable).sum(axis=-1)
+    p_arrival = (hits + _PRIOR_CYCLES * negative_binomial.p_at_least_one(mean, size)) / (
+        count + _PRIOR_CYCLES
+    )
+    return Seasonal(mean=mean, p_arrival=p_arrival, is_known=count >= 2)

@@ -1,1 +1,1 @@
-"""Pilotlight on a cluster: InferenceServices into the registry, its state into their status."""
+"""Kubernetes controller: InferenceServices to the registry, registry state to their status."""

@@ -1,7 +1,7 @@
-"""The loop of the controller: what changed is attended to, and nothing twice at once.
+"""The controller's loop: reconciles changed models, each by one task at a time.
 
-Every replica follows the cluster and the registries; only the leader acts. Whoever becomes leader
-starts with a look at everything.
+Every replica follows the cluster and the registries; only the leader acts. A new leader reconciles
+all models first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from autoscaler.kubernetes.cluster.inference_services import Role
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
 from autoscaler.kubernetes.metrics import FAILURES, MODELS
-from autoscaler.kubernetes.models.inference_services import Role
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from registry.errors import RegistryError, RegistryUnavailable
 
@@ -27,119 +27,120 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_AT_ALL_S = 1.0
-"""Registries change with every heartbeat; all models are looked at this often at most."""
-AT_ONCE = 16
-RETRY_S = {Changed: 0.2, ClusterUnreachable: 2.0, RegistryUnavailable: 1.0, Denied: 30.0}
+RECONCILE_ALL_INTERVAL_S = 1.0
+"""Registries change with every heartbeat; all models are reconciled this often at most."""
+MAX_CONCURRENT = 16
+RETRY_DELAYS_S = {Changed: 0.2, ClusterUnreachable: 2.0, RegistryUnavailable: 1.0, Denied: 30.0}
+DEFAULT_RETRY_S = 5.0
 
 
 class Controller:
-    """One replica's loop."""
+    """The loop of one replica."""
 
     def __init__(
-        self, objects: ClusterObjects, models: ModelReconciler, links: PoolRegistries
+        self, objects: ClusterObjects, models: ModelReconciler, registries: PoolRegistries
     ) -> None:
         self._objects = objects
         self._models = models
-        self._links = links
-        self._pod_phases = PodPhases(objects, links)
+        self._registries = registries
+        self._pod_phases = PodPhases(objects, registries)
         self._wake = asyncio.Event()
-        self._registry_changed = True
-        self._looked_s = 0.0
+        self._has_registry_changed = True
+        self._reconciled_all_s = 0.0
         self._due_s: dict[ModelName, float] = {}
         self._failing: set[str] = set()
         self.is_leading = False
 
     def wake(self) -> None:
-        """Something in the cluster changed."""
+        """Call after a change of the cluster's objects."""
         self._wake.set()
 
-    def registry_changed(self) -> None:
-        """Something in a registry changed."""
-        self._registry_changed = True
+    def on_registry_change(self) -> None:
+        self._has_registry_changed = True
         self._wake.set()
 
-    def lead(self, *, is_leading: bool) -> None:
-        """Begin or cease to act."""
+    def set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
         self._objects.changed |= self._objects.services.keys()
         self._wake.set()
 
     async def run(self) -> None:
-        """Act until cancelled."""
         while True:
             await self._wait()
             if self._may_act:
-                await self._pass()
+                await self._reconcile_due()
 
     @property
     def _may_act(self) -> bool:
         return self.is_leading and self._objects.is_complete
 
     async def _wait(self) -> None:
+        """Wait for a change, a retry or the next reconciliation of all models."""
         now_s = time.monotonic()
-        wakes_s = list(self._due_s.values()) if self._may_act else []
-        if self._registry_changed and self._may_act:
-            wakes_s.append(self._looked_s + LOOK_AT_ALL_S)
+        due_s = list(self._due_s.values()) if self._may_act else []
+        if self._has_registry_changed and self._may_act:
+            due_s.append(self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S)
         try:
-            async with asyncio.timeout(max(0.0, min(wakes_s, default=now_s + 60.0) - now_s)):
+            async with asyncio.timeout(max(0.0, min(due_s, default=now_s + 60.0) - now_s)):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
 
-    async def _pass(self) -> None:
+    async def _reconcile_due(self) -> None:
         now_s = time.monotonic()
         for pool in self._objects.pools():
-            self._links.of(pool)
+            self._registries.get(pool)
         names = self._objects.changed | {
             name for name, due_s in self._due_s.items() if due_s <= now_s
         }
         self._objects.changed = set()
-        if self._registry_changed and now_s >= self._looked_s + LOOK_AT_ALL_S:
-            self._registry_changed = False
-            self._looked_s = now_s
+        next_all_s = self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S
+        if self._has_registry_changed and now_s >= next_all_s:
+            self._has_registry_changed = False
+            self._reconciled_all_s = now_s
             names |= self._objects.services.keys()
-            await self._shielded("orphans", self._models.withdraw_orphans())
-        limit = asyncio.Semaphore(AT_ONCE)
+            await self._catch_errors("orphans", self._models.delete_orphans())
+        limit = asyncio.Semaphore(MAX_CONCURRENT)
         async with asyncio.TaskGroup() as tasks:
             for name in names:
-                tasks.create_task(self._attend(name, limit))
-            tasks.create_task(self._shielded("pods", self._pod_phases.follow()))
+                tasks.create_task(self._reconcile(name, limit))
+            tasks.create_task(self._catch_errors("pods", self._pod_phases.update()))
         MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
 
-    async def _attend(self, name: ModelName, limit: asyncio.Semaphore) -> None:
+    async def _reconcile(self, name: ModelName, limit: asyncio.Semaphore) -> None:
         self._due_s.pop(name, None)
         service = self._objects.services.get(name)
         if service is None:
             return
         async with limit:
             try:
-                wait_s = await self._models.attend(service)
+                wait_s = await self._models.reconcile(service)
             except Gone:
-                self._objects.forget(service)
+                self._objects.remove(service)
                 self._models.forget(service.uid)
                 return
             except (KubernetesError, RegistryError) as error:
-                wait_s = self._note(f"model {name}", error)
+                wait_s = self._record_failure(f"model {name}", error)
             else:
                 self._failing.discard(f"model {name}")
         if wait_s is not None:
             self._due_s[name] = time.monotonic() + wait_s
 
-    def _note(self, what: str, error: Exception) -> float:
-        """Say once that something fails; returns when to try again, in seconds."""
+    def _record_failure(self, subject: str, error: Exception) -> float:
+        """Count a failure, log the first one of a subject; returns the delay of the retry, s."""
         FAILURES.labels(cause=type(error).__name__).inc()
-        if what not in self._failing and not isinstance(error, Changed):
-            self._failing.add(what)
-            logger.warning("will be tried again", extra={"what": what}, exc_info=error)
-        return next((wait for kind, wait in RETRY_S.items() if isinstance(error, kind)), 5.0)
+        if subject not in self._failing and not isinstance(error, Changed):
+            self._failing.add(subject)
+            logger.warning("failed; retrying", extra={"what": subject}, exc_info=error)
+        delays = (delay for kind, delay in RETRY_DELAYS_S.items() if isinstance(error, kind))
+        return next(delays, DEFAULT_RETRY_S)
 
-    async def _shielded(self, what: str, work: Awaitable[None]) -> None:
+    async def _catch_errors(self, subject: str, work: Awaitable[None]) -> None:
         try:
             await work
         except (KubernetesError, RegistryError) as error:
-            self._note(what, error)
-            self._registry_changed = True
+            self._record_failure(subject, error)
+            self._has_registry_changed = True
         else:
-            self._failing.discard(what)
+            self._failing.discard(subject)

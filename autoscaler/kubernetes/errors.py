@@ -1,4 +1,4 @@
-"""What can go wrong between the controller and a cluster."""
+"""Errors of the controller's work with the cluster. Class names are metric labels."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ class KubernetesError(Exception):
 
 
 class ClusterUnreachable(KubernetesError):
-    """The API server did not answer; it is asked again later."""
+    """The API server did not respond, or failed. Retried later."""
 
 
 class Changed(KubernetesError):
-    """The object is not what it was when the decision was made: decide again."""
+    """The object has changed since it was read: read it again."""
 
 
 class Gone(KubernetesError):
-    """The object does not exist any more."""
+    """The object does not exist."""
 
 
 class Denied(KubernetesError):
-    """The API server refused a call; the message says which and why."""
+    """The API server refused the call."""
 
 
 class PoolNotFound(KubernetesError):
-    """No InferenceService, or more than one, is the pool."""
+    """No InferenceService, or more than one, has the pool's label."""

@@ -3,211 +3,120 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 from typing import TYPE_CHECKING
 
-import uvicorn
-
-from autoscaler.kubernetes.admission.webhook_setup import (
-    CHECK_S,
-    WebhookSetup,
-    context_of,
-    read_folder,
-    take_up,
-)
-from autoscaler.kubernetes.admission.webhooks import admission_app
+from autoscaler.kubernetes.admission.webhook_server import WebhookServer
 from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.cluster.informer import Informer
 from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
 from autoscaler.kubernetes.errors import KubernetesError
+from autoscaler.kubernetes.http_server import make_server, operation_app
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
-from autoscaler.kubernetes.operation_routes import operation_app
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from kubernetes.aio.client import ApiClient
-
-    from autoscaler.kubernetes.admission.certificates import Certificates
-    from autoscaler.kubernetes.cluster.informer import ObjectEvent
+    from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
 
 logger = logging.getLogger(__name__)
 
 COMPONENT = "pilotlight-controller"
-LIST_EVERY_S = 300.0
-"""Watches may miss that an object went; a full list finds it."""
-LIST_AGAIN_S = 2.0
+RELIST_INTERVAL_S = 300.0
+"""Watches may miss a deletion; a full list finds it."""
+RELIST_RETRY_S = 2.0
 
 
 class _StopRequested(Exception):
-    """The controller was asked to stop."""
-
-
-class SignalFreeServer(uvicorn.Server):
-    """uvicorn that leaves signals to the controller."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The controller ends all its parts together."""
-        yield
+    """The controller received a termination signal."""
 
 
 async def run(settings: ControllerSettings) -> None:
-    """Serve until told to stop; raises what ended a part that must not end."""
+    """Serve until a termination signal. Raises the error of any part that fails."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     client = await connect()
     api = ClusterApi(client, component=COMPONENT, instance=settings.own_identity)
-    objects = ClusterObjects()
-    follower = Informer()
+    objects, informer = ClusterObjects(), Informer()
     try:
         async with asyncio.TaskGroup() as tasks:
-            links = PoolRegistries(settings.redis_url, tasks, lambda: controller.registry_changed())
-            controller = Controller(objects, ModelReconciler(settings, api, objects, links), links)
+            registries = PoolRegistries(
+                settings.redis_url, tasks, lambda: controller.on_registry_change()
+            )
+            models = ModelReconciler(settings, api, objects, registries)
+            controller = Controller(objects, models, registries)
 
-            def see(seen: ObjectEvent) -> None:
-                objects.see(seen)
+            def on_event(event: ObjectEvent) -> None:
+                objects.update(event)
                 controller.wake()
 
-            def fail(error: BaseException) -> None:
+            def on_failure(error: BaseException) -> None:
                 tasks.create_task(_raise(error))
 
-            def lead(is_leading: bool) -> None:
+            def set_leading(is_leading: bool) -> None:
                 IS_LEADING.set(is_leading)
-                controller.lead(is_leading=is_leading)
+                controller.set_leading(is_leading=is_leading)
 
-            follower.start(see, fail)
-            tasks.create_task(_list_all(api, objects, controller))
+            informer.start(on_event, on_failure)
+            tasks.create_task(_relist(api, objects, controller))
             tasks.create_task(controller.run())
-            webhooks: list[SignalFreeServer] = []
+            webhooks = WebhookServer(client, settings) if settings.webhook_port else None
+            if webhooks is not None:
+                tasks.create_task(webhooks.run())
 
             def is_ready() -> bool:
-                has_webhooks = not settings.webhook_port or any(each.started for each in webhooks)
-                return objects.is_complete and has_webhooks
+                return objects.is_complete and (webhooks is None or webhooks.is_started)
 
-            tasks.create_task(_operation_server(settings, is_ready).serve())
-            if settings.webhook_port:
-                tasks.create_task(_serve_webhooks(client, settings, webhooks))
+            operations = make_server(
+                operation_app(is_ready), host=settings.host, port=settings.port
+            )
+            tasks.create_task(operations.serve())
             if settings.elect:
-                election = Leadership(client, settings.namespace, settings.own_identity, lead)
+                election = Leadership(
+                    client, settings.namespace, settings.own_identity, set_leading
+                )
                 tasks.create_task(election.run())
             else:
-                lead(True)
+                set_leading(True)
             await stop.wait()
-            await links.close()
+            await registries.close()
             raise _StopRequested
     except* _StopRequested:
         logger.info("stopped")
     finally:
-        await follower.stop()
+        await informer.stop()
         await client.close()
-
-
-def _operation_server(
-    settings: ControllerSettings, is_ready: Callable[[], bool]
-) -> SignalFreeServer:
-    config = uvicorn.Config(
-        operation_app(is_ready),
-        host=settings.host,
-        port=settings.port,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-    )
-    return SignalFreeServer(config)
-
-
-async def _serve_webhooks(
-    client: ApiClient, settings: ControllerSettings, servers: list[SignalFreeServer]
-) -> None:
-    """Answer admission reviews, once there is a certificate, and keep that fresh."""
-    current = _certificates(client, settings)
-    shown = await _first(current)
-    context = context_of(shown)
-    config = uvicorn.Config(
-        admission_app(),
-        host=settings.host,
-        port=settings.webhook_port,
-        ssl_context_factory=lambda *_: context,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-    )
-    server = SignalFreeServer(config)
-    servers.append(server)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve())
-        tasks.create_task(_keep(context, shown, current))
-
-
-def _certificates(
-    client: ApiClient, settings: ControllerSettings
-) -> Callable[[], Awaitable[Certificates]]:
-    """What the webhooks are to show now, self-made or mounted."""
-    if not settings.certificates:
-        return WebhookSetup(client, settings).prepare
-    return lambda: asyncio.to_thread(read_folder, settings.certificates)
-
-
-async def _first(current: Callable[[], Awaitable[Certificates]]) -> Certificates:
-    while True:
-        try:
-            return await current()
-        except (KubernetesError, OSError) as error:
-            FAILURES.labels(cause=type(error).__name__).inc()
-            logger.warning("the webhooks have no certificate yet", exc_info=error)
-            await asyncio.sleep(LIST_AGAIN_S)
-
-
-async def _keep(
-    context: ssl.SSLContext, shown: Certificates, current: Callable[[], Awaitable[Certificates]]
-) -> None:
-    """Take up what was renewed, here or elsewhere; a mistake leaves what was."""
-    while True:
-        await asyncio.sleep(CHECK_S)
-        try:
-            found = await current()
-            if found != shown:
-                take_up(context, found)
-                shown = found
-                logger.info("the webhooks show another certificate")
-        except (KubernetesError, OSError) as error:  # ssl.SSLError is one
-            FAILURES.labels(cause=type(error).__name__).inc()
-            logger.warning("the webhooks' certificate stays as it was", exc_info=error)
 
 
 async def _raise(error: BaseException) -> None:
     raise error
 
 
-async def _list_all(api: ClusterApi, objects: ClusterObjects, controller: Controller) -> None:
-    """List everything at the start and from time to time."""
+async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controller) -> None:
+    """List all objects at the start and at every interval."""
     while True:
         try:
             objects.replace(await api.list_services(), await api.list_pods())
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
-            logger.warning("the cluster's objects could not be listed", exc_info=error)
-            await asyncio.sleep(LIST_AGAIN_S)
+            logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)
+            await asyncio.sleep(RELIST_RETRY_S)
             continue
         controller.wake()
-        await asyncio.sleep(LIST_EVERY_S)
+        await asyncio.sleep(RELIST_INTERVAL_S)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read the settings and run."""
     settings = read_settings(
         ControllerSettings, arguments, os.environ, prog="pilotlight controller"
     )

@@ -1,4 +1,4 @@
-"""The settings of the controller."""
+"""Settings of the controller: flags and environment variables."""
 
 from __future__ import annotations
 
@@ -9,50 +9,53 @@ from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 
 
-def _url_of_models(text: str) -> str:
+def _url_template(text: str) -> str:
     try:
         text.format(namespace="team", name="model")
     except (LookupError, ValueError) as error:
         raise ValueError(
-            f"must be a URL in which only {{namespace}} and {{name}} are filled in, was {text!r}"
+            f"must be a URL with no placeholders but {{namespace}} and {{name}}, was {text!r}"
         ) from error
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Everything the controller is told when it starts. Times in seconds."""
+    """Settings of the controller. Times in seconds."""
 
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     namespace: str = option("pilotlight", str, "namespace of the controller, its lease and Secret")
-    identity: str = option("", str, "name of this replica in elections; empty: the host name")
+    identity: str = option(
+        "", str, "name of this replica in leader elections; empty: the host name"
+    )
     host: str = option("0.0.0.0", str, "address to listen on")
     port: int = option(8080, parse_int(0, 65535), "port of /healthz, /readyz and /metrics")
     webhook_port: int = option(9443, parse_int(0, 65535), "port of the admission webhooks; 0: none")
     webhook_service: str = option(
-        "pilotlight-webhook", str, "name of the webhooks' Service, for self-made certificates"
+        "pilotlight-webhook", str, "name of the webhooks' Service, for self-signed certificates"
     )
     certificates: str = option(
-        "", str, "folder with tls.crt and tls.key for the webhooks, as cert-manager's Secrets have"
-        " them; empty: made here, kept in a Secret"
+        "", str, "folder with tls.crt and tls.key for the webhooks, such as a mounted Secret of"
+        " cert-manager; empty: self-signed certificates, kept in a Secret"
     )  # fmt: skip
     url: str = option(
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
-        _url_of_models,
-        "a model's status.url; {namespace} and {name} are filled in",
+        _url_template,
+        "template of a model's status.url, with {namespace} and {name}",
     )
     address: str = option(
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
-        _url_of_models,
-        "a model's status.address.url, inside the cluster",
+        _url_template,
+        "template of a model's status.address.url, inside the cluster",
     )
     unload_timeout: float = option(
-        60.0, parse_seconds, "how long a deleted model may take to leave all pods"
+        60.0, parse_seconds, "time for a deleted model to be unloaded from all pods"
     )
-    elect: bool = option(True, parse_bool, "elect a leader among replicas; only it acts")
-    log_level: str = option("INFO", str, "least level that is logged")
+    elect: bool = option(
+        True, parse_bool, "elect a leader among the replicas; only the leader acts"
+    )
+    log_level: str = option("INFO", str, "minimum level of log messages")
 
     @property
     def own_identity(self) -> str:
-        """This replica's name in elections."""
         return self.identity or socket.gethostname()

@@ -1,1 +1,1 @@
-"""Loading policies: which model is brought to which pod, and which leaves. One rule per file."""
+"""Loading policies: which models are loaded on which pods, and which are demoted. One per file."""

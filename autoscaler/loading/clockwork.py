@@ -1,17 +1,18 @@
-"""Clockwork's priorities: load the model with most work that nobody can serve yet.
+"""Clockwork's priorities: load the model with the most work that its machines cannot do in time.
 
 Source: Gujarati et al. 2020, "Serving DNNs like Clockwork", as given and adjusted by Blinowski et
-al. 2024, section 4.2.4. A model's demand is its waiting work in seconds; it is spread evenly over
-the machines that hold it; a machine's load is the sum of what is spread to it. Priority = demand
-less what machines serve of it within the horizon. The highest is loaded on an idle machine; for it
-leaves the model whose priority after leaving is lowest, and only if that is lower than the pending
-one's. Strategies by batch size are the pods' batching; which request goes first, the gateway's.
+al. 2024, section 4.2.4. A model's demand is its queued work in seconds, spread evenly over the
+machines that hold it; a machine's load is the sum of these shares. Priority = demand less the part
+that machines serve within the horizon. The model of the highest priority is loaded on an idle
+machine. It evicts the model with the lowest priority after eviction, if that is lower than its own.
+Strategies by batch size are up to the pods' batching, the order of requests up to the gateway.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.idle_pods import IdlePod, idle_pods
@@ -26,15 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Clockwork:
-    """Parameters of the rule."""
+    """Parameters of the policy."""
 
     horizon_s: float = 2.0
     """Work that a machine can do in time; a usual deadline."""
-    sink_to: Tier = Tier.DISK
+    demote_to: Tier = Tier.DISK
 
 
 def clockwork(params: Clockwork | None = None) -> LoadingPolicy[None]:
-    """The rule with its parameters."""
     plan = partial(_plan, params or Clockwork())
     return LoadingPolicy("clockwork", None, plan, reads_demand=False)
 
@@ -45,53 +45,52 @@ def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...
     actions: list[Action] = []
     idle = idle_pods(view)
     while idle:
-        open_to = [each for each in view.models if each.may_load(view.time_s) and work.can(each)]
-        pending = max(open_to, key=lambda each: (work.unserved_s(each), each.key), default=None)
+        loadable = [
+            each for each in view.models if each.may_load(view.time_s) and work.can_add(each)
+        ]
+        pending = max(loadable, key=lambda each: (work.unserved_s(each), each.key), default=None)
         if pending is None or work.unserved_s(pending) <= 0:
             break
         found = _place(work, pending, idle)
         if found is None:
             break
-        pod, leaving = found
-        words = f"{work.unserved_s(pending):.2g} s of work nobody serves"
+        chosen, leaving = found
+        pod = chosen.pod.name
+        detail = f"{work.unserved_s(pending):.2g} s of unserved work"
         for each in leaving:
-            actions.append(Demote(each.key, pod.pod.name, params.sink_to, ActionReason.ROOM, words))
-            work.remove(each, pod.pod.name)
-        actions.append(Load(pending.key, pod.pod.name, Tier.DEVICE, ActionReason.WAITING, words))
-        work.add(pending, pod.pod.name)
-        idle.remove(pod)
+            actions.append(Demote(each.key, pod, params.demote_to, ActionReason.ROOM, detail))
+            work.remove(each, pod)
+        actions.append(Load(pending.key, pod, Tier.DEVICE, ActionReason.WAITING, detail))
+        work.add(pending, pod)
+        idle.remove(chosen)
     return tuple(actions), None
 
 
 def _place(
     work: WorkAllocation, pending: ModelView, idle: list[IdlePod]
-) -> tuple[IdlePod, list[ModelView]] | None:
-    """A pod with room, else the one whose models are missed least; None: all are missed more."""
-    best: tuple[float, str, IdlePod, list[ModelView]] | None = None
+) -> tuple[IdlePod, tuple[ModelView, ...]] | None:
+    """The pod whose evictions have the lowest priority, and these; None: all have a higher one."""
+    best: tuple[float, str, IdlePod, tuple[ModelView, ...]] | None = None
     for each in idle:
         if pending in each.warm:
             continue
-        leaving = _least_missed(work, pending, each)
+        leaving = _evictions(work, pending, each)
         if leaving is None:
             continue
-        harm = max((work.unserved_without_s(one, each.pod.name) for one in leaving), default=-1e9)
-        if best is None or (harm, each.pod.name) < best[:2]:
-            best = harm, each.pod.name, each, leaving
+        name = each.pod.name
+        priority = max((work.unserved_without_s(model, name) for model in leaving), default=-1e9)
+        if best is None or (priority, name) < best[:2]:
+            best = priority, name, each, leaving
     return None if best is None else (best[2], best[3])
 
 
-def _least_missed(
+def _evictions(
     work: WorkAllocation, pending: ModelView, idle: IdlePod
-) -> list[ModelView] | None:
-    missing = pending.size_bytes - idle.free_bytes()
+) -> tuple[ModelView, ...] | None:
+    """The models of lowest priority that make room, each below the pending one's priority."""
     name = idle.pod.name
-    chosen: list[ModelView] = []
     by_priority = sorted(idle.warm, key=lambda one: (work.unserved_without_s(one, name), one.key))
-    for model in by_priority:
-        is_missed_more = work.unserved_without_s(model, name) >= work.unserved_s(pending)
-        if missing <= 0 or is_missed_more:
-            break
-        if not model.spec.policy.pin:
-            chosen.append(model)
-            missing -= model.size_bytes
-    return chosen if missing <= 0 else None
+    lower = takewhile(
+        lambda one: work.unserved_without_s(one, name) < work.unserved_s(pending), by_priority
+    )
+    return idle.make_room(pending.size_bytes, lower)

@@ -1,10 +1,10 @@
-"""Greedy dual: idle models may take so much memory; the least worth keeping leave first.
+"""Greedy dual: idle models may use a limited amount of memory; the lowest priority is evicted.
 
 Source: Fuerst and Sharma 2021, "FaasCache: keeping serverless computing alive with greedy-dual
-caching", section 4.1: priority = clock + frequency x cost / size, with the clock as it was at the
-last use; after an eviction the clock is the largest priority that left. A pod's own eviction
-(`runtime.tiers.eviction`) is the same rule at the limit of its memory; this one holds idle models
-below it. Nothing is loaded ahead.
+caching", section 4.1: priority = clock + frequency x cost / size, with the clock of the last use;
+after an eviction the clock is the highest evicted priority. A pod evicts by the same rule at the
+limit of its memory (`runtime.tiers.eviction`); this policy keeps idle models below that limit.
+Nothing is loaded ahead.
 """
 
 from __future__ import annotations
@@ -26,49 +26,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GreedyDual:
-    """Parameters of the rule."""
+    """Parameters of the policy."""
 
     idle_bytes: float | None = None
-    """What models may take of each device; None: `memory_share` of its budget."""
+    """Memory for models on each device; None: `memory_share` of its budget."""
     memory_share: float = 0.8
-    sink_to: Tier = Tier.DISK
+    demote_to: Tier = Tier.DISK
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """A model's uses since it came, and the clock at the last one."""
+class ModelFrequency:
+    """A model's requests since it was loaded, and the clock at the last one."""
 
     frequency: int
     clock: float
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """What the rule remembers."""
+class GreedyDualState:
+    """State of the policy between plans."""
 
     clock: float = 0.0
-    used: Mapping[str, Used] = field(default_factory=dict)
+    frequencies: Mapping[str, ModelFrequency] = field(default_factory=dict)
     """By key, of models on devices."""
 
 
-def greedy_dual(params: GreedyDual | None = None) -> LoadingPolicy[Clock]:
-    """The rule with its parameters."""
+def greedy_dual(params: GreedyDual | None = None) -> LoadingPolicy[GreedyDualState]:
     plan = partial(_plan, params or GreedyDual())
-    return LoadingPolicy("greedy-dual", Clock(), plan, reads_demand=False)
+    return LoadingPolicy("greedy-dual", GreedyDualState(), plan, reads_demand=False)
 
 
-def _plan(params: GreedyDual, view: PoolView, state: Clock) -> tuple[tuple[Action, ...], Clock]:
-    used = {
-        model.key: _used(model, state)
-        for model in view.models
-        if any(each.is_warm for each in model.holders.values())
-    }
-    priority = {
-        model.key: used[model.key].clock
-        + used[model.key].frequency * model.load_from_s(params.sink_to) / max(1, model.size_bytes)
-        for model in view.models
-        if model.key in used
-    }
+def _plan(
+    params: GreedyDual, view: PoolView, state: GreedyDualState
+) -> tuple[tuple[Action, ...], GreedyDualState]:
+    frequencies, priority = {}, {}
+    for model in view.models:
+        if any(each.is_warm for each in model.holders.values()):
+            found = frequencies[model.key] = _updated(model, state)
+            cost_s, size_bytes = model.load_from_s(params.demote_to), max(1, model.size_bytes)
+            priority[model.key] = found.clock + found.frequency * cost_s / size_bytes
     actions: list[Action] = []
     clock = state.clock
     for pod, models in _by_pod(view).items():
@@ -77,20 +73,20 @@ def _plan(params: GreedyDual, view: PoolView, state: Clock) -> tuple[tuple[Actio
             if excess <= 0:
                 break
             if any(copy.pod == pod for copy in idle_copies(model, view)):
-                words = f"priority {priority[model.key]:.3g} is the lowest"
-                actions.append(Demote(model.key, pod, params.sink_to, ActionReason.ROOM, words))
+                detail = f"priority {priority[model.key]:.3g} is the lowest"
+                actions.append(Demote(model.key, pod, params.demote_to, ActionReason.ROOM, detail))
                 excess -= model.size_bytes
                 clock = max(clock, priority[model.key])
-    return tuple(actions), Clock(clock, used)
+    return tuple(actions), GreedyDualState(clock, frequencies)
 
 
-def _used(model: ModelView, state: Clock) -> Used:
-    known = state.used.get(model.key)
+def _updated(model: ModelView, state: GreedyDualState) -> ModelFrequency:
+    known = state.frequencies.get(model.key)
     if known is None:
-        return Used(max(1, model.arrived), state.clock)
+        return ModelFrequency(max(1, model.arrived), state.clock)
     if not model.arrived:
         return known
-    return Used(known.frequency + model.arrived, state.clock)
+    return ModelFrequency(known.frequency + model.arrived, state.clock)
 
 
 def _by_pod(view: PoolView) -> dict[str, list[ModelView]]:

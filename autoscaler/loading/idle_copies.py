@@ -1,4 +1,4 @@
-"""Copies of a model on devices, and which of them may leave."""
+"""Copies of a model that may be evicted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IdleCopy:
-    """A copy that may leave the device, and since when nobody used it."""
+    """An evictable copy and the time since its last use."""
 
     pod: str
     idle_s: float
 
 
 def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
-    """Copies that may go, longest idle first: not pinned, not in use, not among `min-copies`.
+    """Evictable copies, longest idle first: not pinned, not in use, not needed for `min-copies`.
 
-    A copy is idle since its own last use, or the model's last arrival where that is not known, and
-    not for longer than it is there.
+    A copy is idle since its own last use, or the model's last arrival if that is unknown, and at
+    most since it was loaded.
     """
     policy = model.spec.policy
     if policy.pin or model.waiting.requests:

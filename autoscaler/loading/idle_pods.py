@@ -1,4 +1,4 @@
-"""Pods that a scheduler may give a load to: they work on nothing and load nothing."""
+"""Pods that a scheduler may use for a load: no running request and no running load."""
 
 from __future__ import annotations
 
@@ -10,43 +10,46 @@ from autoscaler.planning.pool_view import NEVER_S
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePod:
-    """A pod without work, and what is on its device."""
+    """An idle pod and the models on its device."""
 
     pod: PlannedPod
     warm: tuple[ModelView, ...]
-    """The one whose last use is longest ago first."""
+    """Least recently used first."""
 
     def last_use_s(self, model: ModelView) -> float:
-        """When the pod last served a model it holds, as far as that is known."""
+        """Time of the model's last use on the pod; its last arrival if that is unknown."""
         use = model.uses.get(self.pod.name)
         return model.last_arrival_s if use is None else use.last_s
 
     @property
     def loaded_s(self) -> float:
-        """When its last load ended."""
+        """End of the pod's last load."""
         name = self.pod.name
         return max((each.holders[name].since_s for each in self.warm), default=NEVER_S)
 
     @property
     def has_served(self) -> bool:
-        """Whether it has served anything since its last load, or holds nothing."""
+        """True if the pod holds nothing, or served a request after its last load."""
         return not self.warm or any(self.last_use_s(each) > self.loaded_s for each in self.warm)
 
-    def free_bytes(self) -> float:
-        """What its device has left beside these: a pod tells what it uses a heartbeat late."""
-        budget = self.pod.budget_bytes.get(Tier.DEVICE)
-        return inf if budget is None else budget - sum(each.size_bytes for each in self.warm)
+    def make_room(
+        self, size_bytes: int, candidates: Iterable[ModelView]
+    ) -> tuple[ModelView, ...] | None:
+        """The first candidates that make room for a model, without pinned ones; None: too few.
 
-    def leaving(self, size_bytes: int) -> tuple[ModelView, ...] | None:
-        """The least recently used models that make room; None: pinned ones leave too little."""
-        missing = size_bytes - self.free_bytes()
+        Free memory is the budget less the sizes of the models: what pods report is a heartbeat old.
+        """
+        budget = self.pod.budget_bytes.get(Tier.DEVICE, inf)
+        missing = size_bytes - (budget - sum(each.size_bytes for each in self.warm))
         chosen: list[ModelView] = []
-        for model in self.warm:
+        for model in candidates:
             if missing <= 0:
                 break
             if not model.spec.policy.pin:
@@ -56,7 +59,7 @@ class IdlePod:
 
 
 def idle_pods(view: PoolView) -> list[IdlePod]:
-    """Every one of them, by name."""
+    """Sorted by name."""
     warm: dict[str, list[ModelView]] = {name: [] for name in view.pods}
     is_loading = set()
     for model in view.models:

@@ -1,7 +1,7 @@
-"""A fixed keep-alive: a model stays for so long after its last request, then goes.
+"""Keep-alive: a model is demoted a fixed time after its last request.
 
-What OpenWhisk and the other platforms of Shahrad et al. 2020, "Serverless in the Wild", section
-4.1, do (10 minutes there). A model's own `keep-alive` annotation goes before the rule's.
+The policy of OpenWhisk and of the other platforms in Shahrad et al. 2020, "Serverless in the Wild",
+section 4.1 (10 minutes there). A model's `keep-alive` annotation takes precedence.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Parameters of the rule."""
+    """Parameters of the policy."""
 
     keep_s: float = 600.0
-    """How long a copy stays after the model's last request."""
-    sink_to: Tier = Tier.DISK
-    """Where it is kept then."""
+    """Time after the model's last request."""
+    demote_to: Tier = Tier.DISK
 
 
 def keep_alive(params: KeepAlive | None = None) -> LoadingPolicy[None]:
-    """The rule with its parameters."""
     plan = partial(_plan, params or KeepAlive())
     return LoadingPolicy("keep-alive", None, plan, reads_demand=False)
 
@@ -42,8 +40,8 @@ def _plan(params: KeepAlive, view: PoolView, _: None) -> tuple[tuple[Action, ...
         keep_s = params.keep_s if own_s is None else own_s
         for copy in idle_copies(model, view):
             if copy.idle_s > keep_s:
-                words = f"idle for {copy.idle_s:.0f} s, kept for {keep_s:g} s"
+                detail = f"idle for {copy.idle_s:.0f} s, kept for {keep_s:g} s"
                 actions.append(
-                    Demote(model.key, copy.pod, params.sink_to, ActionReason.IDLE, words)
+                    Demote(model.key, copy.pod, params.demote_to, ActionReason.IDLE, detail)
                 )
     return tuple(actions), None

@@ -1,7 +1,7 @@
-"""Where one plan puts its loads: pods with room, spread over nodes, few loads per node at a time.
+"""Places the loads of one plan: on pods with free memory, spread over nodes, few loads per node.
 
-The book of one plan: made from a view, changed while the plan is made, and thrown away. Where no
-pod has room, idle models of one pod make it, if less is lost with them than comes.
+If no pod has free memory, the idle models of one pod are evicted, if their loss is smaller than the
+gain. A placer is made from a view, changes while the plan is made, and is used for one plan.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ class EvictionCandidate:
     """An idle copy that could make room."""
 
     model: ModelView
-    harm: float
+    loss: float
     """Seconds late per second without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlacement:
-    """A pod for a load, and who leaves for it."""
+    """A pod for a load, and the copies to evict for it."""
 
     pod: str
-    victims: tuple[EvictionCandidate, ...] = ()
+    evictions: tuple[EvictionCandidate, ...] = ()
 
 
 class LoadPlacer:
-    """Free memory and loads under way, as the plan goes on."""
+    """Free memory and running loads, including those of the plan."""
 
     def __init__(
         self,
         view: PoolView,
-        stakes: MarginalValue,
+        marginal_value: MarginalValue,
         *,
         loads_per_node: int,
         leaving: Sequence[Action] = (),
     ) -> None:
-        """`stakes` is told of what the plan places; `leaving` is what it lets go anyway."""
+        """Updates `marginal_value` with each placement; `leaving`: demotions of the same plan."""
         self._view = view
-        self._stakes = stakes
+        self._marginal_value = marginal_value
         self._loads_per_node = loads_per_node
         self._pods = [pod for pod in view.pods.values() if pod.is_accepting]
         self._loads: Counter[str] = Counter()
+        """By node."""
         self._leaving = {(each.key, each.pod) for each in leaving if isinstance(each, Demote)}
         self._free = self._free_bytes()
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
+        """By key: pods."""
         self._idle: dict[str, list[ModelView]] | None = None
-        self._victims: dict[str, list[EvictionCandidate]] = {}
+        self._candidates: dict[str, list[EvictionCandidate]] = {}
 
     def _free_bytes(self) -> dict[str, float]:
-        """By pod; reckoned from the models on it: pods tell what they use a heartbeat late."""
+        """By pod, from the sizes of the models on it: what pods report is a heartbeat old."""
         free = {pod.name: pod.budget_bytes.get(Tier.DEVICE, inf) for pod in self._pods}
         for model in self._view.models:
             for name, each in model.holders.items():
@@ -80,23 +82,23 @@ class LoadPlacer:
     def place(
         self, model: ModelView, tier: Tier, gain: float | None, *, is_urgent: bool
     ) -> LoadPlacement | None:
-        """A pod for a load that saves `gain` seconds per second; None: there is none now.
+        """A pod for a load that saves `gain` seconds per second; None: no pod now.
 
-        Without `gain` it is what the pod can do of the work that nobody does in time. Urgent loads
-        do not mind other loads of the node.
+        Without `gain` it is the unserved work that the pod can do. `loads_per_node` does not bound
+        urgent loads.
         """
         copies = {pod for pod, each in model.holders.items() if each.is_warm or each.is_warming}
         copies |= self._placed[model.key]
         nodes = {self._view.pods[pod].node for pod in copies if pod in self._view.pods}
-        open_to = [pod for pod in self._pods if self._is_open(pod, copies, is_urgent)]
+        pods = [pod for pod in self._pods if self._is_open(pod, copies, is_urgent)]
         if tier is not Tier.DEVICE:
-            best = min(open_to, key=lambda pod: self._rank(pod, model, nodes), default=None)
-            place = None if best is None else LoadPlacement(best.name)
+            best = min(pods, key=lambda pod: self._rank(pod, model, nodes), default=None)
+            placement = None if best is None else LoadPlacement(best.name)
         else:
-            place = self._on_device(model, open_to, nodes, gain)
-        if place is not None:
-            self._take(place, model, tier)
-        return place
+            placement = self._on_device(model, pods, nodes, gain)
+        if placement is not None:
+            self._apply(placement, model, tier)
+        return placement
 
     def _is_open(self, pod: PlannedPod, copies: set[str], is_urgent: bool) -> bool:
         if pod.name in copies:
@@ -108,51 +110,52 @@ class LoadPlacer:
     ) -> tuple[bool, float, float, int, float, str]:
         name, held = pod.name, model.holders.get(pod.name)
         load_s = model.load_from_s(held.tier if held is not None else Tier.REMOTE)
-        busy = -self._stakes.spare(name)
+        busy = -self._marginal_value.spare(name)
         return pod.node in nodes, load_s, busy, self._loads[pod.node], -self._free[name], name
 
     def _on_device(
-        self, model: ModelView, open_to: list[PlannedPod], nodes: set[str], gain: float | None
+        self, model: ModelView, pods: list[PlannedPod], nodes: set[str], gain: float | None
     ) -> LoadPlacement | None:
-        free = [pod for pod in open_to if self._free[pod.name] >= model.size_bytes]
+        free = [pod for pod in pods if self._free[pod.name] >= model.size_bytes]
         if free:
             return LoadPlacement(min(free, key=lambda pod: self._rank(pod, model, nodes)).name)
         best: tuple[float, str, tuple[EvictionCandidate, ...]] | None = None
-        for pod in open_to if gain != 0.0 else ():
-            victims = self._fewest(pod.name, model.size_bytes)
-            if victims is None:
+        for pod in pods if gain != 0.0 else ():
+            evictions = self._evictions(pod.name, model.size_bytes)
+            if evictions is None:
                 continue
-            relief = self._stakes.relief(model, pod.name)
-            harm = sum(each.harm for each in victims)
-            if harm < (relief if gain is None else gain):
-                best = min(best or (inf, "", ()), (harm - relief, pod.name, victims))
+            pod_gain = self._marginal_value.gain(model, pod.name)
+            loss = sum(each.loss for each in evictions)
+            if loss < (pod_gain if gain is None else gain):
+                best = min(best or (inf, "", ()), (loss - pod_gain, pod.name, evictions))
         return None if best is None else LoadPlacement(best[1], best[2])
 
-    def _fewest(self, pod: str, size_bytes: int) -> tuple[EvictionCandidate, ...] | None:
-        """The copies of a pod least missed that make room, or None: all are not enough."""
+    def _evictions(self, pod: str, size_bytes: int) -> tuple[EvictionCandidate, ...] | None:
+        """The copies of a pod with the smallest loss that make room; None: all are too few."""
         missing = size_bytes - self._free[pod]
         chosen = []
-        for victim in self._victims_of(pod):
-            chosen.append(victim)
-            missing -= victim.model.size_bytes
+        for candidate in self._candidates_of(pod):
+            chosen.append(candidate)
+            missing -= candidate.model.size_bytes
             if missing <= 0:
                 return tuple(chosen)
         return None
 
-    def _victims_of(self, pod: str) -> list[EvictionCandidate]:
+    def _candidates_of(self, pod: str) -> list[EvictionCandidate]:
         if self._idle is None:
             self._idle = self._idle_models()
-        found = self._victims.get(pod)
+        found = self._candidates.get(pod)
         if found is None:
             found = [
-                EvictionCandidate(each, self._stakes.harm(each, pod)) for each in self._idle[pod]
+                EvictionCandidate(each, self._marginal_value.loss(each, pod))
+                for each in self._idle[pod]
             ]
-            found.sort(key=lambda each: (each.harm / max(1, each.model.size_bytes), each.model.key))
-            self._victims[pod] = found
+            found.sort(key=lambda each: (each.loss / max(1, each.model.size_bytes), each.model.key))
+            self._candidates[pod] = found
         return found
 
     def _idle_models(self) -> dict[str, list[ModelView]]:
-        """By pod: those on its device that nobody uses, and that do not leave anyway."""
+        """By pod: evictable models that the plan does not demote already."""
         found: dict[str, list[ModelView]] = {pod.name: [] for pod in self._pods}
         for model in self._view.models:
             for copy in idle_copies(model, self._view) if model.holders else ():
@@ -160,17 +163,17 @@ class LoadPlacer:
                     found[copy.pod].append(model)
         return found
 
-    def _take(self, place: LoadPlacement, model: ModelView, tier: Tier) -> None:
-        self._loads[self._view.pods[place.pod].node] += 1
-        self._placed[model.key].add(place.pod)
+    def _apply(self, placement: LoadPlacement, model: ModelView, tier: Tier) -> None:
+        self._loads[self._view.pods[placement.pod].node] += 1
+        self._placed[model.key].add(placement.pod)
         if tier is not Tier.DEVICE:
             return
-        self._free[place.pod] -= model.size_bytes
-        for each in place.victims:
-            self._free[place.pod] += each.model.size_bytes
-            self._stakes.left(each.model, place.pod)
+        self._free[placement.pod] -= model.size_bytes
+        for each in placement.evictions:
+            self._free[placement.pod] += each.model.size_bytes
+            self._marginal_value.remove_copy(each.model, placement.pod)
             if self._idle is not None:
-                self._idle[place.pod] = []  # what is left of them is for the next plan
+                self._idle[placement.pod] = []  # its other copies are left to the next plan
             for pod in each.model.holders:
-                self._victims.pop(pod, None)  # who has fewer copies misses the next one more
-        self._stakes.came(model, place.pod)
+                self._candidates.pop(pod, None)  # with fewer copies the loss of the next is larger
+        self._marginal_value.add_copy(model, placement.pod)

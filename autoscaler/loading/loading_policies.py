@@ -1,4 +1,4 @@
-"""The loading policies by the name they have in settings, metrics and plots."""
+"""The loading policies by the name used in settings, metrics and plots."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
         HybridHistogram(IdleTimeHistogram(range_min=int(minutes)))
     ),
 }
-"""By the parameter that trades memory for cold starts: the price of a device's memory in seconds
-saved per GB and hour; minutes after the last request; GB of models on each device; the histogram's
-range in minutes."""
-_LONGEST_RANGE_MIN: Final = 20_160
-"""Two weeks, for which arrivals are kept (`CountsParams.tens`)."""
+"""With the parameter that trades memory for cold starts: price of a device's memory in seconds
+saved per GB and hour; minutes after the last request; GB of models on each device; range of the
+histogram in minutes."""
+_MAX_RANGE_MIN: Final = 20_160
+"""Two weeks: how long arrivals are kept (`CountsParams.ten_minutes`)."""
 
 
 def value_problem(name: str, value: float) -> str:
-    """What is wrong with a value of a policy's parameter; empty: nothing."""
+    """Why a value of a policy's parameter is not allowed; empty: it is."""
     if name not in TUNED:
-        return f"must be left out with --loading {name}: it is for {', '.join(TUNED)}"
+        return f"must be left out with --loading {name}; allowed with {', '.join(TUNED)}"
     if not 0 < value < inf:
         return f"must be a positive number, was {value:g}"
-    if name == "hybrid-histogram" and not (value.is_integer() and value <= _LONGEST_RANGE_MIN):
-        return f"must be whole minutes, {_LONGEST_RANGE_MIN:,} at most, was {value:g}"
+    if name == "hybrid-histogram" and not (value.is_integer() and value <= _MAX_RANGE_MIN):
+        return f"must be whole minutes, at most {_MAX_RANGE_MIN:,}, was {value:g}"
     return ""
 
 
 def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:
-    """A policy by its name, and by its parameter where one is given. Raises KeyError."""
+    """A policy by name, with the given parameter or its default. Raises KeyError."""
     return LOADING_POLICIES[name]() if value is None else TUNED[name](value)

@@ -1,11 +1,11 @@
-"""Hold a model where that saves more seconds of cold start than its memory is worth.
+"""Hold a model where that saves more seconds of cold start than its memory costs.
 
-Ours; the rule that "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache (Fuerst and Sharma
-2021) each take one half of, put as expected cost: load when P(arrival within the window) x seconds
-saved exceeds bytes x window x price of memory (`worth`); let it sink a tier when it does not any
-more. Copies follow the forecast load and what waits (`wanted`); where memory is short, a copy takes
-the place of others (`room`) that do less for all models together (`stakes`). What waits is served
-whatever the forecast says, so that a wrong forecast is no worse than none.
+The expected-cost form of two rules, "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache
+(Fuerst and Sharma 2021): load when P(arrival within the window) x seconds saved exceeds bytes x
+window x price of memory (`holding_value`); demote by a tier when it does not any more. The number
+of copies follows expected and queued requests (`copy_targets`). If memory is short, a copy replaces
+others (`load_placer`) with a smaller value for all models together (`marginal_value`). Queued
+requests are served whatever the forecast is, so that a wrong forecast is no worse than none.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Predictive:
-    """Parameters of the rule."""
+    """Parameters of the policy."""
 
     prices: Prices = field(default_factory=Prices)
     copies: CopyParams = field(default_factory=CopyParams)
     horizon_s: float = HORIZON_S
-    stay_share: float = 0.9
-    """What is held stays while it saves this share of its price: no to and fro at the edge."""
-    extra_stay_s: float = 60.0
-    """A copy beyond those wanted goes once it was idle for so long."""
+    keep_margin: float = 0.9
+    """A held model is demoted below this margin of value over price: hysteresis."""
+    surplus_keep_s: float = 60.0
+    """Idle time after which a surplus copy is demoted."""
     loads_per_node: int = 2
-    """Loads for nobody begin only while fewer are under way at the node."""
+    """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
     loads_per_plan: int = 64
 
 
 def predictive(params: Predictive | None = None) -> LoadingPolicy[None]:
-    """The rule with its parameters."""
     return LoadingPolicy("predictive", None, partial(_plan, params or Predictive()))
 
 
@@ -57,32 +56,31 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
     if not view.models:
         return (), None
     if view.demand is None:
-        return tuple(_load_missing(params, view, None, _floors(view, params), ())), None
-    worth = holding_value(view, view.demand, params.prices)
+        nothing = np.zeros(len(view.models))
+        targets = target_copies(view, nothing, nothing > 0, params.copies)
+        return tuple(_loads(params, view, None, targets, ())), None
+    value = holding_value(view, view.demand, params.prices)
     infer_s = np.array([each.infer_s for each in view.models])
     expected = expected_copies(view.demand, infer_s, params.copies)
-    wanted = target_copies(view, expected, worth.is_worth[Tier.DEVICE], params.copies)
-    stays = worth.margin[Tier.DEVICE] > params.stay_share
-    kept = target_copies(view, expected, stays, params.copies)
-    sinking = _sink(params, view, worth, kept)
-    return (*sinking, *_load_missing(params, view, worth, wanted, sinking)), None
+    is_worth_keeping = value.margin[Tier.DEVICE] > params.keep_margin
+    keep = target_copies(view, expected, is_worth_keeping, params.copies)
+    targets = target_copies(view, expected, value.is_worth_holding[Tier.DEVICE], params.copies)
+    demotions = _demotions(params, view, value, keep)
+    return (*demotions, *_loads(params, view, value, targets, demotions)), None
 
 
-def _floors(view: PoolView, params: Predictive) -> list[int]:
-    nothing = np.zeros(len(view.models))
-    return target_copies(view, nothing, nothing > 0, params.copies)
+# Demotions
 
 
-# What goes
-
-
-def _sink(params: Predictive, view: PoolView, worth: HoldingValue, kept: list[int]) -> list[Action]:
+def _demotions(
+    params: Predictive, view: PoolView, value: HoldingValue, keep: list[int]
+) -> list[Action]:
     actions: list[Action] = []
-    for row, (model, count) in enumerate(zip(view.models, kept, strict=True)):
+    for row, (model, count) in enumerate(zip(view.models, keep, strict=True)):
         if not model.holders:
             continue
-        below = _below(worth, row)
-        actions += _sink_device(params, view, model, count, below)
+        below = _tier_below_device(value, row)
+        actions += _device_demotions(params, view, model, count, below)
         if below is not Tier.HOST and not model.spec.policy.pin:
             actions += [
                 Demote(model.key, pod, below, ActionReason.IDLE, "not worth host memory")
@@ -92,137 +90,143 @@ def _sink(params: Predictive, view: PoolView, worth: HoldingValue, kept: list[in
     return actions
 
 
-def _sink_device(
-    params: Predictive, view: PoolView, model: ModelView, count: int, below: Tier
+def _device_demotions(
+    params: Predictive, view: PoolView, model: ModelView, keep: int, below: Tier
 ) -> list[Action]:
     warm = sum(each.is_warm for each in model.holders.values())
-    extra = warm - count
-    if extra <= 0:
+    surplus = warm - keep
+    if surplus <= 0:
         return []
     keep_s = model.spec.policy.keep_alive_s or 0.0
-    if count:
-        keep_s = max(keep_s, params.extra_stay_s)
-    why = ActionReason.COPIES if count else ActionReason.IDLE
-    words = f"{warm} copies, {count} wanted" if count else "saves less than its memory is worth"
-    going = [copy for copy in idle_copies(model, view) if copy.idle_s >= keep_s]
-    return [Demote(model.key, copy.pod, below, why, words) for copy in going[:extra]]
+    if keep:
+        keep_s = max(keep_s, params.surplus_keep_s)
+        reason, detail = ActionReason.COPIES, f"{warm} copies, {keep} wanted"
+    else:
+        reason, detail = ActionReason.IDLE, "saves less than its memory costs"
+    idle = [copy for copy in idle_copies(model, view) if copy.idle_s >= keep_s]
+    return [Demote(model.key, copy.pod, below, reason, detail) for copy in idle[:surplus]]
 
 
-def _below(worth: HoldingValue, row: int) -> Tier:
-    """The tier under the device that a model sinks to. Disks drop files by their own budgets."""
-    return Tier.HOST if worth.is_worth[Tier.HOST][row] else Tier.DISK
+def _tier_below_device(value: HoldingValue, row: int) -> Tier:
+    """Where a demoted model is kept. Nodes delete files from disk by their own budgets."""
+    return Tier.HOST if value.is_worth_holding[Tier.HOST][row] else Tier.DISK
 
 
-# What comes
+# Loads
 
 
 @dataclass(frozen=True, slots=True)
-class _WantedLoad:
+class _LoadCandidate:
     row: int
     tier: Tier
     gain: float | None
-    """Seconds saved per second by the load; infinity where requests wait and nobody serves them,
-    None for one more copy for a queue: that is as much as it would do of it."""
+    """Seconds saved per second; infinity for queued requests of a model without a copy; None for
+    an additional copy for a queue: the work that it can take."""
     is_urgent: bool
-    why: ActionReason
-    words: str
+    reason: ActionReason
+    detail: str
     may_evict: bool = True
-    """A further copy for a forecast takes room that is free, and none that somebody has."""
+    """False for an additional copy for a forecast: it uses free memory only."""
 
 
-_RANK: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
+_DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 
 
-def _load_missing(
+def _loads(
     params: Predictive,
     view: PoolView,
-    worth: HoldingValue | None,
-    wanted: list[int],
+    value: HoldingValue | None,
+    targets: list[int],
     leaving: Sequence[Action],
 ) -> list[Action]:
-    wishes = [
-        wish
-        for row, (model, count) in enumerate(zip(view.models, wanted, strict=True))
-        if (count or worth is not None) and model.may_load(view.time_s)
-        for wish in _wishes(row, model, count, worth)
+    candidates = [
+        candidate
+        for row, (model, count) in enumerate(zip(view.models, targets, strict=True))
+        if (count or value is not None) and model.may_load(view.time_s)
+        for candidate in _candidates(row, model, count, value)
     ]
-    if not wishes:
+    if not candidates:
         return []
-    stakes = MarginalValue(view, worth, params.horizon_s)
+    marginal_value = MarginalValue(view, value, params.horizon_s)
 
-    def rank(wish: _WantedLoad) -> tuple[bool, float, int]:
-        gain = stakes.unserved(view.models[wish.row]) if wish.gain is None else wish.gain
-        return not wish.is_urgent, -gain, wish.row
+    def rank(candidate: _LoadCandidate) -> tuple[bool, float, int]:
+        gain = candidate.gain
+        if gain is None:
+            gain = marginal_value.unserved(view.models[candidate.row])
+        return not candidate.is_urgent, -gain, candidate.row
 
-    wishes.sort(key=rank)
-    room = LoadPlacer(view, stakes, loads_per_node=params.loads_per_node, leaving=leaving)
+    candidates.sort(key=rank)
+    placer = LoadPlacer(view, marginal_value, loads_per_node=params.loads_per_node, leaving=leaving)
     actions: list[Action] = []
-    for wish in wishes[: params.loads_per_plan]:
-        model = view.models[wish.row]
-        gain = wish.gain if wish.may_evict else 0.0
-        place = room.place(model, wish.tier, gain, is_urgent=wish.is_urgent)
-        if place is not None:
-            words = f"for {model.key}"
+    for each in candidates[: params.loads_per_plan]:
+        model = view.models[each.row]
+        gain = each.gain if each.may_evict else 0.0
+        placement = placer.place(model, each.tier, gain, is_urgent=each.is_urgent)
+        if placement is not None:
+            pod, detail = placement.pod, f"for {model.key}"
             actions += [
-                Demote(each.model.key, place.pod, Tier.HOST, ActionReason.ROOM, words)
-                for each in place.victims
+                Demote(evicted.model.key, pod, Tier.HOST, ActionReason.ROOM, detail)
+                for evicted in placement.evictions
             ]
-            actions.append(Load(model.key, place.pod, wish.tier, wish.why, wish.words))
+            actions.append(Load(model.key, pod, each.tier, each.reason, each.detail))
     return actions
 
 
-def _wishes(
-    row: int, model: ModelView, count: int, worth: HoldingValue | None
-) -> list[_WantedLoad]:
+def _candidates(
+    row: int, model: ModelView, count: int, value: HoldingValue | None
+) -> list[_LoadCandidate]:
     policy = model.spec.policy
-    coming = sum(each.is_warm or each.is_warming for each in model.holders.values())
-    gain, words = worth.saves(row) if worth is not None else 0.0, _words(worth, row)
-    if count > coming:
-        is_urgent = bool(model.waiting.requests) or coming < policy.min_copies
+    copies = sum(each.is_warm or each.is_warming for each in model.holders.values())
+    gain, detail = value.saved_per_s(row) if value is not None else 0.0, _detail(value, row)
+    if count > copies:
+        is_urgent = bool(model.waiting.requests) or copies < policy.min_copies
         if not is_urgent and policy.preload is Preload.OFF:
             return []
         tier = Tier.DEVICE if is_urgent else policy.preload_tier
-        wish = _WantedLoad(row, tier, gain, is_urgent, _why(model, coming), words)
+        candidate = _LoadCandidate(row, tier, gain, is_urgent, _reason(model, copies), detail)
         if tier is Tier.DEVICE:
-            return [_nth(wish, model, at) for at in range(coming + 1, count + 1)]
-        return _where_missing(wish, model)
-    if coming or worth is None or policy.preload is Preload.OFF:
+            return [_for_copy(candidate, model, at) for at in range(copies + 1, count + 1)]
+        return _unless_held(candidate, model)
+    if copies or value is None or policy.preload is Preload.OFF:
         return []
-    tier = _below(worth, row)
-    if not worth.is_worth[tier][row]:
+    tier = _tier_below_device(value, row)
+    if not value.is_worth_holding[tier][row]:
         return []
-    return _where_missing(_WantedLoad(row, tier, 0.0, False, ActionReason.FORECAST, words), model)
+    return _unless_held(_LoadCandidate(row, tier, 0.0, False, ActionReason.FORECAST, detail), model)
 
 
-def _nth(wish: _WantedLoad, model: ModelView, at: int) -> _WantedLoad:
-    """The wish for the copy that would be the `at`-th.
+def _for_copy(candidate: _LoadCandidate, model: ModelView, number: int) -> _LoadCandidate:
+    """The candidate for a model's copy of this number, counted from 1.
 
-    The first saves cold starts, and is worth anything to who waits. One more only shortens a queue.
+    Only the first copy saves cold starts, and it must be loaded if requests wait; additional copies
+    shorten the queue.
     """
-    if wish.is_urgent and at <= max(1, model.spec.policy.min_copies):
-        return replace(wish, gain=np.inf)
-    if wish.is_urgent:
-        return replace(wish, gain=None)
-    return replace(wish, gain=(wish.gain or 0.0) / at, may_evict=at == 1)
+    if candidate.is_urgent and number <= max(1, model.spec.policy.min_copies):
+        return replace(candidate, gain=np.inf)
+    if candidate.is_urgent:
+        return replace(candidate, gain=None)
+    return replace(candidate, gain=(candidate.gain or 0.0) / number, may_evict=number == 1)
 
 
-def _where_missing(wish: _WantedLoad, model: ModelView) -> list[_WantedLoad]:
-    """The wish for a lower tier, unless the model is there or nearer already."""
-    nearest = min((_RANK[each.tier] for each in model.holders.values()), default=_RANK[Tier.REMOTE])
-    return [wish] if nearest > _RANK[wish.tier] else []
+def _unless_held(candidate: _LoadCandidate, model: ModelView) -> list[_LoadCandidate]:
+    """Nothing if any pod has the model on the candidate's tier or a nearer one."""
+    nearest = min(
+        (_DISTANCE[each.tier] for each in model.holders.values()), default=_DISTANCE[Tier.REMOTE]
+    )
+    return [candidate] if nearest > _DISTANCE[candidate.tier] else []
 
 
-def _why(model: ModelView, coming: int) -> ActionReason:
+def _reason(model: ModelView, copies: int) -> ActionReason:
     if model.waiting.requests:
         return ActionReason.WAITING
-    return ActionReason.FORECAST if coming >= model.spec.policy.min_copies else ActionReason.FLOOR
+    return ActionReason.FORECAST if copies >= model.spec.policy.min_copies else ActionReason.FLOOR
 
 
-def _words(worth: HoldingValue | None, row: int) -> str:
-    if worth is None:
-        return "nothing was counted yet"
+def _detail(value: HoldingValue | None, row: int) -> str:
+    if value is None:
+        return "no forecast yet"
     return (
-        f"P(arrival within 60 s) {min(1.0, worth.per_s[row] * 60):.3f}, saves "
-        f"{worth.saved_s[Tier.DEVICE][row]:.2f} s, "
-        f"{worth.margin[Tier.DEVICE][row]:.2g} times its price"
+        f"P(arrival within 60 s) {min(1.0, value.p_per_s[row] * 60):.3f}, saves "
+        f"{value.saved_s[Tier.DEVICE][row]:.2f} s, "
+        f"{value.margin[Tier.DEVICE][row]:.2g} times its price"
     )

@@ -1,1 +1,1 @@
-"""The vocabulary of planning: what a policy sees of a pool, and what it can ask for. All pure."""
+"""Input and output of policies: views of a pool with its demand, and actions. All pure."""

@@ -1,7 +1,7 @@
-"""What a plan can ask for. Each action says why: a closed reason for metrics, and words for people.
+"""The actions of a plan. Each has a reason for metrics and a detail, a sentence for people.
 
-Actions are wishes about one pool, carried out in the order of the plan. Carrying one out twice
-changes nothing, and one that has become impossible is left out. Models go by key, pods by name.
+Actions are carried out in the order of the plan. They are idempotent, and one that is not possible
+any more is skipped. Models are named by key, pods by name.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ class ActionReason(StrEnum):
     FORECAST = "forecast"
     """Requests are expected."""
     ARRIVING = "arriving"
-    """As many requests came of late."""
+    """As many requests arrived recently."""
     WAITING = "waiting"
-    """Requests wait."""
+    """Requests are queued."""
     COPIES = "copies"
-    """Fewer or more copies than the model's annotations or its load ask for."""
+    """More or fewer copies than annotations or load require."""
     IDLE = "idle"
-    """No request for longer than it is worth keeping for."""
+    """Idle for longer than it is worth keeping."""
     ROOM = "room"
     """Another model needs the memory more."""
     TURN = "turn"
-    """Its turn, or the end of it."""
+    """Round robin: the model's turn, or the end of it."""
     FLOOR = "floor"
-    """The least that limits ask for."""
+    """The minimum that limits require."""
     CEILING = "ceiling"
-    """More than limits allow."""
+    """The maximum that limits allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Have a model on a tier of a pod, or nearer; begins a load unless one is under way."""
+    """Have a model on this tier of a pod, or a nearer one; starts a load unless one is running."""
 
     key: str
     pod: str
     tier: Tier
-    why: ActionReason
-    words: str = ""
+    reason: ActionReason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Demote:
-    """Let a model sink to a tier of a pod, once no request uses it; `REMOTE`: keep nothing."""
+    """Move a model to a lower tier of a pod once no request uses it; `REMOTE`: keep nothing."""
 
     key: str
     pod: str
     tier: Tier
-    why: ActionReason
-    words: str = ""
+    reason: ActionReason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPods:
-    """Have so many pods."""
+    """Have this many pods."""
 
     pods: int
-    why: ActionReason
-    words: str = ""
+    reason: ActionReason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPod:
-    """Send a pod nothing new; it leaves when it has answered what it has."""
+    """Send a pod no new requests; it leaves once its running requests are finished."""
 
     pod: str
-    why: ActionReason
-    words: str = ""
+    reason: ActionReason
+    detail: str = ""
 
 
 Action = Load | Demote | SetPods | DrainPod

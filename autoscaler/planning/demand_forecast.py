@@ -1,4 +1,4 @@
-"""From counted arrivals to what is expected: learn now and then, forecast at every plan. Pure."""
+"""From arrival counts to a pool's demand: fit rarely, forecast at every plan. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.forecasts import forecast_by_pattern
 from autoscaler.forecasting.history import ForecastHorizon
-from autoscaler.forecasting.recency import Recency, learn_recency, p_minute
+from autoscaler.forecasting.recency import RecencyModel, fit_recency, p_minute
 from autoscaler.planning.pool_view import Demand
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers
 
-LEARN_EVERY_S: Final = 600.0
-QUESTION: Final = ForecastHorizon()
+REFIT_INTERVAL_S: Final = 600.0
+HORIZON: Final = ForecastHorizon()
 
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """What was learnt from a history; rows are the models it had."""
+    """What was fitted to a history; rows are the models of that history."""
 
     fit: Fit
-    recency: Recency
+    recency: RecencyModel
     models: tuple[str, ...]
     origin_s: float
 
     def take(self, rows: Integers) -> FittedModel:
-        """Of some models only."""
+        """The same for some of the models."""
         models = tuple(self.models[row] for row in rows.tolist())
         return replace(self, fit=self.fit.take(rows), models=models)
 
@@ -39,23 +39,22 @@ def fit_model(
     models: tuple[str, ...],
     previous: FittedModel | None = None,
     *,
-    every_s: float = LEARN_EVERY_S,
+    interval_s: float = REFIT_INTERVAL_S,
 ) -> FittedModel:
-    """Learn anew where the last time is `every_s` ago, models changed, or the clock went back."""
-    is_same = previous is not None and previous.models == models
-    if previous is not None and is_same:
-        age_s = history.origin_s - previous.origin_s
-        if 0 <= age_s < every_s:
-            return previous
-    behaviour = previous.fit.behaviour if previous is not None and is_same else None
-    return FittedModel(fit(history, behaviour), learn_recency(history), models, history.origin_s)
+    """Refit if `previous` is `interval_s` old or of other models, or if the clock was set back."""
+    if previous is None or previous.models != models:
+        return FittedModel(fit(history, None), fit_recency(history), models, history.origin_s)
+    if 0 <= history.origin_s - previous.origin_s < interval_s:
+        return previous
+    fitted = fit(history, previous.fit.patterns)
+    return FittedModel(fitted, fit_recency(history), models, history.origin_s)
 
 
 def forecast_demand(
-    history: History, learnt: FittedModel, question: ForecastHorizon = QUESTION
+    history: History, fitted: FittedModel, horizon: ForecastHorizon = HORIZON
 ) -> Demand:
-    """The demand of the models of a history, which must be those of `learnt`."""
-    forecast = forecast_by_pattern(history, learnt.fit, question)
-    is_periodic = learnt.fit.behaviour.kind == ArrivalPattern.PERIODIC
-    soon = p_minute(history, learnt.recency, forecast, question, is_periodic)
-    return Demand(history, question, forecast, soon)
+    """The demand of the models of a history, which must be those of `fitted`."""
+    forecast = forecast_by_pattern(history, fitted.fit, horizon)
+    is_periodic = fitted.fit.patterns.pattern == ArrivalPattern.PERIODIC
+    within_minute = p_minute(history, fitted.recency, forecast, horizon, is_periodic)
+    return Demand(history, horizon, forecast, within_minute)

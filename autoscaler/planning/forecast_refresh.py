@@ -1,8 +1,8 @@
-"""Which models to forecast anew, and the demand with their new rows. Pure.
+"""Selects the models whose forecast is due, and replaces their rows of the demand. Pure.
 
-A forecast changes with the model's arrivals, and while none come slowly: by how long they have not
-come. So a model is due at once when it was asked for, then whenever its silence has grown by a
-tenth, and after `LONGEST_S` in any case, since minutes pass and timers come nearer.
+A forecast changes at once with new arrivals, and slowly with the time since the last one. So a
+model is due after an arrival, then after each growth of that time by a tenth, and in any case after
+`MAX_AGE_S`, since periodic arrivals come nearer.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
     from autoscaler.forecasting.history import Booleans, Floats, Integers
     from autoscaler.planning.pool_view import Demand
 
-LONGEST_S: Final = 10.0
+MAX_AGE_S: Final = 10.0
 """Age at which every forecast is due."""
-MOST_AT_ONCE: Final = 2_500
-"""Models forecast at a time: the oldest forecasts first. Small pools are forecast whole."""
-_SILENCE_SHARE: Final = 0.1
+MAX_ROWS: Final = 2_500
+"""Maximum number of models per forecast; the oldest forecasts go first."""
+_IDLE_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Of each model, (models,): when it was forecast, and asked for last; seconds of one clock."""
+    """Times of each model's forecast and last arrival, (models,), seconds on one clock."""
 
     forecast_s: Floats
     arrival_s: Floats
-    """Minus infinity: never."""
+    """Minus infinity without arrivals."""
 
 
 def due_rows(
-    known: Freshness, changed: Booleans, now_s: float, *, most: int = MOST_AT_ONCE
+    known: Freshness, changed: Booleans, now_s: float, *, max_rows: int = MAX_ROWS
 ) -> Integers:
-    """The models to forecast now, in their order. `changed`: asked for since their forecast.
+    """Indices of the models to forecast now. `changed`: had arrivals since their forecast.
 
-    A forecast of a time to come is one of a clock that has gone back: it is due.
+    A forecast from the future was made before the clock was set back: it is due.
     """
     age_s = now_s - known.forecast_s
-    stays_s = np.minimum(_SILENCE_SHARE * np.maximum(now_s - known.arrival_s, 0.0), LONGEST_S)
-    is_due = changed | (age_s < 0) | (age_s >= stays_s)
+    max_age_s = np.minimum(_IDLE_SHARE * np.maximum(now_s - known.arrival_s, 0.0), MAX_AGE_S)
+    is_due = changed | (age_s < 0) | (age_s >= max_age_s)
     rows = np.flatnonzero(is_due)
-    if rows.size > most:
+    if rows.size > max_rows:
         oldest = np.argsort(np.minimum(known.forecast_s, now_s)[rows], kind="stable")
-        rows = np.sort(rows[oldest[:most]])
+        rows = np.sort(rows[oldest[:max_rows]])
     return rows
 
 
-def with_rows(demand: Demand, part: Demand, rows: Integers) -> Demand:
-    """The demand with some rows forecast anew. It has no history: rows have different origins."""
-    of, to = part.forecast, demand.forecast
+def replace_rows(demand: Demand, part: Demand, rows: Integers) -> Demand:
+    """The demand with new rows. It has no history, since rows have different origins."""
+    new, old = part.forecast, demand.forecast
     return replace(
         demand,
         history=None,
         forecast=Forecast(
-            mean=_put(to.mean, of.mean, rows),
-            quantiles=_put(to.quantiles, of.quantiles, rows),
-            p_arrival=_put(to.p_arrival, of.p_arrival, rows),
+            mean=_put(old.mean, new.mean, rows),
+            quantiles=_put(old.quantiles, new.quantiles, rows),
+            p_arrival=_put(old.p_arrival, new.p_arrival, rows),
         ),
         p_minute=_put(demand.p_minute, part.p_minute, rows),
     )

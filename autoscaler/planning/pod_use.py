@@ -1,4 +1,4 @@
-"""What a pod does for its models, in four states.
+"""The use of each pod: cold, idle, in use or busy.
 
 Source: Gujarati et al. 2017, "Swayam: distributed autoscaling to meet SLAs of machine learning
 inference services with resource efficiency"; there a pod serves one model, here it may hold many.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool_view import PlannedPod, PoolView
 
 IN_USE_S = 60.0
-"""A model is in use for so long after an arrival."""
+"""A model counts as in use for this time after an arrival."""
 
 
 class PodUse(StrEnum):
@@ -24,15 +24,15 @@ class PodUse(StrEnum):
     COLD = "cold"
     """No model on its device."""
     WARM_IDLE = "warm-idle"
-    """Models on its device, none of which gets requests."""
+    """Models on its device, none of them in use."""
     IN_USE_IDLE = "warm-in-use-idle"
-    """It has models that get requests, and works on none now."""
+    """Models in use on its device, no running request."""
     IN_USE_BUSY = "warm-in-use-busy"
-    """It works on a request."""
+    """A running request."""
 
 
 def pod_uses(view: PoolView, *, in_use_s: float = IN_USE_S) -> dict[str, PodUse]:
-    """The state of every pod of a pool."""
+    """By name of the pod."""
     latest_s: dict[str, float] = {}
     for model in view.models:
         for pod, residency in model.holders.items():

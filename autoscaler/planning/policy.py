@@ -1,4 +1,4 @@
-"""The interface of a loading policy: a fold over views. Live and in the simulator the same."""
+"""Interface of a loading policy: a fold over views of the pool, live and in the simulator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class LoadingPolicy(Generic[S]):
-    """A rule with its parameters set. Nothing in it changes; what it remembers is its state."""
+    """A rule with its parameters. Immutable: its memory is the state that is passed to `plan`."""
 
     name: str
     start: S
-    """The state before the first plan; states are values, and may be thrown away at any time."""
+    """The state before the first plan; the caller may start over with it at any time."""
     plan: Callable[[PoolView, S], tuple[tuple[Action, ...], S]]
-    """What to do now, and what to remember. Pure."""
+    """From view and state to actions and next state. Pure."""
     reads_history: bool = False
-    """Whether it looks at the counts of each demand, beside the forecast."""
+    """True if `plan` reads `Demand.history`."""
     reads_demand: bool = True
-    """Whether it looks at the demand at all; else nothing need be forecast for it."""
+    """True if `plan` reads the demand; otherwise nothing needs to be forecast."""

@@ -1,4 +1,4 @@
-"""From the registry's copy of a pool to the view that policies plan by."""
+"""Makes the view of a pool for policies from the registry's state and other observations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autoscaler.planning.pool_view import (
     ModelView,
     PlannedPod,
     PoolView,
-    QueueDemand,
 )
+from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import Tier
 
@@ -30,44 +30,45 @@ _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What the registry's copy does not hold, by model; all of it may be absent."""
+    """What the registry's state does not include; everything may be absent."""
 
     arrived: Mapping[ModelName, int] = field(default_factory=dict)
     """Requests since the last plan."""
     last_arrival_s: Mapping[ModelName, float] = field(default_factory=dict)
-    waiting: Mapping[ModelName, QueueDemand] = field(default_factory=dict)
+    waiting: Mapping[ModelName, QueueStats] = field(default_factory=dict)
     uses: Mapping[str, Mapping[str, CopyUse]] = field(default_factory=dict)
     """By key, then pod."""
     size_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By key, where it is known before any load."""
+    """By key, where the size is known before the first load."""
     budget_bytes: Mapping[str, Mapping[Tier, int]] = field(default_factory=dict)
-    """By pod: budgets of tiers beside the device's, which pods tell themselves."""
+    """By pod: budgets of tiers other than the device, whose budget pods report themselves."""
 
 
 def read_pool(
     state: ClusterState,
     now_s: float,
-    seen: Observations,
+    observations: Observations,
     *,
     limits: Limits | None = None,
     demand: Demand | None = None,
 ) -> PoolView:
-    """The pool now. Models come by name: the rows of `demand` must be in that order.
+    """The pool now. Models are sorted by name, and so must be the rows of `demand`.
 
-    The view shares the copy's tables of residency, so use it up before the copy changes.
+    The view shares tables of residency with `state`: use it before `state` changes.
     """
-    pods = {name: _pod(pod, seen) for name, pod in sorted(state.pods.items())}
-    link = min(
+    pods = {name: _pod(pod, observations) for name, pod in sorted(state.pods.items())}
+    link_bytes_per_s = min(
         (each.info.link_bytes_per_s for each in state.pods.values() if each.info.link_bytes_per_s),
         default=None,
     )
     models = tuple(
-        _model(state, name, record, seen, link) for name, record in sorted(state.models.items())
+        _model(state, name, record, observations, link_bytes_per_s)
+        for name, record in sorted(state.models.items())
     )
     return PoolView(now_s, pods, models, demand, limits or Limits())
 
 
-def _pod(pod: PodState, seen: Observations) -> PlannedPod:
+def _pod(pod: PodState, observations: Observations) -> PlannedPod:
     return PlannedPod(
         name=pod.name,
         node=pod.node,
@@ -76,7 +77,7 @@ def _pod(pod: PodState, seen: Observations) -> PlannedPod:
         slots=pod.slots,
         slots_busy=pod.slots_busy,
         inferring=pod.inferring,
-        budget_bytes={**seen.budget_bytes.get(pod.name, {}), Tier.DEVICE: pod.memory_bytes},
+        budget_bytes={**observations.budget_bytes.get(pod.name, {}), Tier.DEVICE: pod.memory_bytes},
         used_bytes={tier: pod.used_bytes.get(tier, 0) for tier in (Tier.DEVICE, *_SOURCES[:2])},
     )
 
@@ -85,13 +86,13 @@ def _model(
     state: ClusterState,
     name: ModelName,
     record: ModelRecord,
-    seen: Observations,
-    link: float | None,
+    observations: Observations,
+    link_bytes_per_s: float | None,
 ) -> ModelView:
     spec = record.serving
     holders, measured = state.holders(spec.key), state.measured(spec.key)
     stages = measured.stages
-    size_bytes = seen.size_bytes.get(spec.key) or max(
+    size_bytes = observations.size_bytes.get(spec.key) or max(
         (each.size_bytes for each in holders.values() if each.tier is not Tier.REMOTE), default=0
     )
     return ModelView(
@@ -99,11 +100,11 @@ def _model(
         size_bytes=size_bytes or int(PRIORS.load_bytes),
         infer_s=stages.share_s,
         hold_s=stages.hold_s,
-        load_s={tier: measured.load_from(tier, link).seconds for tier in _SOURCES},
+        load_s={tier: measured.load_from(tier, link_bytes_per_s).seconds for tier in _SOURCES},
         holders=holders,
-        uses=seen.uses.get(spec.key, {}),
-        arrived=seen.arrived.get(name, 0),
-        last_arrival_s=seen.last_arrival_s.get(name, NEVER_S),
-        waiting=seen.waiting.get(name, QueueDemand()),
+        uses=observations.uses.get(spec.key, {}),
+        arrived=observations.arrived.get(name, 0),
+        last_arrival_s=observations.last_arrival_s.get(name, NEVER_S),
+        waiting=observations.waiting.get(name, QueueStats()),
         failure=record.failure,
     )

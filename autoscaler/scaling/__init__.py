@@ -1,1 +1,1 @@
-"""How many pods a pool has, and which limits contradict each other. All pure."""
+"""The number of pods of a pool, and checks of limits. All pure."""

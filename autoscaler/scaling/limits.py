@@ -1,4 +1,4 @@
-"""Limits that cannot all be kept: found before planning, each with the reason. Pure."""
+"""Checks of limits: which ones cannot all be met, and why. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pool_problems(limits: Limits) -> list[str]:
-    """What is wrong with the limits of a pool by themselves."""
+    """Mistakes in the bounds of a pool, one line each."""
     low, high = limits.min_pods, limits.max_pods
     problems = []
     if low < 0:
@@ -24,7 +24,7 @@ def pool_problems(limits: Limits) -> list[str]:
 
 
 def contradictions(view: PoolView) -> dict[str, str]:
-    """By key: why what a model asks for cannot be given in this pool. The rest is given."""
+    """By key: why the pool cannot meet a model's limits. All other limits are met."""
     largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
     found = {}
     for model in view.models:
@@ -33,14 +33,14 @@ def contradictions(view: PoolView) -> dict[str, str]:
     return found
 
 
-def _contradiction(model: ModelView, most: int | None, largest_bytes: int) -> str:
+def _contradiction(model: ModelView, max_pods: int | None, max_bytes: int) -> str:
     policy = model.spec.policy
-    if most is not None and policy.min_copies > most:
-        return f"min-copies must be at most the pool's max-pods {most}, was {policy.min_copies}"
+    if max_pods is not None and policy.min_copies > max_pods:
+        return f"min-copies must be at most the pool's max-pods {max_pods}, was {policy.min_copies}"
     needs_copies = policy.min_copies or policy.preload is Preload.EAGER
-    if needs_copies and largest_bytes and model.size_bytes > largest_bytes:
+    if needs_copies and max_bytes and model.size_bytes > max_bytes:
         return (
-            f"a copy of {model.size_bytes} bytes must fit a pod's memory, "
-            f"the largest has {largest_bytes}"
+            f"a copy of {model.size_bytes} bytes must fit into a pod's memory, "
+            f"the largest pod has {max_bytes} bytes"
         )
     return ""

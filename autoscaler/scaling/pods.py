@@ -1,9 +1,9 @@
-"""How many pods a pool should have now, and which go first. A fold over views.
+"""The number of pods of a pool, and which pods leave first. A fold over views.
 
-Up at once, by forecast and by what waits, so that a wrong forecast is never worse than reacting;
-down only to the most that was wanted within `stable_s`, as Knative's window does, so that a load
-that comes again within it does not flap. From zero one pod is woken for one model that waits, and
-more where several do, by how long their loads take.
+Scales up at once, by forecast and by queued requests, so that a wrong forecast is never worse than
+reacting. Scales down only to the largest number wanted within `stable_s`, as Knative's stable
+window does, so that recurring load does not make the number oscillate. From zero, one queued model
+wakes one pod; several models wake more, by the time that their loads take.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.pool_view import PlannedPod, PoolView
 
-_RANK: Final = {
+_DRAIN_ORDER: Final = {
     PodUse.COLD: 0,
     PodUse.WARM_IDLE: 1,
     PodUse.IN_USE_IDLE: 2,
     PodUse.IN_USE_BUSY: 3,
 }
-"""Who goes first when pods go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,79 +36,80 @@ class ScalingParams:
     """Times in seconds."""
 
     stable_s: float = 60.0
-    """For so long fewer pods must be enough before any goes."""
+    """Fewer pods must suffice for this time before one is removed."""
     idle_s: float = 120.0
-    """The last pod stays for so long after the last request of all."""
+    """The last pod is kept for this time after the last request."""
     window_s: float = 60.0
-    """Arrivals expected within it are what pods are for."""
+    """Pods are planned for the arrivals expected within this window."""
     busy_share: float = 0.7
-    """Of a pod's slots at most so many are meant to be taken on average."""
+    """Target mean share of busy slots."""
     likely: float = 0.5
-    """A model that comes within the next minute with this probability keeps a pod."""
-    patience_s: float = 2.0
-    """What waits should be over within it."""
-    rate_s: float = 3.0
-    """Pods are at least for as much as came within it, once the first is there. Gateways tell
-    arrivals once a second, so that a shorter time would see none or twice as many."""
+    """A model with this P(arrival) within the next minute keeps one pod."""
+    max_wait_s: float = 2.0
+    """Target time to finish queued requests in."""
+    rate_window_s: float = 3.0
+    """There are pods for the arrivals within this window at least, once the first pod exists.
+    Gateways report arrivals once a second, so a shorter window would show none or twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What was wanted lately: (time, pods), times rising and pods falling."""
+    """Numbers wanted within `stable_s`: (time, pods), times rising and pods falling."""
 
     wanted: tuple[tuple[float, int], ...] = ()
     current: int | None = None
-    """Pods asked for last; None: nothing yet, those that are there count."""
+    """Pods wanted by the last plan; None before the first: then the existing ones count."""
     arrived: tuple[tuple[float, float], ...] = ()
-    """(time, seconds of slots that what came by then takes of `rate_s`), of the last `rate_s`."""
-    there: int | None = None
-    """Those that are there, where somebody knows better than the registry."""
+    """(time, slot seconds of the arrivals of that plan), of the last `rate_window_s`."""
+    existing: int | None = None
+    """Existing pods; None: those in the registry."""
 
 
 def scale_pods(
     view: PoolView, state: ScalingState, params: ScalingParams
 ) -> tuple[tuple[Action, ...], ScalingState]:
-    """The pods to have: nothing where the number stays as it is."""
-    there = len(view.pods) if state.there is None else state.there
-    current = there if state.current is None else state.current
+    """The pods to have, and those to drain; no action while the number stays the same."""
+    existing = len(view.pods) if state.existing is None else state.existing
+    current = existing if state.current is None else state.current
     arrived = _arrived(view, state, params)
-    need, why, words = _need(view, current, arrived, params)
+    need, reason, detail = _need(view, current, arrived, params)
     low, high = view.limits.min_pods, view.limits.max_pods
     bounded = max(need, low) if high is None else min(max(need, low), high)
     if bounded > need:
-        why, words = ActionReason.FLOOR, f"at least {low} pods"
+        reason, detail = ActionReason.FLOOR, f"at least {low} pods"
     elif bounded < need:
-        why, words = ActionReason.CEILING, f"{need} wanted, at most {high} pods"
-    known = state.wanted or ((view.time_s, current),)  # whoever is new lets what there is be
-    recent = _remember(known, view.time_s, bounded, params.stable_s)
-    pods = bounded if bounded >= current else min(current, recent[0][1])
+        reason, detail = ActionReason.CEILING, f"{need} wanted, at most {high} pods"
+    # Without a history the current number counts as wanted: a new controller keeps it.
+    wanted = state.wanted or ((view.time_s, current),)
+    wanted = _remember(wanted, view.time_s, bounded, params.stable_s)
+    pods = bounded if bounded >= current else min(current, wanted[0][1])
     if high is not None and pods > high:
-        pods, why, words = high, ActionReason.CEILING, f"at most {high} pods"
+        pods, reason, detail = high, ActionReason.CEILING, f"at most {high} pods"
     if pods == current:
-        words = words or "as many as there are"
-    if pods < current and why not in (ActionReason.FLOOR, ActionReason.CEILING):
-        why, words = ActionReason.IDLE, f"{pods} were enough for {params.stable_s:g} s"
+        detail = detail or "unchanged"
+    if pods < current and reason not in (ActionReason.FLOOR, ActionReason.CEILING):
+        reason, detail = ActionReason.IDLE, f"{pods} pods sufficed for {params.stable_s:g} s"
     if pods == current and state.current is not None:
-        return (), ScalingState(recent, current, arrived)
-    surplus = len(view.pods) - pods
-    leaving = [DrainPod(pod, why, words) for pod in _emptiest(view, surplus)] if surplus > 0 else []
-    return (SetPods(pods, why, words), *leaving), ScalingState(recent, pods, arrived)
+        return (), ScalingState(wanted, current, arrived)
+    surplus = max(0, len(view.pods) - pods)
+    leaving = [DrainPod(pod, reason, detail) for pod in _drain_order(view)[:surplus]]
+    return (SetPods(pods, reason, detail), *leaving), ScalingState(wanted, pods, arrived)
 
 
 def _arrived(
     view: PoolView, state: ScalingState, params: ScalingParams
 ) -> tuple[tuple[float, float], ...]:
-    """What came of late, with what came since the last plan. Bounded by the ticks within it."""
+    """The work that arrived within the rate window; bounded by the number of plans in it."""
     now_s = view.time_s
-    kept = tuple(each for each in state.arrived if now_s - params.rate_s < each[0] <= now_s)
-    work_s = sum(model.arrived * min(model.hold_s, params.rate_s) for model in view.models)
+    kept = tuple(each for each in state.arrived if now_s - params.rate_window_s < each[0] <= now_s)
+    work_s = sum(model.arrived * min(model.hold_s, params.rate_window_s) for model in view.models)
     return (*kept, (now_s, work_s)) if work_s > 0 else kept
 
 
 def _need(
     view: PoolView, current: int, arrived: tuple[tuple[float, float], ...], params: ScalingParams
 ) -> tuple[int, ActionReason, str]:
-    """Pods by what waits, by what is expected, and by copies that must be; the most of them."""
+    """The largest number of pods needed for queued, expected or recent requests, or for copies."""
     waiting = sum(model.waiting.requests for model in view.models)
     accepting = {pod.name for pod in view.pods.values() if pod.is_accepting}
     needs = [
@@ -117,22 +117,22 @@ def _need(
         (*_for_copies(view), ActionReason.COPIES),
         (*_for_recent(view, params), ActionReason.IDLE),
     ]
-    busy = sum(work_s for _, work_s in arrived) / params.rate_s
+    busy = sum(work_s for _, work_s in arrived) / params.rate_window_s
     by_rate = ceil(busy / (_slots(view) * params.busy_share) - 0.5) if accepting else 0
-    needs.append((by_rate, f"{busy:.2g} slots were asked for lately", ActionReason.ARRIVING))
-    if waiting:  # first, since it names the cause where several ask for as many
+    needs.append((by_rate, f"recent arrivals need {busy:.2g} slots", ActionReason.ARRIVING))
+    if waiting:  # first, because of equal needs the first one is the reason
         pods = _for_waiting(view, accepting, current, by_rate, params)
         needs.insert(0, (pods, f"{waiting} requests wait", ActionReason.WAITING))
-    pods, words, why = max(needs, key=lambda each: each[0])
-    return pods, why, words
+    pods, detail, reason = max(needs, key=lambda each: each[0])
+    return pods, reason, detail
 
 
 def _for_waiting(
     view: PoolView, accepting: Collection[str], current: int, by_rate: int, params: ScalingParams
 ) -> int:
-    """Pods so that what waits is over in time, beside those for what goes on to come.
+    """Pods to finish the queued requests in time, beside those for the rate of arrivals.
 
-    More of them do not make a load any shorter.
+    Additional pods do not shorten a load: of a model that is not warm, one request counts.
     """
     requests, work_s = 0, 0.0
     for model in view.models:
@@ -140,15 +140,15 @@ def _for_waiting(
             each.since_s for pod, each in model.holders.items() if each.is_warm and pod in accepting
         ]
         if warm_since_s:
-            if view.time_s - min(warm_since_s) < params.patience_s:
-                continue  # what waited for the load is being served now
+            if view.time_s - min(warm_since_s) < params.max_wait_s:
+                continue  # its queue is being served now
             requests += model.waiting.requests
             work_s += model.waiting.requests * model.hold_s
         elif not any(each.is_warming for each in model.holders.values()):
-            requests += bool(model.waiting.requests)  # the others wait for its load
+            requests += bool(model.waiting.requests)
             work_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
-    extra = min(requests, work_s / params.patience_s) / _slots(view)
-    # Those on their way count.
+    extra = min(requests, work_s / params.max_wait_s) / _slots(view)
+    # `current` includes pods that are starting.
     return max(current, 1, max(len(accepting), by_rate) + ceil(extra - 0.5))
 
 
@@ -156,7 +156,7 @@ def _for_expected(view: PoolView, params: ScalingParams) -> tuple[int, str]:
     demand = view.demand
     if demand is None or not view.models:
         return 0, ""
-    windows = np.asarray(demand.question.windows_s)
+    windows = np.asarray(demand.horizon.windows_s)
     column = int(np.argmax(windows >= min(params.window_s, windows[-1])))
     hold_s = np.array([each.hold_s for each in view.models])
     busy = float(np.nan_to_num(demand.forecast.mean[:, column]) @ hold_s) / float(windows[column])
@@ -166,18 +166,18 @@ def _for_expected(view: PoolView, params: ScalingParams) -> tuple[int, str]:
 
 
 def _for_copies(view: PoolView) -> tuple[int, str]:
-    must = 0
+    copies = 0
     for model in view.models:
         policy = model.spec.policy
-        must = max(must, policy.min_copies, int(policy.preload is Preload.EAGER))
-    return must, f"a model is to have {must} copies"
+        copies = max(copies, policy.min_copies, int(policy.preload is Preload.EAGER))
+    return copies, f"a model must have {copies} copies"
 
 
 def _for_recent(view: PoolView, params: ScalingParams) -> tuple[int, str]:
     last_s = max((model.last_arrival_s for model in view.models), default=0.0)
     busy = any(pod.slots_busy or pod.inferring for pod in view.pods.values())
     is_recent = busy or view.time_s - last_s < params.idle_s
-    return int(is_recent), f"a request came within {params.idle_s:g} s"
+    return int(is_recent), f"a request arrived within {params.idle_s:g} s"
 
 
 def _slots(view: PoolView) -> int:
@@ -187,9 +187,10 @@ def _slots(view: PoolView) -> int:
 def _remember(
     wanted: tuple[tuple[float, int], ...], now_s: float, pods: int, keep_s: float
 ) -> tuple[tuple[float, int], ...]:
-    """The most that was wanted from each time of the window on; its first entry is the most of all.
+    """Adds a number, and drops old entries and smaller numbers: the first entry is the maximum.
 
-    Bounded, as pods fall from entry to entry. Times to come are those of a clock that went back.
+    Bounded, since numbers fall from entry to entry. Entries from the future, after the clock was
+    set back, are dropped too.
     """
     kept = tuple(
         (at_s, count) for at_s, count in wanted if now_s - keep_s < at_s <= now_s and count > pods
@@ -197,12 +198,12 @@ def _remember(
     return (*kept, (now_s, pods))
 
 
-def _emptiest(view: PoolView, count: int) -> list[str]:
-    """The pods to go: least in use first, then with the least on their device; ties by name."""
+def _drain_order(view: PoolView) -> list[str]:
+    """Pods by use, then by running requests, then by memory in use; ties by name."""
     uses = pod_uses(view)
 
     def rank(pod: PlannedPod) -> tuple[int, int, int, str]:
         busy = pod.slots_busy + pod.inferring
-        return (_RANK[uses[pod.name]], busy, sum(pod.used_bytes.values()), pod.name)
+        return (_DRAIN_ORDER[uses[pod.name]], busy, sum(pod.used_bytes.values()), pod.name)
 
-    return [pod.name for pod in sorted(view.pods.values(), key=rank)[:count]]
+    return [pod.name for pod in sorted(view.pods.values(), key=rank)]

@@ -1,1 +1,1 @@
-"""The running autoscaler: reads registry and counts, forecasts, plans, acts."""
+"""The running autoscaler: reads the registry, forecasts, plans, acts."""

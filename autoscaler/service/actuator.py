@@ -1,7 +1,8 @@
-"""Who starts and ends a pool's pods, as the autoscaler sees it.
+"""Interface to what starts and ends a pool's pods.
 
-On one machine the platform follows the registry's record (`pilotlight/platform/pod_scaling.py`); on
-a cluster `autoscaler/kubernetes/pools/pool_actuator.py` is told beside it.
+On one machine the platform reads the wanted number from the registry
+(`pilotlight/platform/pod_scaling.py`); on a cluster the loop calls
+`autoscaler/kubernetes/pools/pool_actuator.py` too.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What is allowed of a pool, and what it has."""
+    """Bounds and current size of a pool."""
 
     limits: Limits
     pods: int | None = None
-    """Pods it was last given; None: what the registry says."""
+    """Pods that the actuator last set; None: the registry has the number."""
 
 
 class Actuator(Protocol):
-    """What the loop asks and tells at every tick."""
+    """What the loop calls at every tick."""
 
     def size(self) -> PoolSize | None:
-        """The pool's bounds and size; None: its pods are not to be planned, now or at all."""
+        """Bounds and size; None: the number of pods must not be planned now."""
 
-    def lead(self, *, is_leading: bool) -> None:
-        """Whether this autoscaler leads."""
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Set whether this autoscaler leads."""
 
-    def want(self, wanted: WantedPods) -> None:
-        """Have so many pods; said by the leader only, after the registry knows."""
+    def scale_to(self, target: WantedPods) -> None:
+        """Called by the leader only, after the registry has recorded the target."""
 
 
 class RegistryActuator:
-    """Pods of whoever follows the registry's record, within bounds from the settings."""
+    """For pods that follow the registry's record; bounds come from the settings."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self._size: PoolSize | None = None
@@ -47,11 +48,10 @@ class RegistryActuator:
             self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
 
     def size(self) -> PoolSize | None:
-        """The bounds of the settings; None where there are none."""
         return self._size
 
-    def lead(self, *, is_leading: bool) -> None:
-        """Nothing: the record is followed, whoever wrote it."""
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Does nothing: the registry's record counts, whoever wrote it."""
 
-    def want(self, wanted: WantedPods) -> None:
-        """Nothing: it is in the record."""
+    def scale_to(self, target: WantedPods) -> None:
+        """Does nothing: the target is in the record."""

@@ -1,7 +1,7 @@
-"""Carries plans out: writes each action down in the registry, asks the pod, says what became of it.
+"""Carries out the actions of a plan: records each one, calls the pod, records the outcome.
 
-An action that is under way, here or by whoever led before, is not begun again; one that a pod
-refused or that failed is left alone for a growing while. Nothing here decides what to do.
+An action that is in progress, also one of an earlier leader, is not started again. A pod or an
+action that failed is paused, longer after each failure. Nothing here decides what to do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.planning.actions import Demote, Load
-from autoscaler.service.backoff import Backoff
+from autoscaler.service.backoff import KeyedBackoff
 from autoscaler.service.pods import PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INTENT_S: Final = 10.0
-"""After it, the pod's own load claim shows that a load is under way, or nothing is."""
-MOST_AT_ONCE: Final = 128
+INTENT_TTL_S: Final = 10.0
+"""Lifetime of the record of a started action; by then a load has its pod's own claim."""
+MAX_CONCURRENT: Final = 128
 
 ModelAction = Load | Demote
 
 
 class ActionExecutor:
-    """Begins actions as tasks of a group that its owner ends. Owned by the event loop."""
+    """Runs actions as tasks of the given group. Owned by the event loop."""
 
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        autoscaling: AutoscalerLog,
+        log: AutoscalerLog,
         pods: PodClient,
         metrics: AutoscalerMetrics,
         *,
@@ -51,96 +51,96 @@ class ActionExecutor:
         now_s: Callable[[], float],
     ) -> None:
         self._group = group
-        self._autoscaling = autoscaling
+        self._log = log
         self._pods = pods
         self._metrics = metrics
         self._state = state
         self._now_s = now_s
-        self._under_way: set[str] = set()
-        self.refusals = Backoff()
+        self._ongoing: set[str] = set()
+        self.backoff = KeyedBackoff()
+        """By name of a pod and by id of an action."""
 
-    def begin(self, actions: Iterable[Action], token: int) -> None:
-        """Begin those that are not under way, refused of late, or without a meaning any more."""
+    def start(self, actions: Iterable[Action], token: int) -> None:
+        """Start those that are possible, not in progress and not paused."""
         for action in actions:
             if not isinstance(action, Load | Demote):
                 continue
             record = record_of(action, self._now_s())
-            if cause := self._cause_to_skip(action, record):
+            if cause := self._skip_cause(action, record):
                 self._metrics.skipped.labels(record.verb, cause).inc()
                 continue
-            self._under_way.add(record.id)
+            self._ongoing.add(record.id)
             self._group.create_task(self._run(action, record, token))
 
-    def _cause_to_skip(self, action: ModelAction, record: ActionRecord) -> str:
-        pod = self._state().pods.get(action.pod)
-        if pod is None:
+    def _skip_cause(self, action: ModelAction, record: ActionRecord) -> str:
+        """Why not to start an action, a metric label; empty: start it."""
+        if action.pod not in self._state().pods:
             return "pod-gone"
-        if record.id in self._under_way:
+        if record.id in self._ongoing:
             return "under-way"
-        if len(self._under_way) >= MOST_AT_ONCE:
+        if len(self._ongoing) >= MAX_CONCURRENT:
             return "too-many"
         now_s = self._now_s()
-        if self.refusals.is_paused(action.pod, now_s) or self.refusals.is_paused(record.id, now_s):
+        if any(self.backoff.is_paused(key, now_s) for key in (action.pod, record.id)):
             return "refused"
         holder = self._state().holders(action.key).get(action.pod)
         if isinstance(action, Demote) and (holder is None or not holder.is_warm):
-            return "not-there"  # files of lower tiers leave by the node's own budgets
+            return "not-there"  # nodes delete files of lower tiers by their own budgets
         return ""
 
     async def _run(self, action: ModelAction, record: ActionRecord, token: int) -> None:
         try:
-            intended = await self._autoscaling.begin_action(token, record, ttl_s=INTENT_S)
-            if intended is not BeginResult.OK:
-                self._metrics.skipped.labels(record.verb, intended).inc()
+            begun = await self._log.begin_action(token, record, ttl_s=INTENT_TTL_S)
+            if begun is not BeginResult.OK:
+                self._metrics.skipped.labels(record.verb, begun).inc()
                 return
             ended = await self._carry_out(action, record)
             self._metrics.actions.labels(ended.verb, ended.reason, ended.outcome).inc()
-            await self._autoscaling.end_action(ended)
+            await self._log.end_action(ended)
         except RegistryUnavailable:
-            logger.warning("the registry is away; an action was not written down",
+            logger.warning("the registry is unavailable; an action was not recorded",
                            extra={"model": record.subject, "pod": record.pod})  # fmt: skip
         finally:
-            self._under_way.discard(record.id)
+            self._ongoing.discard(record.id)
 
     async def _carry_out(self, action: ModelAction, record: ActionRecord) -> ActionRecord:
-        details = {
+        fields = {
             "model": record.subject, "pod": record.pod, "tier": record.tier,
             "reason": record.reason, "words": record.detail,
         }  # fmt: skip
-        logger.info("%s", record.verb, extra=details)
-        name = name_of_key(action.key)
+        logger.info("%s", record.verb, extra=fields)
+        model = name_of_key(action.key)
         try:
             address = self._state().pods[action.pod].address
             if isinstance(action, Load):
-                await self._pods.load(address, name, action.tier)
+                await self._pods.load(address, model, action.tier)
             else:
-                await self._pods.sink(address, name, _kept(action.tier))
+                await self._pods.demote(address, model, _kept_tier(action.tier))
         except KeyError:
             return replace(record, outcome=ActionOutcome.FAILED, error="the pod is gone")
         except PodRefused as refused:
-            whom = action.pod if refused.is_pods_fault else record.id
-            pause_s = self.refusals.refused(whom, self._now_s())
-            details |= {"error": str(refused), "pause_s": f"{pause_s:g}"}
-            logger.warning("%s failed", record.verb, extra=details)
+            key = action.pod if refused.is_pod_unavailable else record.id
+            pause_s = self.backoff.failed(key, self._now_s())
+            fields |= {"error": str(refused), "pause_s": f"{pause_s:g}"}
+            logger.warning("%s failed", record.verb, extra=fields)
             return replace(record, outcome=ActionOutcome.FAILED, error=str(refused))
-        self.refusals.took(action.pod)
-        self.refusals.took(record.id)
+        self.backoff.succeeded(action.pod)
+        self.backoff.succeeded(record.id)
         return replace(record, outcome=ActionOutcome.DONE)
 
 
 def record_of(action: ModelAction, now_s: float) -> ActionRecord:
-    """What is written down of an action on a model."""
     return ActionRecord(
         verb="load" if isinstance(action, Load) else "demote",
         subject=str(name_of_key(action.key)),
-        reason=str(action.why),
-        detail=action.words,
+        reason=str(action.reason),
+        detail=action.detail,
         at_s=now_s,
         pod=action.pod,
         tier=str(action.tier),
     )
 
 
-def _kept(tier: Tier) -> Tier:
-    """Unloading keeps the files on disk, whose budget decides about them."""
+def _kept_tier(tier: Tier) -> Tier:
+    """Unloading keeps the files on disk: deleting them is up to the node's disk budget."""
     return Tier.HOST if tier is Tier.HOST else Tier.DISK

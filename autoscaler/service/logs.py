@@ -1,4 +1,4 @@
-"""Log lines of an autoscaler: a constant message, then its fields."""
+"""Log format of the autoscaler: a constant message, then the record's fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class _Fields(logging.Formatter):
-    """Appends a line's own fields as ` name=value`."""
+    """Appends the fields passed as `extra`, as ` name=value`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         fields = [f" {key}={value}" for key, value in vars(record).items() if key not in _PLAIN]

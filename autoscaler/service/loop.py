@@ -1,7 +1,7 @@
-"""The autoscaler: keep the lead, read, forecast, plan, act, over and over.
+"""The autoscaler's loop: renew the lead, read, forecast, plan, act.
 
-Nothing that goes wrong in one tick ends it: the next tick starts from the registry again. Who does
-not lead reads along, so that it can take over at once.
+An error in one tick does not end the loop: the next tick starts from the registry again. An
+autoscaler that does not lead reads and plans too, so that it can take over at once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 from autoscaler.planning.actions import DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import Limits, QueueDemand
-from autoscaler.planning.time_scale import at_pace
+from autoscaler.planning.pool_view import Limits
+from autoscaler.planning.time_scale import scale_times
 from autoscaler.scaling.limits import contradictions
 from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.service.actuator import RegistryActuator
+from autoscaler.service.background_forecast import BackgroundForecast
 from autoscaler.service.demand import DemandReader
-from autoscaler.service.forecaster import DemandForecaster, is_sound
-from autoscaler.service.views import with_intents, without_refusers
+from autoscaler.service.forecaster import DemandForecaster
+from autoscaler.service.views import with_ongoing_loads, without_paused_pods
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
@@ -31,10 +32,9 @@ from registry.redis.arrivals import ArrivalLog
 if TYPE_CHECKING:
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool_view import Demand, PoolView
+    from autoscaler.planning.pool_view import PoolView
     from autoscaler.service.actuator import Actuator, PoolSize
     from autoscaler.service.executor import ActionExecutor
-    from autoscaler.service.forecaster import Past
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings
     from registry.redis.autoscaler_log import AutoscalerLog
@@ -42,27 +42,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STALE_S: Final = 3.0
-"""A copy older than this is not planned by."""
+_MAX_COPY_AGE_S: Final = 3.0
+"""No plan is made from a copy of the registry older than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """What one tick would do, and what it rests on."""
+    """The plan of one tick, and the view that it was made from."""
 
     view: PoolView
     actions: tuple[Action, ...]
-    refused: dict[str, str]
-    """By key: why what a model asks for cannot be had."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastResult:
-    """A forecast of these models, and how long it took."""
-
-    models: tuple[str, ...]
-    demand: Demand | None
-    took_s: float
+    contradictions: dict[str, str]
+    """By key: why a model's limits cannot be met."""
 
 
 class Autoscaler:
@@ -72,231 +63,182 @@ class Autoscaler:
         self,
         settings: AutoscalerSettings,
         watch: ClusterWatch,
-        autoscaling: AutoscalerLog,
+        log: AutoscalerLog,
         policy: LoadingPolicy[Any],
         metrics: AutoscalerMetrics,
         holder: str,
         forecaster: DemandForecaster | None = None,
-        owner: Actuator | None = None,
+        actuator: Actuator | None = None,
     ) -> None:
         self._settings = settings
-        self._owner = owner or RegistryActuator(settings)
+        self._actuator = actuator or RegistryActuator(settings)
         self._watch = watch
-        self._autoscaling = autoscaling
+        self._log = log
         self._arrivals = ArrivalLog(watch.registry)
         self._demand_reader = DemandReader(watch.registry, settings.pace)
+        self._forecast = BackgroundForecast(
+            self._demand_reader,
+            forecaster or DemandForecaster(is_partial=not policy.reads_history),
+            metrics,
+            interval_s=settings.forecast_every,
+        )
         self._policy = policy
-        self._state: Any = policy.start
+        self._policy_state: Any = policy.start
         self._metrics = metrics
         self._holder = holder
-        self._demand: Demand | None = None
-        self._demand_models: tuple[str, ...] = ()
-        self._forecaster = forecaster or DemandForecaster(is_partial=not policy.reads_history)
-        self._forecasting: asyncio.Future[ForecastResult] | None = None
-        self._forecast_at_s = 0.0
-        self._forecast_pause_s = settings.forecast_every
-        self._pods: ScalingState | None = None
+        self._scaling: ScalingState | None = None
+        """None: the number of pods is not planned now."""
         self._last_wanted: WantedPods | None = None
-        """What the registry said last. One that lost its data does not have all pods yet."""
+        """The registry's last record. After a loss of its data not all pods are registered yet."""
         self._is_leading = False
-        self._leads_since_s = 0.0
-        self._told_refused: dict[str, str] = {}
+        self._leading_since_s = 0.0
+        self._reported_contradictions: dict[str, str] = {}
 
-    async def run(self, actor: ActionExecutor) -> None:
-        """Tick until cancelled."""
+    async def run(self, executor: ActionExecutor) -> None:
         await self._watch.wait_synced()
         while True:
             try:
-                await self._tick(actor)
+                await self._tick(executor)
             except RegistryUnavailable as error:
                 self._metrics.failures.labels("registry-away").inc()
-                self._lead(is_leading=False)
-                logger.warning("the registry is away; nothing is planned", exc_info=error)
+                self._set_leading(is_leading=False)
+                logger.warning("the registry is unavailable; no plans until it is back",
+                               exc_info=error)  # fmt: skip
             except Exception:
                 self._metrics.failures.labels("tick").inc()
-                logger.exception("a plan failed; the next one starts anew")
+                logger.exception("a tick failed; the next one starts from the registry")
             await asyncio.sleep(self._settings.tick)
 
-    async def _tick(self, actor: ActionExecutor) -> None:
-        token = await self._autoscaling.acquire_lead(self._holder, ttl_s=self._settings.lease)
-        self._lead(is_leading=token is not None)
-        if self._watch.age_s() > _STALE_S:
+    async def _tick(self, executor: ActionExecutor) -> None:
+        token = await self._log.acquire_lead(self._holder, ttl_s=self._settings.lease)
+        self._set_leading(is_leading=token is not None)
+        if self._watch.age_s() > _MAX_COPY_AGE_S:
             self._metrics.failures.labels("stale-copy").inc()
             return
-        plan = await self.plan(actor)
+        plan = await self.plan(executor)
         if token is None:
             return
-        await self._tell_refused(plan, token)
+        await self._report_contradictions(plan, token)
         await self._scale(plan, token)
-        actor.begin(plan.actions, token)
-        self._demand_reader.forget_arrived()
+        executor.start(plan.actions, token)
+        self._demand_reader.clear_arrived()
 
-    def _lead(self, *, is_leading: bool) -> None:
+    def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):
-            self._pods = None  # what is wanted, or was by whoever led before, is read anew
-            self._leads_since_s = time.monotonic()
+            self._scaling = None  # start from the registry's record, perhaps of another leader
+            self._leading_since_s = time.monotonic()
         self._is_leading = is_leading
         self._metrics.is_leader.set(int(is_leading))
-        self._owner.lead(is_leading=is_leading)
+        self._actuator.set_leading(is_leading=is_leading)
 
-    async def plan(self, actor: ActionExecutor | None = None) -> TickPlan:
-        """What is to be done now. Raises RegistryUnavailable."""
+    async def plan(self, executor: ActionExecutor | None = None) -> TickPlan:
+        """Make a plan for the pool as it is now. Raises RegistryUnavailable."""
         now_s = self._watch.registry_now_s()
-        names = sorted(self._watch.state.models)
-        under_way, waiting, _ = await asyncio.gather(
-            self._autoscaling.ongoing(),
+        ongoing, waiting, _ = await asyncio.gather(
+            self._log.ongoing(),
             self._arrivals.queue_stats(),
-            self._demand_reader.read(now_s, names),
+            self._demand_reader.read(now_s, sorted(self._watch.state.models)),
         )
-        size = self._owner.size()
-        self._adopt(size, under_way.wanted)
+        size = self._actuator.size()
+        self._update_scaling(size, ongoing.wanted)
         started_s = time.perf_counter()
-        self._forecast(now_s)
-        seen = Observations(
+        models = tuple(str(name) for name in sorted(self._watch.state.models))
+        self._forecast.update(models, now_s)
+        observations = Observations(
             arrived=self._demand_reader.arrived,
             last_arrival_s=self._demand_reader.last_arrival_s,
-            waiting={
-                name: QueueDemand(each.requests, each.starved, each.oldest_s)
-                for name, each in waiting.items()
-            },
+            waiting=waiting,
         )
         limits = Limits() if size is None else size.limits
-        demand = self._demand
-        if self._demand_models != tuple(str(name) for name in sorted(self._watch.state.models)):
-            demand = None  # rows of other models
-        view = read_pool(self._watch.state, now_s, seen, limits=limits, demand=demand)
-        view = at_pace(view, self._settings.pace)
-        view = with_intents(view, under_way.actions)
-        if actor is not None:
-            view = without_refusers(view, actor.refusals, now_s)
+        demand = self._forecast.demand(models)
+        view = read_pool(self._watch.state, now_s, observations, limits=limits, demand=demand)
+        view = scale_times(view, self._settings.pace)
+        view = with_ongoing_loads(view, ongoing.actions)
+        if executor is not None:
+            view = without_paused_pods(view, executor.backoff, now_s)
         plan = self._plan(view)
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
         self._count_pods(view)
         return plan
 
-    def _adopt(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
-        """Start from the pods there are; forget them where they are not to be planned.
+    def _update_scaling(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
+        """Start to plan the number of pods from the current one; stop where it must not be planned.
 
-        A registry that lost its data says nothing: what it said last is told anew. Where nobody
-        remembers, pods that run may have to register first: they have a lease's time for it.
+        A registry that lost its data has no record: then the last one is recorded again. An
+        autoscaler without that waits for one lease, in which running pods register.
         """
         self._last_wanted = last = wanted or self._last_wanted
         if size is None:
-            self._pods = None
-        elif self._pods is not None and wanted is not None:
+            self._scaling = None
+        elif self._scaling is not None and wanted is not None:
             return
         elif size.pods is None and wanted is not None:
-            self._pods = ScalingState(current=wanted.pods)
+            self._scaling = ScalingState(current=wanted.pods)
         elif size.pods is None and last is not None:
-            self._pods = ScalingState(there=last.pods)
-        elif size.pods is None and time.monotonic() - self._leads_since_s < self._settings.lease:
-            self._pods = None
+            self._scaling = ScalingState(existing=last.pods)
+        elif size.pods is None and time.monotonic() - self._leading_since_s < self._settings.lease:
+            self._scaling = None
         else:
-            self._pods = ScalingState(there=size.pods)
-
-    def _forecast(self, now_s: float) -> None:
-        """Take in a forecast that is ready; begin another one when it is time.
-
-        In a thread: with ten thousand models it takes seconds, and what waits must not wait for it.
-        """
-        if self._forecasting is not None and self._forecasting.done():
-            self._take_forecast(self._forecasting)
-            self._forecasting = None
-        if self._forecasting is not None:
-            return
-        texts = tuple(str(name) for name in sorted(self._watch.state.models))
-        age_s = now_s - self._forecast_at_s
-        if texts == self._demand_models and 0 <= age_s < self._forecast_pause_s:
-            return
-        self._forecast_at_s = now_s
-        reader = self._demand_reader
-        due = self._forecaster.due(texts, reader.changed, self._settings.pace * now_s)
-        past = reader.past(now_s, texts, due)
-        if past is None:
-            self._demand, self._demand_models = None, texts
-            return
-        loop = asyncio.get_running_loop()
-        self._forecasting = loop.run_in_executor(None, self._forecast_in_thread, past)
-
-    def _forecast_in_thread(self, past: Past) -> ForecastResult:
-        started_s = time.perf_counter()
-        demand: Demand | None = None
-        try:
-            demand = self._forecaster.forecast(past)
-        except (ValueError, ArithmeticError, LookupError):
-            self._metrics.failures.labels("forecast").inc()
-            logger.exception("the forecast failed; planning goes on without")
-        if demand is not None and not is_sound(demand):
-            self._metrics.failures.labels("absurd-forecast").inc()
-            logger.warning("the forecast is absurd; planning goes on without")
-            demand = None
-        return ForecastResult(past.models, demand, time.perf_counter() - started_s)
-
-    def _take_forecast(self, ready: asyncio.Future[ForecastResult]) -> None:
-        forecasted = ready.result()
-        self._metrics.forecast_seconds.observe(forecasted.took_s)
-        self._demand, self._demand_models = forecasted.demand, forecasted.models
-        # A large pool's forecasts shall take a fifth of a core, not all of it.
-        self._forecast_pause_s = max(self._settings.forecast_every, 5 * forecasted.took_s)
+            self._scaling = ScalingState(existing=size.pods)
 
     async def wait_forecast(self) -> None:
-        """Return when the forecast that was begun last is ready."""
-        if self._forecasting is not None:
-            await asyncio.wait([self._forecasting])
+        """Return when the forecast in progress is finished."""
+        await self._forecast.wait()
 
     def _plan(self, view: PoolView) -> TickPlan:
         actions: tuple[Action, ...] = ()
         try:
-            actions, self._state = self._policy.plan(view, self._state)
+            actions, self._policy_state = self._policy.plan(view, self._policy_state)
         except Exception:
             self._metrics.failures.labels("policy").inc()
             logger.exception("the loading policy failed", extra={"policy": self._policy.name})
-            self._state = self._policy.start
-        if self._pods is not None:
+            self._policy_state = self._policy.start
+        if self._scaling is not None:
             params = ScalingParams(
                 stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle
             )
-            scaling, self._pods = scale_pods(view, self._pods, params)
+            scaling, self._scaling = scale_pods(view, self._scaling, params)
             actions = (*scaling, *actions)
         return TickPlan(view, actions, contradictions(view))
 
     async def _scale(self, plan: TickPlan, token: int) -> None:
-        """Say how many pods are wanted; whoever owns the pods carries it out."""
-        wish = next((each for each in plan.actions if isinstance(each, SetPods)), None)
-        if wish is None:
+        """Record the wanted number of pods, then pass it to the actuator."""
+        action = next((each for each in plan.actions if isinstance(each, SetPods)), None)
+        if action is None:
             return
         leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
         record = ActionRecord(
-            "scale", POOL, str(wish.why), f"{wish.pods} pods: {wish.words}",
+            "scale", POOL, str(action.reason), f"{action.pods} pods: {action.detail}",
             plan.view.time_s, outcome=ActionOutcome.DONE,
         )  # fmt: skip
-        wanted = WantedPods(wish.pods, leaving)
+        wanted = WantedPods(action.pods, leaving)
         try:
-            is_told = await self._autoscaling.set_wanted_pods(token, wanted, record)
+            is_recorded = await self._log.set_wanted_pods(token, wanted, record)
         except RegistryUnavailable:
-            self._pods = None  # perhaps it was told: ask again
+            self._scaling = None  # it may have been recorded: read the record again
             raise
-        if not is_told:
-            self._pods = None
+        if not is_recorded:
+            self._scaling = None
             return
-        self._owner.want(wanted)
-        self._metrics.wanted_pods.set(wish.pods)
-        self._metrics.actions.labels("scale", wish.why, ActionOutcome.DONE).inc()
-        logger.info("scale", extra={"pods": wish.pods, "reason": str(wish.why),
-                                    "words": wish.words, "leaving": leaving})  # fmt: skip
+        self._actuator.scale_to(wanted)
+        self._metrics.wanted_pods.set(action.pods)
+        self._metrics.actions.labels("scale", action.reason, ActionOutcome.DONE).inc()
+        logger.info("scale", extra={"pods": action.pods, "reason": str(action.reason),
+                                    "words": action.detail, "leaving": leaving})  # fmt: skip
 
-    async def _tell_refused(self, plan: TickPlan, token: int) -> None:
-        """Say once of each model that its limits contradict each other or the pool's."""
-        for key, text in plan.refused.items():
-            if self._told_refused.get(key) != text:
+    async def _report_contradictions(self, plan: TickPlan, token: int) -> None:
+        """Record contradictory limits, once per model and text."""
+        for key, text in plan.contradictions.items():
+            if self._reported_contradictions.get(key) != text:
                 record = ActionRecord(
                     "refuse", str(name_of_key(key)), "limits", text, plan.view.time_s,
                     outcome=ActionOutcome.FAILED, error=text,
                 )  # fmt: skip
-                logger.warning("limits contradict", extra={"model": record.subject, "why": text})
-                await self._autoscaling.begin_action(token, record, ttl_s=0.001)
+                extra = {"model": record.subject, "why": text}
+                logger.warning("limits contradict each other", extra=extra)
+                await self._log.begin_action(token, record, ttl_s=0.001)
                 self._metrics.actions.labels("refuse", "limits", ActionOutcome.FAILED).inc()
-        self._told_refused = plan.refused
+        self._reported_contradictions = plan.contradictions
 
     def _count_pods(self, view: PoolView) -> None:
         uses = list(pod_uses(view).values())

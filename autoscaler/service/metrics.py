@@ -1,4 +1,4 @@
-"""What the autoscaler counts. Labels are closed sets."""
+"""Metrics of the autoscaler. Labels are closed sets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class AutoscalerMetrics:
-    """The autoscaler's metrics, in a registry of their own."""
+    """The metrics, in their own collector registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.actions = Counter(
-            "pilotlight_autoscaler_actions", "Actions by their reason and what became of them.",
+            "pilotlight_autoscaler_actions", "Actions by reason and outcome.",
             ("verb", "reason", "outcome"), registry=self.registry,
         )  # fmt: skip
         self.skipped = Counter(
-            "pilotlight_autoscaler_skipped_actions", "Planned actions that were not begun.",
+            "pilotlight_autoscaler_skipped_actions", "Planned actions that were not started.",
             ("verb", "cause"), registry=self.registry,
         )  # fmt: skip
         self.plan_seconds = Histogram(
@@ -29,21 +29,23 @@ class AutoscalerMetrics:
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.failures = Counter(
-            "pilotlight_autoscaler_failures", "Ticks or forecasts that went wrong, and why.",
+            "pilotlight_autoscaler_failures", "Failed ticks, plans and forecasts by cause.",
             ("cause",), registry=self.registry,
         )  # fmt: skip
         self.is_leader = Gauge(
-            "pilotlight_autoscaler_is_leader", "1 while this one plans.", registry=self.registry
+            "pilotlight_autoscaler_is_leader",
+            "1 while this autoscaler leads.",
+            registry=self.registry,
         )
         self.wanted_pods = Gauge(
-            "pilotlight_autoscaler_wanted_pods", "Pods that are wanted.", registry=self.registry
+            "pilotlight_autoscaler_wanted_pods", "Number of pods wanted.", registry=self.registry
         )
         self.pods = Gauge(
-            "pilotlight_autoscaler_pods", "Pods by what they do for their models.", ("use",),
+            "pilotlight_autoscaler_pods", "Pods by use.", ("use",),
             registry=self.registry,
         )  # fmt: skip
-        self.left_alone = Gauge(
+        self.scaled_elsewhere = Gauge(
             "pilotlight_autoscaler_pods_left_alone",
-            "1 while the number of pods is somebody else's, by whose it is.", ("owner",),
+            "1 while somebody else scales the pool, by who.", ("owner",),
             registry=self.registry,
         )  # fmt: skip

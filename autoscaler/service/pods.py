@@ -1,4 +1,4 @@
-"""Asks pods to bring models nearer or to let them go, through their repository extension."""
+"""Client of the pods: loads and demotes models through their model repository extension."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
-_CONNECT_S = 2.0
-_TOLD_CHARACTERS = 300
+_CONNECT_TIMEOUT_S = 2.0
+_MAX_ERROR_CHARACTERS = 300
 
 
 class PodRefused(Exception):
-    """The pod did not do it; the text says why."""
+    """The pod did not carry out the request; the text says why."""
 
-    def __init__(self, text: str, *, is_pods_fault: bool) -> None:
+    def __init__(self, text: str, *, is_pod_unavailable: bool) -> None:
         super().__init__(text)
-        self.is_pods_fault = is_pods_fault
-        """It would refuse other models, too: draining, unreachable."""
+        self.is_pod_unavailable = is_pod_unavailable
+        """True if requests for other models fail, too: the pod drains or is unreachable."""
 
 
 class PodClient:
-    """One client for all pods."""
+    """One HTTP client for all pods."""
 
     def __init__(self, *, load_timeout_s: float) -> None:
         self._client = httpx.AsyncClient(
             trust_env=False,
-            timeout=httpx.Timeout(load_timeout_s, connect=_CONNECT_S),
+            timeout=httpx.Timeout(load_timeout_s, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
         )
 
     async def close(self) -> None:
-        """Drop all connections."""
         await self._client.aclose()
 
     async def load(self, address: str, model: ModelName, tier: Tier) -> None:
-        """Bring a model so near; returns when it is there. Raises PodRefused."""
+        """Load a model to a tier; returns when it is there. Raises PodRefused."""
         await self._post(address, model, "load", {"parameters": {"tier": tier.value}})
 
-    async def sink(self, address: str, model: ModelName, tier: Tier) -> None:
-        """Take a model off the device, keeping it in `tier`. Raises PodRefused."""
+    async def demote(self, address: str, model: ModelName, tier: Tier) -> None:
+        """Free a model's device memory and keep it in `tier`. Raises PodRefused."""
         if tier is Tier.HOST:
             await self._post(address, model, "load", {"parameters": {"tier": tier.value}})
         await self._post(address, model, "unload", {})
@@ -53,13 +52,13 @@ class PodClient:
     ) -> None:
         url = f"http://{address}/v2/repository/models/{model.path_segment}/{verb}"
         try:
-            answer = await self._client.post(url, json=document)
+            response = await self._client.post(url, json=document)
         except httpx.HTTPError as error:
             raise PodRefused(
-                f"no answer from the pod at {address}: {error!r}", is_pods_fault=True
+                f"no response from the pod at {address}: {error!r}", is_pod_unavailable=True
             ) from error
-        if answer.is_success:
+        if response.is_success:
             return
-        is_draining = answer.headers.get("x-pilotlight-not-executed") == "draining"
-        text = f"{answer.status_code}: {answer.text[:_TOLD_CHARACTERS]}"
-        raise PodRefused(text, is_pods_fault=is_draining)
+        is_draining = response.headers.get("x-pilotlight-not-executed") == "draining"
+        text = f"{response.status_code}: {response.text[:_MAX_ERROR_CHARACTERS]}"
+        raise PodRefused(text, is_pod_unavailable=is_draining)

@@ -1,4 +1,4 @@
-"""The settings of one autoscaler."""
+"""Settings of one autoscaler: flags and environment variables."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ def _or_none(parse: Callable[[str], N]) -> Callable[[str], N | None]:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerSettings:
-    """Everything an autoscaler is told when it starts. Times in seconds."""
+    """Settings of one autoscaler. Times in seconds."""
 
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to plan for")
-    loading: str = option("predictive", _policy, "loading policy: which model goes where")
+    loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
     loading_value: float | None = option(
         None, _or_none(_positive), "the policy's parameter: price of a device's memory in seconds "
         "saved per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
-        "range in minutes (hybrid-histogram); without it the policy's own",
+        "range in minutes (hybrid-histogram); default: the policy's own",
     )  # fmt: skip
     min_pods: int | None = option(
-        None, _or_none(parse_int(0, 10_000)), "fewest pods; without it pods are not scaled"
+        None,
+        _or_none(parse_int(0, 10_000)),
+        "minimum number of pods; without both bounds pods are not scaled",
     )
-    max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "most pods")
+    max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "maximum number of pods")
     kubernetes: bool = option(
         False,
         parse_bool,
@@ -64,27 +66,27 @@ class AutoscalerSettings:
     )
     namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
     drain: float = option(
-        300.0,
-        parse_seconds,
-        "how long a pod that is to go may finish what it has, in a cluster",
+        300.0, parse_seconds, "time for a leaving pod to finish its requests, in a cluster"
     )
     pod_idle: float = option(
-        120.0, parse_seconds, "how long the last pod stays after the last request"
+        120.0, parse_seconds, "how long the last pod is kept after the last request"
     )
     pod_stable: float = option(
-        60.0, parse_seconds, "how long fewer pods must be enough before one goes"
+        60.0, parse_seconds, "how long fewer pods must suffice before one is removed"
     )
     tick: float = option(0.5, parse_seconds, "time between two plans")
     forecast_every: float = option(2.0, parse_seconds, "time between two forecasts")
     pace: float = option(
-        1.0, _positive, "seconds of policies and forecasts in one of the registry's: for replays "
-        "of compressed traces",
+        1.0, _positive, "seconds on the clock of policies and forecasts per second of the "
+        "registry's, for replays of compressed traces",
     )  # fmt: skip
     lease: float = option(
-        5.0, parse_seconds, "how long another one waits for a silent leader, and a new one for "
-        "pods to enter a registry that lost its data",
+        5.0, parse_seconds, "time after which another autoscaler takes over from a leader that "
+        "stopped, and for pods to register again after the registry lost its data",
     )  # fmt: skip
-    load_timeout: float = option(300.0, parse_seconds, "longest load that is waited for")
-    metrics_host: str = option("127.0.0.1", str, "address of the metrics; 0.0.0.0 in a container")
-    metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: none are served")
-    log_level: str = option("INFO", str, "least level that is logged")
+    load_timeout: float = option(300.0, parse_seconds, "timeout of a load")
+    metrics_host: str = option(
+        "127.0.0.1", str, "address to serve metrics on; 0.0.0.0 in a container"
+    )
+    metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
+    log_level: str = option("INFO", str, "minimum level of log messages")

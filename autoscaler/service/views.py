@@ -1,4 +1,4 @@
-"""What a view of the pool does not show yet: loads that were begun, and pods that refused."""
+"""Adds to a view what the registry does not show yet: ongoing loads and paused pods. Pure."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from registry.domain.residency_index import Residency
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
-    from autoscaler.service.backoff import Backoff
+    from autoscaler.planning.pool_view import ModelView, PoolView
+    from autoscaler.service.backoff import KeyedBackoff
     from registry.domain.action_log import ActionRecord
 
 
-def with_intents(view: PoolView, under_way: Sequence[ActionRecord]) -> PoolView:
-    """The view with loads that were begun and do not show at their pods yet."""
-    begun: dict[str, list[str]] = {}
-    for record in under_way:
+def with_ongoing_loads(view: PoolView, ongoing: Sequence[ActionRecord]) -> PoolView:
+    """The view with loads that were started and that their pods do not report yet."""
+    loading: dict[str, list[str]] = {}
+    for record in ongoing:
         if record.verb == "load" and record.tier == Tier.DEVICE:
-            begun.setdefault(record.subject, []).append(record.pod)
-    if not begun:
+            loading.setdefault(record.subject, []).append(record.pod)
+    if not loading:
         return view
 
-    def known(model: ModelView) -> ModelView:
+    def with_loads(model: ModelView) -> ModelView:
         pods = [
             pod
-            for pod in begun.get(str(model.spec.name), ())
-            if pod in view.pods and not _comes_or_is_there(model, pod)
+            for pod in loading.get(str(model.spec.name), ())
+            if pod in view.pods and not _is_reported(model, pod)
         ]
         if not pods:
             return model
-        coming = {pod: Residency(Tier.REMOTE, Tier.REMOTE, view.time_s, 0) for pod in pods}
-        return replace(model, holders={**model.holders, **coming})
+        added = {pod: Residency(Tier.REMOTE, Tier.REMOTE, view.time_s, 0) for pod in pods}
+        return replace(model, holders={**model.holders, **added})
 
-    return replace(view, models=tuple(known(model) for model in view.models))
+    return replace(view, models=tuple(with_loads(model) for model in view.models))
 
 
-def _comes_or_is_there(model: ModelView, pod: str) -> bool:
+def _is_reported(model: ModelView, pod: str) -> bool:
     holder = model.holders.get(pod)
     return holder is not None and (holder.is_warm or holder.is_warming)
 
 
-def without_refusers(view: PoolView, refusals: Backoff, now_s: float) -> PoolView:
-    """The view in which pods that refused of late take nothing."""
-
-    def known(pod: PlannedPod) -> PlannedPod:
-        if refusals.is_paused(pod.name, now_s):
-            return replace(pod, is_accepting=False)
-        return pod
-
-    return replace(view, pods={name: known(pod) for name, pod in view.pods.items()})
+def without_paused_pods(view: PoolView, backoff: KeyedBackoff, now_s: float) -> PoolView:
+    """The view in which pods that refused a request recently accept nothing."""
+    pods = {
+        name: replace(pod, is_accepting=False) if backoff.is_paused(name, now_s) else pod
+        for name, pod in view.pods.items()
+    }
+    return replace(view, pods=pods)

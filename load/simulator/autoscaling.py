@@ -16,7 +16,6 @@ from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import QueueDemand
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -132,10 +131,7 @@ class PlannedAutoscaler:
         seen = Observations(
             arrived=self._arrived,
             last_arrival_s=self._last_s,
-            waiting={
-                name: QueueDemand(each.requests, each.starved, each.oldest_s)
-                for name, each in actions.waiting().items()
-            },
+            waiting=actions.waiting(),
             uses=actions.uses(),
             size_bytes=self._sizes,
             budget_bytes=self._budgets,

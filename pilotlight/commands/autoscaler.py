@@ -97,7 +97,7 @@ def _print_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
     actions = [_action_document(each) for each in plan.actions]
     models = _model_documents(plan) if explain else []
     if output.as_json:
-        output.result({"actions": actions, "models": models, "refused": plan.refused})
+        output.result({"actions": actions, "models": models, "refused": plan.contradictions})
         return
     if actions:
         output.table(
@@ -139,7 +139,7 @@ def _action_document(action: Action) -> dict[str, Any]:
             verb = "drain"
     return {
         "verb": verb, "model": model, "pod": pod, "tier": str(tier),
-        "reason": str(action.why), "words": action.words,
+        "reason": str(action.reason), "words": action.detail,
     }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _model_documents(plan: TickPlan) -> list[dict[str, Any]]:
                 "idle_s": idle_s if idle_s < float("inf") else None,
                 "p_minute": None if demand is None else float(demand.p_minute[row]),
                 "mean_minute": None if demand is None else float(demand.forecast.mean[row, column]),
-                "refused": plan.refused.get(model.key, ""),
+                "refused": plan.contradictions.get(model.key, ""),
             }
         )
     return documents

@@ -144,7 +144,7 @@ def _results(
     for label, patterns in groups.items():
         for index, window_s in enumerate(horizon.windows_s):
             for name in names:
-                total = done.of(name, patterns)
+                total = done.total(name, patterns)
                 if total is not None:
                     scored = asdict(scores(total, index, horizon.probabilities))
                     results.append({"type": label, "window_s": window_s, "method": name, **scored})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class ArrivalCount:
 class QueueStats:
     """Requests of one model in the queues of gateways."""
 
-    requests: int
-    starved: int
-    """Those of them past 60 % of their time to the deadline."""
-    oldest_s: float
+    requests: int = 0
+    starved: int = 0
+    """Those of them past 60 % of their time to the deadline (Blinowski et al. 2024, 4.2.3)."""
+    oldest_s: float = inf
     """Registry time at which the oldest one arrived."""

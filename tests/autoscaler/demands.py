@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from autoscaler.forecasting.history import Floats
 
-QUESTION = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
+HORIZON = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 
 
 def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
@@ -32,8 +32,8 @@ def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
     return History(
         origin_s=60.0 * now_min,
         minutes=minutes,
-        tens=np.zeros((models, 2016), dtype=np.uint32),
-        active=last,
+        ten_minutes=np.zeros((models, 2016), dtype=np.uint32),
+        active_minutes=last,
         since_minute=np.zeros(models, dtype=np.int64),
         recent=np.zeros(models),
     )
@@ -42,12 +42,12 @@ def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
 def demand(p_minute: Sequence[float], *, arrivals: Sequence[float] | None = None) -> Demand:
     """P(arrival) in the next minute by model, and the arrivals in it at every quantile."""
     models = len(p_minute)
-    shape = (models, len(QUESTION.windows_s))
+    shape = (models, len(HORIZON.windows_s))
     p: Floats = np.asarray(p_minute, dtype=np.float64)
     counts = np.asarray(arrivals if arrivals is not None else [0.0] * models, dtype=np.float64)
     return Demand(
         history([[]] * models, now_min=10),
-        QUESTION,
+        HORIZON,
         Forecast(
             mean=np.broadcast_to(counts[:, None], shape).copy(),
             quantiles=np.broadcast_to(counts[:, None, None], (*shape, 2)).copy(),

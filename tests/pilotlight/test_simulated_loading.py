@@ -128,7 +128,7 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
         ),
         pytest.param(
             "--loading hybrid-histogram --loading-value 0.5",
-            "--loading-value must be whole minutes, 20,160 at most, was 0.5",
+            "--loading-value must be whole minutes, at most 20,160, was 0.5",
             id="part of a minute",
         ),
         pytest.param(

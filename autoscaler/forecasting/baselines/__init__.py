@@ -1,1 +1,1 @@
-"""Forecasting methods of the literature, to compare ours with."""
+"""Forecasting methods of the literature, for comparison."""

@@ -1,7 +1,7 @@
-"""Holt-Winters with additive season of a day and damped trend, on counts per ten minutes.
+"""Holt-Winters with an additive season of a day and a damped trend, on counts per ten minutes.
 
 Source: Hyndman and Athanasopoulos 2021, sections 8.3 and 8.4. Smoothing constants are fixed:
-level 0.2, trend 0.01, season 0.1, damping 0.98. Additive, since most counts are zero.
+level 0.2, trend 0.01, season 0.1, damping 0.98. Additive, because most counts are zero.
 """
 
 from __future__ import annotations
@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.baselines.measured_noise import forecast_by
+from autoscaler.forecasting.baselines.measured_noise import with_measured_noise
 from autoscaler.forecasting.day_profile import BINS
-from autoscaler.forecasting.history import (
-    MINUTES_OF_TEN,
-    Floats,
-    Forecast,
-    ForecastHorizon,
-    History,
-)
+from autoscaler.forecasting.history import MINUTES_OF_TEN
 
 if TYPE_CHECKING:
-    from autoscaler.forecasting.fitting import Fit
+    from autoscaler.forecasting.history import Floats, History
 
 _LEVEL: Final = 0.2
 _TREND: Final = 0.01
@@ -29,34 +23,29 @@ _SEASON: Final = 0.1
 _DAMPING: Final = 0.98
 
 
-def holt_winters(history: History, fit: Fit, question: ForecastHorizon) -> Forecast:
-    """Level, trend and season of a day."""
-    return forecast_by(_means, history, fit, question)
-
-
 def _means(history: History, lags: tuple[int, ...], windows_min: Floats) -> Floats:
-    tens = np.ascontiguousarray(history.tens.T.astype(np.float64))
-    bins = tens.shape[0]
-    wanted = {bins - lag // MINUTES_OF_TEN: at for at, lag in enumerate(lags)}
+    ten_minutes = np.ascontiguousarray(history.ten_minutes.T.astype(np.float64))
+    bins = ten_minutes.shape[0]
+    origins = {bins - lag // MINUTES_OF_TEN: at for at, lag in enumerate(lags)}
     result = np.zeros((history.models, len(lags), windows_min.size))
-    level, trend = tens[:BINS].mean(axis=0), np.zeros(history.models)
+    level, trend = ten_minutes[:BINS].mean(axis=0), np.zeros(history.models)
     season = np.zeros((BINS, history.models))
     for step in range(bins + 1):
-        if step in wanted:
+        if step in origins:
             ahead = _ahead(level, trend, season, step, windows_min)
-            result[:, wanted[step]] = ahead
+            result[:, origins[step]] = ahead
         if step == bins:
             break
-        now, row = season[step % BINS].copy(), tens[step]
-        former = level
+        now, row = season[step % BINS].copy(), ten_minutes[step]
+        previous = level
         level = _LEVEL * (row - now) + (1 - _LEVEL) * (level + _DAMPING * trend)
-        trend = _TREND * (level - former) + (1 - _TREND) * _DAMPING * trend
+        trend = _TREND * (level - previous) + (1 - _TREND) * _DAMPING * trend
         season[step % BINS] = _SEASON * (row - level) + (1 - _SEASON) * now
     return result
 
 
 def _ahead(level: Floats, trend: Floats, season: Floats, step: int, windows_min: Floats) -> Floats:
-    """(models, windows): never negative; the step itself is the first to come."""
+    """(models, windows): arrivals from `step` on, not negative."""
     steps = int(np.ceil(windows_min.max() / MINUTES_OF_TEN))
     damped = np.cumsum(_DAMPING ** np.arange(1, steps + 1))[:, None]
     each = level + damped * trend + season[(step + np.arange(steps)) % BINS]
@@ -68,3 +57,6 @@ def _ahead(level: Floats, trend: Floats, season: Floats, step: int, windows_min:
     share = ((windows_min - edges[place]) / MINUTES_OF_TEN)[:, None]
     result: Floats = (total[place] + (total[after] - total[place]) * share).T
     return result
+
+
+holt_winters: Final = with_measured_noise(_means)

@@ -1,7 +1,7 @@
-"""Certificates for the webhooks where no cert-manager makes them. Pure but for keys and dates.
+"""Self-signed certificates for the webhooks, for clusters without cert-manager.
 
-A certificate authority of our own signs one server certificate; both live in one Secret, which all
-replicas share, and the authority goes into the webhooks' `caBundle`.
+A new certificate authority signs one server certificate. Both are kept in one Secret that all
+replicas share; the authority is copied to the webhooks' `caBundle`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SKEW = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM texts, named as in a Secret of type kubernetes.io/tls."""
+    """In PEM format."""
 
     authority: bytes
     certificate: bytes
@@ -29,7 +29,7 @@ class Certificates:
 
 
 def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
-    """An authority, and a certificate for a server of these DNS names, valid for a year."""
+    """An authority, and a server certificate for these DNS names; both valid for a year."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     subject = _name("pilotlight-webhook-ca")
     authority = (
@@ -62,17 +62,17 @@ def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
     )
 
 
-def beside(authority: bytes, before: bytes) -> bytes:
-    """An authority with the one before it: replicas show the older certificate a little longer."""
+def authority_bundle(authority: bytes, previous: bytes) -> bytes:
+    """A new authority and its predecessor: replicas serve the old certificate a little longer."""
     try:
-        [older, *_] = x509.load_pem_x509_certificates(before)
+        [old, *_] = x509.load_pem_x509_certificates(previous)
     except ValueError:
         return authority
-    return authority + older.public_bytes(serialization.Encoding.PEM)
+    return authority + old.public_bytes(serialization.Encoding.PEM)
 
 
-def is_worn(certificate: bytes, names: list[str], now: datetime.datetime) -> bool:
-    """Whether a certificate ends soon, is for other names, or is none."""
+def needs_renewal(certificate: bytes, names: list[str], now: datetime.datetime) -> bool:
+    """True if the certificate expires soon, lacks one of the names, or cannot be read."""
     try:
         found = x509.load_pem_x509_certificate(certificate)
         listed = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -1,7 +1,7 @@
-"""What the admission webhooks answer to an AdmissionReview. Pure.
+"""Responses of the admission webhooks to an AdmissionReview. Pure.
 
-The same reader and words as `pilotlight apply`. Objects on their way out pass: their finalizers
-must go whatever their annotations say.
+Validation uses the reader of `pilotlight apply`, so the messages are the same. Objects that are
+being deleted are allowed: their finalizers must be removable whatever their annotations are.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from autoscaler.kubernetes.models.inference_services import (
+from autoscaler.kubernetes.cluster.inference_services import (
     MODE,
     MODEL_MODE,
     Role,
     annotation_problems,
     declared_model,
+    mode_problem,
     role_of,
-    wrong_mode,
 )
 from registry.errors import InvalidModel
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def answer_review(
-    review: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], dict[str, Any]]
+def review_response(
+    review: Mapping[str, Any], handle: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """An AdmissionReview with the answer to its request. Raises KeyError where it has none."""
+    """The AdmissionReview with the response to its request. Raises KeyError without a request."""
     request = review["request"]
     return {
         "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
         "kind": "AdmissionReview",
-        "response": {"uid": request["uid"], **answer(request)},
+        "response": {"uid": request["uid"], **handle(request)},
     }
 
 
 def validate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse an InferenceService whose Pilotlight annotations, or model, have mistakes."""
+    """Reject an InferenceService with mistakes in its Pilotlight annotations or its model."""
     problems = _problems(_object(request))
     if not problems:
         return {"allowed": True}
@@ -48,13 +48,13 @@ def validate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a model of a pool the mode in which KServe leaves it alone, where it names none."""
+    """Set `MODEL_MODE` on a model of a pool that has no deployment mode."""
     document = _object(request)
     annotations = (document.get("metadata") or {}).get("annotations") or {}
     if role_of(document) is not Role.MISPLACED or annotations.get(MODE):
         return {"allowed": True}
     if (document.get("status") or {}).get("deploymentMode"):
-        return {"allowed": True}  # too late to set it: the validating webhook says what to do
+        return {"allowed": True}  # the mode cannot change; the validating webhook reports it
     path = "/metadata/annotations/" + MODE.replace("~", "~0").replace("/", "~1")
     patch = orjson.dumps([{"op": "add", "path": path, "value": MODEL_MODE}])
     return {
@@ -65,7 +65,7 @@ def set_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The object, with the names that the API server has not yet filled in."""
+    """The object, with placeholders for names that the API server sets later."""
     document = dict(request.get("object") or {})
     metadata = dict(document.get("metadata") or {})
     metadata.setdefault("namespace", request.get("namespace") or "default")
@@ -86,6 +86,6 @@ def _problems(document: Mapping[str, Any]) -> tuple[str, ...]:
                 return tuple(error.problems)
             return ()
         case Role.MISPLACED:
-            return (wrong_mode(document), *annotation_problems(document))
+            return (mode_problem(document), *annotation_problems(document))
         case _:
             return annotation_problems(document)

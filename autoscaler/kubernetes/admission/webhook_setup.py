@@ -1,6 +1,7 @@
-"""Gets the webhooks their certificate and tells the API server whom to trust.
+"""Creates and renews the webhooks' certificate, and sets the `caBundle` of their configurations.
 
-With cert-manager both come from outside: a mounted folder, and an injected `caBundle`.
+With cert-manager neither is needed: the certificate is in a mounted folder, and cert-manager
+injects the `caBundle`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from kubernetes.aio import client
 
 from autoscaler.kubernetes.admission.certificates import (
     Certificates,
-    beside,
-    is_worn,
+    authority_bundle,
     make_certificates,
+    needs_renewal,
 )
-from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, answers
+from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ logger = logging.getLogger(__name__)
 SECRET = "pilotlight-webhook"
 VALIDATING = "annotations.pilotlight.io"
 MUTATING = "defaults.pilotlight.io"
-"""Mutating webhooks run in order of their name: before KServe's `inferenceservice.…`."""
-CHECK_S = 20.0
-"""How often certificate and `caBundle` are looked at: replicas renew, an `apply` takes away."""
+"""Mutating webhooks run in order of their names: this one before KServe's `inferenceservice.…`."""
 _JSON_PATCH = "application/json-patch+json"
 
 
@@ -47,7 +46,7 @@ class _Stored:
 
 
 class WebhookSetup:
-    """What one replica does before its webhooks can be called, and while they are."""
+    """Keeps the Secret and the webhook configurations of one installation up to date."""
 
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
         self._core = client.CoreV1Api(api)
@@ -57,20 +56,17 @@ class WebhookSetup:
         self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
 
     async def prepare(self) -> Certificates:
-        """Certificates that the API server trusts, made or renewed where they have to be.
-
-        Raises KubernetesError; it may simply be called again.
-        """
+        """Valid certificates that the API server trusts. Idempotent. Raises KubernetesError."""
         stored = await self._read()
         found = stored.certificates if stored is not None else None
-        if found is None or is_worn(found.certificate, self._names, _now()):
+        if found is None or needs_renewal(found.certificate, self._names, _now()):
             found = await self._write(stored)
-        await self._trust(found.authority)
+        await self._set_ca_bundle(found.authority)
         return found
 
     async def _read(self) -> _Stored | None:
         try:
-            with answers("read the Secret", SECRET):
+            with api_errors("read the Secret", SECRET):
                 secret = await self._core.read_namespaced_secret(
                     SECRET, self._namespace, _request_timeout=TIMEOUT_S
                 )
@@ -82,13 +78,14 @@ class WebhookSetup:
         )
         return _Stored(certificates, secret.metadata.resource_version)
 
-    async def _write(self, worn: _Stored | None) -> Certificates:
-        """Store new certificates; another replica may have been quicker, then its are taken."""
+    async def _write(self, old: _Stored | None) -> Certificates:
+        """Store new certificates; if another replica was faster, return those it stored."""
         made = make_certificates(self._names, _now())
         metadata = client.V1ObjectMeta(name=SECRET)
-        if worn is not None:
-            made = replace(made, authority=beside(made.authority, worn.certificates.authority))
-            metadata.resource_version = worn.version
+        if old is not None:
+            bundle = authority_bundle(made.authority, old.certificates.authority)
+            made = replace(made, authority=bundle)
+            metadata.resource_version = old.version
         body = client.V1Secret(
             metadata=metadata,
             type="kubernetes.io/tls",
@@ -99,8 +96,8 @@ class WebhookSetup:
             },
         )
         try:
-            with answers("write the Secret", SECRET):
-                if worn is None:
+            with api_errors("write the Secret", SECRET):
+                if old is None:
                     await self._core.create_namespaced_secret(
                         self._namespace, body, _request_timeout=TIMEOUT_S
                     )
@@ -109,12 +106,12 @@ class WebhookSetup:
                         SECRET, self._namespace, body, _request_timeout=TIMEOUT_S
                     )
         except Changed:
-            others = await self._read()
-            return others.certificates if others is not None else made
-        logger.info("made certificates for the webhooks")
+            stored = await self._read()
+            return stored.certificates if stored is not None else made
+        logger.info("webhook certificates created")
         return made
 
-    async def _trust(self, authority: bytes) -> None:
+    async def _set_ca_bundle(self, authority: bytes) -> None:
         patch = [
             {
                 "op": "add",
@@ -122,27 +119,26 @@ class WebhookSetup:
                 "value": base64.b64encode(authority).decode(),
             }
         ]
-        with answers("set the caBundle", VALIDATING):
+        with api_errors("set the caBundle of", VALIDATING):
             await self._admission.patch_validating_webhook_configuration(
                 VALIDATING, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
             )
-        with answers("set the caBundle", MUTATING):
+        with api_errors("set the caBundle of", MUTATING):
             await self._admission.patch_mutating_webhook_configuration(
                 MUTATING, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
             )
 
 
-def context_of(certificates: Certificates) -> ssl.SSLContext:
-    """A server's TLS context."""
+def make_context(certificates: Certificates) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    take_up(context, certificates)
+    load_certificates(context, certificates)
     return context
 
 
-def take_up(context: ssl.SSLContext, certificates: Certificates) -> None:
-    """Show these to whoever connects from now on. Raises ssl.SSLError where they do not fit.
+def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Use these for new connections. Raises ssl.SSLError if key and certificate do not match.
 
-    The ssl module reads certificates from files only.
+    Through temporary files, since the ssl module cannot read certificates from memory.
     """
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
@@ -153,7 +149,7 @@ def take_up(context: ssl.SSLContext, certificates: Certificates) -> None:
 
 
 def read_folder(folder: str) -> Certificates:
-    """The certificates of a mounted Secret; somebody else injects its authority. Raises OSError."""
+    """The certificates of a mounted Secret, without the authority. Raises OSError."""
     files = Path(folder)
     return Certificates(b"", (files / "tls.crt").read_bytes(), (files / "tls.key").read_bytes())
 

@@ -1,6 +1,6 @@
-"""The calls the controller makes to the API server, each one a patch of what is ours to write.
+"""The controller's calls to the Kubernetes API server, with the official client.
 
-Over the official client. What the API server answers becomes one of `errors`.
+Writes are patches of single fields. Errors of the client become those of `errors`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
+from autoscaler.kubernetes.cluster.inference_services import POOL, ServiceObject, read_service
+from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
-from autoscaler.kubernetes.models.inference_services import POOL, ServiceObject, read_service
-from autoscaler.kubernetes.pools.pods import PodObject, read_pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
-_MOST_MESSAGE = 1024
+_MAX_MESSAGE = 1024
 """The API server refuses events with longer messages."""
 
 
 async def connect() -> client.ApiClient:
-    """A client as the pod's service account, or as the kubeconfig says. Raises ConfigException."""
+    """A client with the pod's service account, else the kubeconfig. Raises ConfigException."""
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
@@ -47,57 +47,55 @@ async def connect() -> client.ApiClient:
 
 
 class ClusterApi:
-    """What the controller and the autoscaler read and change of InferenceServices."""
+    """Reads and patches InferenceServices, and posts events, for controller and autoscaler."""
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
-        self._plain = api.sanitize_for_serialization
+        self._to_dict = api.sanitize_for_serialization
         self._component = component
         self._instance = instance
 
     async def list_services(self) -> list[ServiceObject]:
         """All InferenceServices of the cluster. Raises Gone where KServe is not installed."""
-        with answers("list", "InferenceServices"):
+        with api_errors("list", "InferenceServices"):
             found = await self._objects.list_cluster_custom_object(
                 GROUP, VERSION, PLURAL, _request_timeout=LIST_TIMEOUT_S
             )
         return [read_service(each) for each in found["items"]]
 
     async def list_pods(self) -> list[PodObject]:
-        """All pods of pools."""
-        with answers("list", "pods"):
+        with api_errors("list", "pods"):
             found = await self._core.list_pod_for_all_namespaces(
                 label_selector=POOL, _request_timeout=LIST_TIMEOUT_S
             )
-        return [read_pod(self._plain(each)) for each in found.items]
+        return [read_pod(self._to_dict(each)) for each in found.items]
 
     async def write_status(self, service: ServiceObject, status: Mapping[str, Any]) -> None:
-        """Replace a model's status: it is ours alone. Raises Gone, Changed, ClusterUnreachable."""
+        """Replace a model's whole status; nobody else writes it. Raises Gone, Changed."""
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": service.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        with answers("write the status", service):
+        with api_errors("write the status of", service):
             await self._objects.patch_namespaced_custom_object_status(
                 GROUP, VERSION, service.name.namespace, PLURAL, service.name.name, patch,
                 _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
             )  # fmt: skip
 
     async def set_finalizers(self, service: ServiceObject, finalizers: Sequence[str]) -> None:
-        """Set the finalizers of the object as it was read. Raises Changed, Gone."""
+        """Set the finalizers. Raises Changed if the object has a newer version, Gone."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
-        with answers("set the finalizers", service):
+        with api_errors("set the finalizers of", service):
             await self._objects.patch_namespaced_custom_object(
                 GROUP, VERSION, service.name.namespace, PLURAL, service.name.name,
                 {"metadata": metadata},
                 _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
             )  # fmt: skip
 
-    async def tell(
+    async def post_event(
         self, about: ModelName, uid: str, *, reason: str, message: str, is_warning: bool
     ) -> None:
-        """Post an event about an InferenceService."""
         now = datetime.datetime.now(datetime.UTC)
         event = client.CoreV1Event(
             metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
@@ -110,9 +108,7 @@ class ClusterApi:
             ),
             type="Warning" if is_warning else "Normal",
             reason=reason,
-            message=message
-            if len(message) <= _MOST_MESSAGE
-            else message[: _MOST_MESSAGE - 1] + "…",
+            message=message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…",
             source=client.V1EventSource(component=self._component),
             reporting_component=self._component,
             reporting_instance=self._instance,
@@ -120,26 +116,25 @@ class ClusterApi:
             last_timestamp=now,
             count=1,
         )
-        with answers("post an event", about):
+        with api_errors("post an event about", about):
             await self._core.create_namespaced_event(
                 about.namespace, event, _request_timeout=TIMEOUT_S
             )
 
 
 @contextmanager
-def answers(what: str, about: object) -> Iterator[None]:
-    """Turn what the client raises into our errors."""
+def api_errors(action: str, subject: object) -> Iterator[None]:
+    """Translate errors of the client. `action` and `subject` complete "could not …"."""
     try:
         yield
     except ApiException as error:
-        raise _meaning(error, what, about) from error
+        raise _to_error(error, action, subject) from error
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ClusterUnreachable(f"the API server did not answer: {error}") from error
+        raise ClusterUnreachable(f"the API server did not respond: {error}") from error
 
 
-def _meaning(error: ApiException, what: str, about: object) -> Exception:
-    subject = getattr(about, "name", about)
-    text = f"could not {what} of {subject}: {_text_of(error)}"
+def _to_error(error: ApiException, action: str, subject: object) -> Exception:
+    text = f"could not {action} {getattr(subject, 'name', subject)}: {_message(error)}"
     if error.status == HTTPStatus.NOT_FOUND:
         return Gone(text)
     if error.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
@@ -149,7 +144,7 @@ def _meaning(error: ApiException, what: str, about: object) -> Exception:
     return ClusterUnreachable(text)
 
 
-def _text_of(error: ApiException) -> str:
+def _message(error: ApiException) -> str:
     try:
         return str(json.loads(error.body)["message"])
     except (ValueError, TypeError, KeyError):

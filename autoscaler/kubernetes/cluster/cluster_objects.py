@@ -1,45 +1,52 @@
-"""The cluster's objects as last seen: InferenceServices and the pods of pools. No I/O."""
+"""Local copy of the cluster's InferenceServices and of the pods of pools. No I/O."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.models.inference_services import Role, ServiceObject
-from autoscaler.kubernetes.pools.pods import PodObject
+from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
+from autoscaler.kubernetes.cluster.pods import PodObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from autoscaler.kubernetes.cluster.informer import ObjectEvent
     from registry.domain.model import ModelName
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectEvent:
+    """An added, changed or removed object."""
+
+    object: ServiceObject | PodObject
+    is_removed: bool
+
+
 class ClusterObjects:
-    """What there is, newest version wins, and which models have news."""
+    """The newest known version of each object, and the models and pods that changed."""
 
     def __init__(self) -> None:
         self.services: dict[ModelName, ServiceObject] = {}
         self.pods: dict[tuple[str, str], PodObject] = {}
         self.changed: set[ModelName] = set()
-        """InferenceServices with news that nobody acted on yet."""
+        """InferenceServices to reconcile; the controller clears it."""
         self.removed_pods: list[PodObject] = []
-        """Pods that are gone, which nobody acted on yet."""
+        """Removed pods that are perhaps still registered; `PodPhases` clears it."""
         self.is_complete = False
-        """Whether everything was listed once."""
+        """True after the first full list."""
 
-    def see(self, seen: ObjectEvent) -> None:
-        """Take in an object as it is now, or that it is gone."""
-        match seen.what:
+    def update(self, event: ObjectEvent) -> None:
+        match event.object:
             case ServiceObject() as service:
-                self._see_service(service, is_gone=seen.is_gone)
+                self._update_service(service, is_removed=event.is_removed)
             case PodObject() as pod:
-                self._see_pod(pod, is_gone=seen.is_gone)
+                self._update_pod(pod, is_removed=event.is_removed)
 
-    def _see_service(self, service: ServiceObject, *, is_gone: bool) -> None:
+    def _update_service(self, service: ServiceObject, *, is_removed: bool) -> None:
         before = self.services.get(service.name)
-        if is_gone:
+        if is_removed:
             if before is not None and before.uid == service.uid:
-                self.forget(service)
+                self.remove(service)
             return
         if before is not None and _version(before) > _version(service):
             return
@@ -47,49 +54,46 @@ class ClusterObjects:
         if before is None or before.resource_version != service.resource_version:
             self.changed.add(service.name)
         if service.role is Role.POOL:
-            self._touch_models_of(service.pool)
+            self._mark_models_changed(service.pool)
 
-    def _see_pod(self, pod: PodObject, *, is_gone: bool) -> None:
-        place = (pod.namespace, pod.name)
-        if is_gone:
-            if self.pods.pop(place, None) is not None:
+    def _update_pod(self, pod: PodObject, *, is_removed: bool) -> None:
+        key = (pod.namespace, pod.name)
+        if is_removed:
+            if self.pods.pop(key, None) is not None:
                 self.removed_pods.append(pod)
         else:
-            self.pods[place] = pod
+            self.pods[key] = pod
 
-    def forget(self, service: ServiceObject) -> None:
-        """An InferenceService does not exist any more."""
+    def remove(self, service: ServiceObject) -> None:
         self.services.pop(service.name, None)
         self.changed.add(service.name)
         if service.role is Role.POOL:
-            self._touch_models_of(service.pool)
+            self._mark_models_changed(service.pool)
 
     def replace(self, services: Iterable[ServiceObject], pods: Iterable[PodObject]) -> None:
-        """Take in a full list; what is not in it is gone."""
+        """Apply a full list: objects that are not in it are removed."""
         listed = list(services)
         for service in listed:
-            self._see_service(service, is_gone=False)
+            self._update_service(service, is_removed=False)
         names = {service.name for service in listed}
         for name in self.services.keys() - names:
-            self.forget(self.services[name])
-        standing = {(pod.namespace, pod.name): pod for pod in pods}
-        for place in self.pods.keys() - standing.keys():
-            self.removed_pods.append(self.pods.pop(place))
-        self.pods.update(standing)
+            self.remove(self.services[name])
+        existing = {(pod.namespace, pod.name): pod for pod in pods}
+        for key in self.pods.keys() - existing.keys():
+            self.removed_pods.append(self.pods.pop(key))
+        self.pods.update(existing)
         self.is_complete = True
 
     def has_pool(self, pool: str) -> bool:
-        """Whether an InferenceService of the cluster is this pool."""
         return any(
             each.role is Role.POOL and each.pool == pool and not each.is_deleted
             for each in self.services.values()
         )
 
     def pools(self) -> set[str]:
-        """Names of all pools."""
         return {each.pool for each in self.services.values() if each.role is Role.POOL}
 
-    def _touch_models_of(self, pool: str) -> None:
+    def _mark_models_changed(self, pool: str) -> None:
         self.changed |= {
             each.name
             for each in self.services.values()

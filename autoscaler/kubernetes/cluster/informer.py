@@ -1,8 +1,8 @@
-"""Follows the cluster's objects, with kopf's watches, and hands them over as they come.
+"""Watches InferenceServices and the pods of pools with kopf, and reports every change.
 
-Event handlers only: kopf writes an annotation on whatever has a change handler, and an annotation
-on a pool restarts its pods. kopf runs in a thread and a loop of its own, since at its end it
-cancels every task of its loop that came after it.
+Event handlers only: kopf adds an annotation to every object that has a change handler, and a new
+annotation on a pool restarts its pods. kopf runs in a thread with its own event loop, because at
+shutdown it cancels all tasks of its loop that were created after it.
 """
 
 from __future__ import annotations
@@ -10,56 +10,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from autoscaler.kubernetes.models.inference_services import POOL, read_service
-from autoscaler.kubernetes.pools.pods import read_pod
+from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
+from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
+from autoscaler.kubernetes.cluster.pods import read_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from autoscaler.kubernetes.models.inference_services import ServiceObject
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.inference_services import ServiceObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
 
 logger = logging.getLogger(__name__)
 
-LONGEST_STOP_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectEvent:
-    """An object as it is now, or that it is gone."""
-
-    what: ServiceObject | PodObject
-    is_gone: bool
+STOP_TIMEOUT_S = 10.0
 
 
 class Informer:
-    """A thread that follows InferenceServices and the pods of pools."""
+    """The watching thread. Callbacks run in the event loop that called `start`."""
 
     def __init__(self) -> None:
-        self._on_seen: Callable[[ObjectEvent], None] = _ignore
-        self._on_failed: Callable[[BaseException], None] = _ignore
+        self._on_event: Callable[[ObjectEvent], None] = _ignore
+        self._on_failure: Callable[[BaseException], None] = _ignore
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubernetes", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(
-        self, on_seen: Callable[[ObjectEvent], None], on_failed: Callable[[BaseException], None]
+        self, on_event: Callable[[ObjectEvent], None], on_failure: Callable[[BaseException], None]
     ) -> None:
-        """Begin to follow; both are called in this loop."""
-        self._on_seen, self._on_failed = on_seen, on_failed
+        self._on_event, self._on_failure = on_event, on_failure
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the watches."""
         self._stop.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, LONGEST_STOP_S)
+            await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
@@ -73,34 +63,36 @@ class Informer:
                 )
             )
             if not self._stop.is_set():
-                self._hand(self._on_failed, RuntimeError("the watches ended"))
+                self._call(self._on_failure, RuntimeError("the watches ended"))
         except Exception as error:
             logger.exception("the watches of the cluster failed")
-            self._hand(self._on_failed, error)
+            self._call(self._on_failure, error)
 
     def _handlers(self) -> kopf.OperatorRegistry:
         handlers = kopf.OperatorRegistry()
 
-        def login(**known: Any) -> kopf.ConnectionInfo | None:
-            return kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
+        def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+            return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(
+                **arguments
+            )
 
-        async def see_service(event: kopf.RawEvent, **_: Any) -> None:
-            self._see(read_service(event["object"]), event)
+        async def on_service(event: kopf.RawEvent, **_: Any) -> None:
+            self._report(read_service(event["object"]), event)
 
-        async def see_pod(event: kopf.RawEvent, **_: Any) -> None:
-            self._see(read_pod(event["object"]), event)
+        async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
+            self._report(read_pod(event["object"]), event)
 
         kopf.on.login(registry=handlers)(login)
         kopf.on.event("serving.kserve.io", "v1beta1", "inferenceservices", registry=handlers)(
-            see_service
+            on_service
         )
-        kopf.on.event("", "v1", "pods", labels={POOL: kopf.PRESENT}, registry=handlers)(see_pod)
+        kopf.on.event("", "v1", "pods", labels={POOL: kopf.PRESENT}, registry=handlers)(on_pod)
         return handlers
 
-    def _see(self, what: ServiceObject | PodObject, event: kopf.RawEvent) -> None:
-        self._hand(self._on_seen, ObjectEvent(what, is_gone=event["type"] == "DELETED"))
+    def _report(self, found: ServiceObject | PodObject, event: kopf.RawEvent) -> None:
+        self._call(self._on_event, ObjectEvent(found, is_removed=event["type"] == "DELETED"))
 
-    def _hand(self, callback: Callable[[Any], None], value: object) -> None:
+    def _call(self, callback: Callable[[Any], None], value: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, value)
 
@@ -108,11 +100,11 @@ class Informer:
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # it would watch all CRDs
+    settings.scanning.disabled = True  # scanning watches all CRDs
     settings.watching.label_selectors["pods"] = POOL
     settings.process.ultimate_exiting_timeout = None
     return settings
 
 
 def _ignore(_: object) -> None:
-    """Nobody listens yet."""
+    """Callback before `start`."""

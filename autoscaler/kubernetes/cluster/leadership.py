@@ -1,8 +1,9 @@
-"""One leader among the controller's replicas, by a Lease.
+"""Leader election among the controller's replicas, with a Lease.
 
-As in client-go: a lease counts as over when it was not renewed for its length by the clock of who
-looks, so clocks need not agree. (The official Python client's own election fails at its first
-call: its lock passes a boolean where the same release's API wants a string.)
+As in client-go, each replica times the lease by its own clock: a lease expires when the replica saw
+no renewal for the lease duration, so clocks need not agree. (The election of the official Python
+client fails at its first call: its lock passes a boolean where the same release's API expects a
+string.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, answers
+from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError
 
 if TYPE_CHECKING:
@@ -26,70 +27,74 @@ logger = logging.getLogger(__name__)
 LEASE = "pilotlight-controller"
 LEASE_S = 10
 RENEW_S = 7.0
-"""A leader that could not renew for so long ceases to act, before another can begin."""
+"""A leader that cannot renew for this long stops acting, before another replica can start."""
 RETRY_S = 2.0
-RELEASE_S = 3.0
+RELEASE_TIMEOUT_S = 3.0
 
 
 class Leadership:
-    """Takes part in the election until cancelled, and then gives the lease back."""
+    """Takes part in the election until cancelled, then releases the lease."""
 
     def __init__(
-        self, api: client.ApiClient, namespace: str, identity: str, lead: Callable[[bool], None]
+        self,
+        api: client.ApiClient,
+        namespace: str,
+        identity: str,
+        on_change: Callable[[bool], None],
     ) -> None:
         self._leases = client.CoordinationV1Api(api)
         self._namespace = namespace
         self._identity = identity
-        self._lead = lead
+        self._on_change = on_change
         self._is_leading = False
         self._renewed_s = 0.0
-        self._seen: tuple[object, ...] = ()
-        self._seen_s = 0.0
+        self._observed: tuple[object, ...] = ()
+        self._observed_s = 0.0
         self._is_failing = False
 
     async def run(self) -> None:
-        """Hold the lease, or try to get it."""
         try:
             while True:
-                await self._try()
+                await self._renew()
                 await asyncio.sleep(RETRY_S)
         finally:
             if self._is_leading:
                 self._set(is_leading=False)
                 await self._release()
 
-    async def _try(self) -> None:
-        asked_s = time.monotonic()
-        is_ours = False
+    async def _renew(self) -> None:
+        started_s = time.monotonic()
+        is_held = False
         try:
             async with asyncio.timeout(RENEW_S - RETRY_S):
-                is_ours = await self._take()
+                is_held = await self._acquire()
             self._is_failing = False
         except (KubernetesError, TimeoutError) as error:
             if not self._is_failing:
-                logger.warning("the lease cannot be had", exc_info=error)
+                logger.warning("the lease could not be acquired; retrying", exc_info=error)
             self._is_failing = True
-        if is_ours:
-            self._renewed_s = asked_s
+        if is_held:
+            self._renewed_s = started_s
             self._set(is_leading=True)
         elif not self._is_failing or time.monotonic() - self._renewed_s > RENEW_S - RETRY_S:
             self._set(is_leading=False)
 
-    async def _take(self) -> bool:
-        """Take or renew the lease if it is ours, free or over."""
+    async def _acquire(self) -> bool:
+        """Acquire or renew the lease if it is held by this replica, free or expired."""
         try:
-            with answers("read the lease", LEASE):
+            with api_errors("read the lease", LEASE):
                 lease = await self._leases.read_namespaced_lease(
                     LEASE, self._namespace, _request_timeout=TIMEOUT_S
                 )
         except Gone:
             return await self._write(client.V1Lease(metadata=client.V1ObjectMeta(name=LEASE)))
         spec = lease.spec or client.V1LeaseSpec()
-        seen = (spec.holder_identity, spec.renew_time, spec.lease_transitions)
-        if seen != self._seen:
-            self._seen, self._seen_s = seen, time.monotonic()
-        is_over = time.monotonic() - self._seen_s > (spec.lease_duration_seconds or LEASE_S)
-        if spec.holder_identity in (None, "", self._identity) or is_over:
+        observed = (spec.holder_identity, spec.renew_time, spec.lease_transitions)
+        if observed != self._observed:
+            self._observed, self._observed_s = observed, time.monotonic()
+        age_s = time.monotonic() - self._observed_s
+        is_expired = age_s > (spec.lease_duration_seconds or LEASE_S)
+        if spec.holder_identity in (None, "", self._identity) or is_expired:
             return await self._write(lease)
         return False
 
@@ -104,7 +109,7 @@ class Leadership:
         spec.renew_time = now
         lease.spec = spec
         try:
-            with answers("write the lease", LEASE):
+            with api_errors("write the lease", LEASE):
                 if lease.metadata.resource_version is None:
                     await self._leases.create_namespaced_lease(
                         self._namespace, lease, _request_timeout=TIMEOUT_S
@@ -114,23 +119,26 @@ class Leadership:
                         LEASE, self._namespace, lease, _request_timeout=TIMEOUT_S
                     )
         except Changed:
-            return False  # somebody else was quicker
+            return False  # another replica was faster
         return True
 
     def _set(self, *, is_leading: bool) -> None:
         if is_leading != self._is_leading:
             self._is_leading = is_leading
-            logger.info("leads" if is_leading else "follows", extra={"identity": self._identity})
-            self._lead(is_leading)
+            logger.info(
+                "leading" if is_leading else "following", extra={"identity": self._identity}
+            )
+            self._on_change(is_leading)
 
     async def _release(self) -> None:
-        """Let another replica lead at once instead of at the lease's end."""
+        """Release the lease, so that another replica need not wait for its expiry."""
         try:
-            async with asyncio.timeout(RELEASE_S):
-                with answers("give back the lease", LEASE):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                with api_errors("release the lease", LEASE):
                     await self._leases.patch_namespaced_lease(
                         LEASE, self._namespace, {"spec": {"holderIdentity": None}},
-                        _content_type="application/merge-patch+json", _request_timeout=RELEASE_S,
+                        _content_type="application/merge-patch+json",
+                        _request_timeout=RELEASE_TIMEOUT_S,
                     )  # fmt: skip
         except (KubernetesError, TimeoutError) as error:
-            logger.warning("the lease was not given back", exc_info=error)
+            logger.warning("the lease was not released", exc_info=error)

@@ -1,1 +1,1 @@
-"""InferenceServices of models: declared in the registry, status written back."""
+"""InferenceServices of models: written to the registry, status written back."""

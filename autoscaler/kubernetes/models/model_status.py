@@ -1,8 +1,8 @@
-"""The status of a model's InferenceService, and when it is written. Pure.
+"""The status of a model's InferenceService, and when to write it. Pure.
 
-Ready means that the model can be served, cold if need be; not that it is warm, which would change
-with every eviction. Every write costs KServe a reconcile, so what is not about readiness is
-gathered: at most one write in `GATHER_S`.
+Ready means that the model can be served, perhaps after a cold start. It does not mean warm, which
+would change with every eviction. Every write makes KServe reconcile, so changes that do not affect
+readiness are batched: at most one write in `WRITE_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.kubernetes.models.inference_services import MODEL_MODE
+from autoscaler.kubernetes.cluster.inference_services import MODEL_MODE
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from autoscaler.kubernetes.models.inference_services import ServiceObject
+    from autoscaler.kubernetes.cluster.inference_services import ServiceObject
     from registry.domain.model import LoadFailure, ModelSpec
     from registry.domain.residency_index import Residency
 
-GATHER_S = 5.0
-FIRST_S = 1.0
-"""KServe writes its first, empty status in this time; ours comes after it, so none is lost."""
+WRITE_INTERVAL_S = 5.0
+FIRST_WRITE_DELAY_S = 1.0
+"""KServe writes its first, empty status within this time and would overwrite an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """In how many pods a model is where."""
+    """Number of pods that hold a model, by its nearest tier there."""
 
     device: int = 0
     host: int = 0
@@ -44,11 +44,11 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model when its status is made."""
+    """What the status of a model shows."""
 
     pool_is_known: bool
     serving: ModelSpec | None
-    """The generation that serves; None: the registry does not know the model yet."""
+    """The generation that serves; None: not in the registry yet."""
     failure: LoadFailure | None
     copies: Copies
     url: str
@@ -58,14 +58,14 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class CanaryVersion:
-    """A model that takes so many of a hundred of the requests."""
+    """A canary of a model and its percentage of the requests."""
 
     serving: ModelSpec
     percent: int
 
 
 def count_copies(residencies: Iterable[Residency]) -> Copies:
-    """Count where a model is. A load under way counts as loading alone."""
+    """A pod with a running load counts under `loading` only."""
     found = list(residencies)
     tiers = [each.tier for each in found if not each.is_warming]
     return Copies(
@@ -78,16 +78,15 @@ def count_copies(residencies: Iterable[Residency]) -> Copies:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCondition:
-    """Whether a model can be served, and why."""
+    """The Ready condition of a model."""
 
     is_ready: bool | None
-    """None: not known yet."""
+    """None: unknown yet."""
     reason: str
     message: str
 
 
 def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
-    """Whether a model can be served."""
     if service.problems:
         return ReadyCondition(False, "InvalidModel", "; ".join(service.problems))
     if not facts.pool_is_known:
@@ -98,21 +97,21 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
             f"pilotlight.io/pool={service.pool}",
         )
     if facts.serving is None:
-        return ReadyCondition(None, "Registering", "the registry does not know the model yet")
+        return ReadyCondition(None, "Registering", "the model is not in the registry yet")
     failure = facts.failure
     if failure is not None and failure.key == facts.serving.key and not facts.copies.device:
         return ReadyCondition(
             False, failure.reason, f"attempt {failure.attempts}: {failure.message}"
         )
-    return ReadyCondition(True, "Served", f"pool {service.pool!r} serves it")
+    return ReadyCondition(True, "Served", f"pool {service.pool!r} serves the model")
 
 
 def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str, Any]:
-    """The whole status of a model; `now` is RFC 3339, used where a condition changes."""
-    verdict = evaluate(service, facts)
-    ready = {None: "Unknown", True: "True", False: "False"}[verdict.is_ready]
+    """The whole status of a model; `now` (RFC 3339) becomes the time of changed conditions."""
+    condition = evaluate(service, facts)
+    ready = {None: "Unknown", True: "True", False: "False"}[condition.is_ready]
     conditions = [
-        _condition(kind, ready, verdict.reason, verdict.message)
+        _condition(kind, ready, condition.reason, condition.message)
         for kind in ("PredictorReady", "IngressReady", "Ready")
     ]
     warm = _condition(
@@ -125,8 +124,10 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
     status: dict[str, Any] = {
         "observedGeneration": service.generation,
         "deploymentMode": MODEL_MODE,
-        "conditions": _with_times(conditions, service.status.get("conditions") or [], now),
-        "modelStatus": _model_status(verdict, facts),
+        "conditions": _with_transition_times(
+            conditions, service.status.get("conditions") or [], now
+        ),
+        "modelStatus": _model_status(condition, facts),
     }
     if not service.problems:
         status["url"] = facts.url
@@ -139,7 +140,7 @@ def _condition(kind: str, status: str, reason: str, message: str) -> dict[str, A
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
-def _with_times(
+def _with_transition_times(
     conditions: Sequence[dict[str, Any]], before: Sequence[Mapping[str, Any]], now: str
 ) -> list[dict[str, Any]]:
     since = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") or now
@@ -158,25 +159,30 @@ def _predictor(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _traffic(stable: ModelSpec, canaries: Sequence[CanaryVersion]) -> dict[str, Any]:
-    """Who gets how much, in the words KServe has for it: the first canary is the latest revision.
+    """Shares of the traffic in KServe's format: the first canary is the latest revision.
 
     `kubectl get isvc` shows `latestRevision` under LATEST and the tag `prev` under PREV.
     """
     revision = _revision(stable)
-    left = TOTAL_PERCENT - sum(each.percent for each in canaries)
+    remaining = TOTAL_PERCENT - sum(each.percent for each in canaries)
     if not canaries:
-        only = {"latestRevision": True, "percent": left, "revisionName": revision}
+        only = {"latestRevision": True, "percent": remaining, "revisionName": revision}
         return {"latestReadyRevision": revision, "traffic": [only]}
     traffic: list[dict[str, Any]] = [
         {"latestRevision": number == 0, "percent": each.percent,
          "revisionName": _revision(each.serving)}
         for number, each in enumerate(canaries)
     ]  # fmt: skip
-    stays = {"latestRevision": False, "percent": left, "revisionName": revision, "tag": "prev"}
+    previous = {
+        "latestRevision": False,
+        "percent": remaining,
+        "revisionName": revision,
+        "tag": "prev",
+    }
     return {
         "latestReadyRevision": _revision(canaries[0].serving),
         "previousRolledoutRevision": revision,
-        "traffic": [*traffic, stays],
+        "traffic": [*traffic, previous],
     }
 
 
@@ -184,9 +190,9 @@ def _revision(spec: ModelSpec) -> str:
     return f"{spec.name.name}-{spec.generation}"
 
 
-def _model_status(verdict: ReadyCondition, facts: ModelFacts) -> dict[str, Any]:
+def _model_status(condition: ReadyCondition, facts: ModelFacts) -> dict[str, Any]:
     copies = facts.copies
-    has_failed = verdict.is_ready is False and facts.failure is not None
+    has_failed = condition.is_ready is False and facts.failure is not None
     if copies.device:
         state = "Loaded"
     elif copies.loading:
@@ -200,13 +206,13 @@ def _model_status(verdict: ReadyCondition, facts: ModelFacts) -> dict[str, Any]:
         "copies": {"failedCopies": int(has_failed), "totalCopies": copies.device},
         "transitionStatus": "UpToDate",
     }
-    if verdict.reason == "InvalidModel":
+    if condition.reason == "InvalidModel":
         result["transitionStatus"] = "InvalidSpec"
-        result["lastFailureInfo"] = {"reason": "InvalidPredictorSpec", "message": verdict.message}
+        result["lastFailureInfo"] = {"reason": "InvalidPredictorSpec", "message": condition.message}
     elif has_failed and facts.failure is not None:
         result["transitionStatus"] = "BlockedByFailedLoad"
         result["lastFailureInfo"] = {"reason": "ModelLoadFailed", "message": facts.failure.message}
-    elif verdict.is_ready is None or copies.loading:
+    elif condition.is_ready is None or copies.loading:
         result["transitionStatus"] = "InProgress"
     return result
 
@@ -218,22 +224,22 @@ def seconds_until_write(
     age_s: float,
     since_last_s: float,
 ) -> float | None:
-    """How long to wait with a status; 0: write now; None: the object has it already.
+    """When to write a status; 0: now; None: never, the object has it already.
 
-    `age_s`: of the object; `since_last_s`: since our last write for it.
+    `age_s`: age of the object; `since_last_s`: time since the last write for it.
     """
     before = service.status
     if before == status:
         return None
-    if not service.status.get("conditions") and age_s < FIRST_S:
-        return FIRST_S - age_s
-    if _headline(before) != _headline(status):
+    if not service.status.get("conditions") and age_s < FIRST_WRITE_DELAY_S:
+        return FIRST_WRITE_DELAY_S - age_s
+    if _readiness(before) != _readiness(status):
         return 0.0
-    return max(0.0, GATHER_S - since_last_s)
+    return max(0.0, WRITE_INTERVAL_S - since_last_s)
 
 
-def _headline(status: Mapping[str, Any]) -> tuple[object, ...]:
-    """What a user waits for."""
+def _readiness(status: Mapping[str, Any]) -> tuple[object, ...]:
+    """The parts of a status that are written at once."""
     conditions = status.get("conditions") or []
     ready = [(each["status"], each.get("reason"), each.get("message")) for each in conditions
              if each["type"] == "Ready"]  # fmt: skip

@@ -1,1 +1,1 @@
-"""Pools of pods: their number, draining, and which pods go first."""
+"""Pools of pods: number of pods, draining, order of deletion."""

@@ -1,8 +1,7 @@
-"""Which pods that drain may be called back: those that were sent away from here, and strays.
+"""Tracks which draining pods may be set ready again. Pure; times in seconds on one clock.
 
-A process that ends by itself (SIGTERM, `preStop`, a lost device) says that it drains, too, and is
-left to itself. Whoever sends pods away in the registry, `draining` or `pod_phases`, goes by this.
-Pure; times in seconds on one clock.
+A pod drains because the controller or the autoscaler started it, or because its process is shutting
+down (SIGTERM, `preStop`, a lost device). Only the first kind may be cancelled.
 """
 
 from __future__ import annotations
@@ -17,59 +16,57 @@ if TYPE_CHECKING:
 
     from registry.domain.pod_state import PodState
 
-STRAY_S: Final = 60.0
-"""Whoever led before may have sent a pod away and not called it back; a process that ends by
-itself drains for less."""
+UNTRACKED_DRAIN_S: Final = 60.0
+"""After this time a drain that was not started here counts as left over from an earlier leader: a
+process that is shutting down drains for less."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _StartedDrain:
     epoch: int
     at_s: float
 
 
 class DrainTracker:
-    """The pods of one pool that were sent away from here. One owner."""
+    """The drains of one pool that were started here. One owner."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, _Sent] = {}
-        self._drains_s: dict[str, float] = {}
-        """Since when a pod has been seen draining."""
+        self._started: dict[str, _StartedDrain] = {}
+        self._draining_since_s: dict[str, float] = {}
+        """When each draining pod was first observed draining."""
 
-    def look(self, pods: Mapping[str, PodState], now_s: float) -> None:
-        """Take in the pods as they are now: those that are gone, or are others, were not sent."""
-        self._drains_s = {
-            name: self._drains_s.get(name, now_s)
+    def observe(self, pods: Mapping[str, PodState], now_s: float) -> None:
+        """Take in the pods' phases; forgets drains of pods that are gone or registered anew."""
+        self._draining_since_s = {
+            name: self._draining_since_s.get(name, now_s)
             for name, pod in pods.items()
             if pod.phase is PodPhase.DRAINING
         }
-        self._sent = {
-            name: sent
-            for name, sent in self._sent.items()
-            if name in pods and pods[name].epoch == sent.epoch
+        self._started = {
+            name: drain
+            for name, drain in self._started.items()
+            if name in pods and pods[name].epoch == drain.epoch
         }
 
-    def send(self, pod: PodState, now_s: float) -> None:
-        """It is told now that it drains."""
-        self._sent[pod.name] = _Sent(pod.epoch, now_s)
+    def start(self, pod: PodState, now_s: float) -> None:
+        self._started[pod.name] = _StartedDrain(pod.epoch, now_s)
 
-    def call_back(self, name: str) -> None:
-        """It is told now that it stays."""
-        self._sent.pop(name, None)
+    def cancel(self, name: str) -> None:
+        self._started.pop(name, None)
 
-    def since_s(self, name: str) -> float | None:
-        """When it was sent away from here; None: it was not."""
-        sent = self._sent.get(name)
-        return None if sent is None else sent.at_s
+    def started_s(self, name: str) -> float | None:
+        """When its drain was started here; None: it was not."""
+        drain = self._started.get(name)
+        return None if drain is None else drain.at_s
 
-    def ends_itself(self, name: str) -> bool:
-        """Whether it drains, and was not sent."""
-        return name in self._drains_s and name not in self._sent
+    def is_shutting_down(self, name: str) -> bool:
+        """True if the pod drains and the drain was not started here."""
+        return name in self._draining_since_s and name not in self._started
 
-    def to_call_back(self, now_s: float) -> list[str]:
-        """Those that drain and need not, unless they are still to go."""
+    def cancellable(self, now_s: float) -> list[str]:
+        """Draining pods that may be set ready again if they are needed."""
         return [
             name
-            for name, since_s in self._drains_s.items()
-            if name in self._sent or now_s - since_s > STRAY_S
+            for name, since_s in self._draining_since_s.items()
+            if name in self._started or now_s - since_s > UNTRACKED_DRAIN_S
         ]

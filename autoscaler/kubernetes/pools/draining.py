@@ -1,4 +1,4 @@
-"""Pods that are to go finish what they have, while the registry sends them nothing new."""
+"""Drains the pods that are to be removed: no new requests, then time for running requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from registry.errors import LeaseLost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
     from registry.domain.pod_state import PodState
     from registry.redis.watch import ClusterWatch
 
@@ -23,76 +23,76 @@ logger = logging.getLogger(__name__)
 
 
 class PodDrain:
-    """The pods of one pool that were sent away. One owner."""
+    """The drains of one pool. One owner."""
 
     def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
         self._watch = watch
         self._drain_s = drain_s
-        self._sent = DrainTracker()
+        self._tracker = DrainTracker()
         self._awaited: list[str] = []
 
-    def is_over(self) -> bool:
-        """Whether the pods that the last `follow` waited for are done."""
-        return bool(self._awaited) and not self._busy(self._awaited)
+    def is_done(self) -> bool:
+        """True if the pods for which the last `update` returned None are drained by now."""
+        return bool(self._awaited) and not self._unfinished(self._awaited)
 
-    async def follow(
+    async def update(
         self,
         leaving: Sequence[str],
         *,
         pods: int,
         list_pods: Callable[[], Awaitable[list[PodObject]]],
     ) -> tuple[str, ...] | None:
-        """Send away those that leave, call back those that stay.
+        """Start to drain the pods that leave, and cancel the drains of all others.
 
-        Answers those that leave once all of them are done, or were given long enough; None before.
-        Raises RegistryUnavailable, KubernetesError.
+        Returns the leaving pods once each is drained or `drain_s` has passed; None before. Raises
+        RegistryUnavailable, KubernetesError.
         """
         state, now_s = self._watch.state.pods, time.monotonic()
-        self._sent.look(state, now_s)
-        standing = [name for name in state if not self._sent.ends_itself(name)]
-        going = pods_to_drain(leaving, standing, pods=pods)
-        await self._call_back(going, now_s, list_pods)
-        for name in going:
-            pod = state.get(name)  # it may have left while another one was told
-            if self._sent.since_s(name) is None and pod is not None:
+        self._tracker.observe(state, now_s)
+        serving = [name for name in state if not self._tracker.is_shutting_down(name)]
+        draining = pods_to_drain(leaving, serving, pods=pods)
+        await self._cancel_others(draining, now_s, list_pods)
+        for name in draining:
+            pod = state.get(name)  # the pod may have left during an await
+            if self._tracker.started_s(name) is None and pod is not None:
                 logger.info("pod drains", extra={"pod": name})
                 await self._set_phase(pod, PodPhase.DRAINING)
-                self._sent.send(pod, now_s)
-        self._awaited = self._busy(going)
-        return None if self._awaited else tuple(going)
+                self._tracker.start(pod, now_s)
+        self._awaited = self._unfinished(draining)
+        return None if self._awaited else tuple(draining)
 
-    def _busy(self, names: Sequence[str]) -> list[str]:
-        """Those of them that have requests left, and time."""
+    def _unfinished(self, names: Sequence[str]) -> list[str]:
+        """Those with running requests and time left."""
         state, now_s = self._watch.state.pods, time.monotonic()
         return [
             name
             for name in names
             if name in state
-            and not _is_done(state[name])
-            and now_s - (self._sent.since_s(name) or now_s) < self._drain_s
+            and not _is_drained(state[name])
+            and now_s - (self._tracker.started_s(name) or now_s) < self._drain_s
         ]
 
-    async def _call_back(
+    async def _cancel_others(
         self,
-        going: Sequence[str],
+        draining: Sequence[str],
         now_s: float,
         list_pods: Callable[[], Awaitable[list[PodObject]]],
     ) -> None:
-        returning = [name for name in self._sent.to_call_back(now_s) if name not in going]
+        returning = [name for name in self._tracker.cancellable(now_s) if name not in draining]
         if not returning:
             return
         staying = {pod.name for pod in await list_pods() if not pod.is_ending}
         for name in returning:
             pod = self._watch.state.pods.get(name)
             if name in staying and pod is not None:
-                logger.info("pod stays", extra={"pod": name})
+                logger.info("pod drain cancelled", extra={"pod": name})
                 await self._set_phase(pod, PodPhase.READY)
-                self._sent.call_back(name)
+                self._tracker.cancel(name)
 
     async def _set_phase(self, pod: PodState, phase: PodPhase) -> None:
-        with suppress(LeaseLost):  # it is gone already
+        with suppress(LeaseLost):  # the pod is gone already
             await self._watch.registry.set_phase(pod.name, pod.epoch, phase)
 
 
-def _is_done(pod: PodState) -> bool:
+def _is_drained(pod: PodState) -> bool:
     return pod.phase is PodPhase.DRAINING and not pod.slots_busy and not pod.inferring

@@ -1,6 +1,7 @@
-"""What the cluster knows of pods before their processes do: which are to end, and which are gone.
+"""Sets the phases of pods that the cluster ends or replaces, and deregisters those it removed.
 
-Told to the registries, so that pods on their way out get nothing new.
+The registry gets these changes before the pods' own processes report them, so that pods about to
+end get no new requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
     from registry.domain.pod_state import PodState
 
@@ -28,51 +29,55 @@ logger = logging.getLogger(__name__)
 
 
 class PodPhases:
-    """The phases of all pools' pods, as far as the cluster decides on them. One owner."""
+    """The phases of all pools' pods, as far as the cluster decides them. One owner."""
 
-    def __init__(self, objects: ClusterObjects, links: PoolRegistries) -> None:
+    def __init__(self, objects: ClusterObjects, registries: PoolRegistries) -> None:
         self._objects = objects
-        self._links = links
-        self._sent: defaultdict[str, DrainTracker] = defaultdict(DrainTracker)
+        self._registries = registries
+        self._trackers: defaultdict[str, DrainTracker] = defaultdict(DrainTracker)
         """By pool."""
 
-    async def follow(self) -> None:
-        """Tell the registries what has changed; raises RegistryUnavailable."""
+    async def update(self) -> None:
+        """Write what changed to the registries. Raises RegistryUnavailable."""
         removed, self._objects.removed_pods = self._objects.removed_pods, []
         for pod in removed:
-            await self._leave(pod)
+            await self._deregister(pod)
         pods = list(self._objects.pods.values())
         services = self._objects.services.items()
         replaced = replaced_pods(pods, {name: each.status for name, each in services})
-        for pool, link in self._links.known().items():
+        for pool, registry in self._registries.opened().items():
             of_pool = [pod for pod in pods if pod.pool == pool]
-            going = {pod.name for pod in of_pool if pod.is_ending or pod in replaced}
-            await self._follow_pool(link, self._sent[pool], of_pool, going)
+            draining = {pod.name for pod in of_pool if pod.is_ending or pod in replaced}
+            await self._update_pool(registry, self._trackers[pool], of_pool, draining)
 
-    async def _follow_pool(
-        self, link: PoolRegistry, sent: DrainTracker, pods: Sequence[PodObject], going: set[str]
+    async def _update_pool(
+        self,
+        registry: PoolRegistry,
+        tracker: DrainTracker,
+        pods: Sequence[PodObject],
+        draining: set[str],
     ) -> None:
-        registered, now_s = link.state.pods, time.monotonic()
-        sent.look(registered, now_s)
-        returning = set(sent.to_call_back(now_s))
+        registered, now_s = registry.state.pods, time.monotonic()
+        tracker.observe(registered, now_s)
+        cancellable = set(tracker.cancellable(now_s))
         for pod in pods:
             found = registered.get(pod.name)
             if found is None:
                 continue
-            if pod.name in going and found.phase is not PodPhase.DRAINING:
-                await self._turn(link, found, PodPhase.DRAINING)
-                sent.send(found, now_s)
-            elif pod.revision and pod.name in returning - going:  # Knative has gone back to it
-                await self._turn(link, found, PodPhase.READY)
-                sent.call_back(pod.name)
+            if pod.name in draining and found.phase is not PodPhase.DRAINING:
+                await self._set_phase(registry, found, PodPhase.DRAINING)
+                tracker.start(found, now_s)
+            elif pod.revision and pod.name in cancellable - draining:  # Knative rolled back to it
+                await self._set_phase(registry, found, PodPhase.READY)
+                tracker.cancel(pod.name)
 
-    async def _turn(self, link: PoolRegistry, pod: PodState, phase: PodPhase) -> None:
-        with suppress(LeaseLost):  # it is gone already
-            await link.registry.set_phase(pod.name, pod.epoch, phase)
-            logger.info("pod turns", extra={"pod": pod.name, "phase": phase.value})
+    async def _set_phase(self, registry: PoolRegistry, pod: PodState, phase: PodPhase) -> None:
+        with suppress(LeaseLost):  # the pod is gone already
+            await registry.client.set_phase(pod.name, pod.epoch, phase)
+            logger.info("pod phase set", extra={"pod": pod.name, "phase": phase.value})
 
-    async def _leave(self, pod: PodObject) -> None:
-        link = self._links.known().get(pod.pool)
-        registered = link.state.pods.get(pod.name) if link is not None else None
-        if link is not None and registered is not None:
-            await link.registry.deregister_pod(pod.name, registered.epoch)
+    async def _deregister(self, pod: PodObject) -> None:
+        registry = self._registries.opened().get(pod.pool)
+        registered = registry.state.pods.get(pod.name) if registry is not None else None
+        if registry is not None and registered is not None:
+            await registry.client.deregister_pod(pod.name, registered.epoch)

@@ -1,8 +1,8 @@
-"""Has a pool's Deployment at the number of pods that the leading autoscaler wants.
+"""Keeps a pool's Deployment at the number of pods that the leading autoscaler wants.
 
-It looks at the cluster while it leads only, every few seconds and whenever something is wanted
-anew. Pods that are to go first finish what they have: the registry is told that they drain, and
-the number falls once they are idle, with the lowest cost on them.
+Reads the cluster only while its autoscaler leads: every few seconds and after each new target. To
+scale down it drains the pods that leave, gives them the lowest deletion cost, and lowers the number
+of replicas once they are idle.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 3.0
+POLL_INTERVAL_S: Final = 3.0
 RETRY_S: Final = 0.2
-"""After an object changed between the look and the change."""
+"""Delay after an object changed between read and write."""
 
 
 class PoolActuator:
-    """One pool's. `run` is its one task; the rest is called by the autoscaler's loop."""
+    """An `Actuator` for one pool. `run` is its one task; the loop calls the other methods."""
 
     def __init__(
         self,
@@ -62,129 +62,135 @@ class PoolActuator:
         self._watch = watch
         self._metrics = metrics
         self._lease_s = lease_s
-        self._draining = PodDrain(watch, drain_s=drain_s)
-        self._news = asyncio.Event()
-        self._confirmed_s: float | None = None
-        self._seen: ObservedPool | None = None
-        self._wanted: WantedPods | None = None
-        self._contest = ScaleConflict()
-        self._told: ScaledElsewhere | None = None
-        self._failing = ""
+        self._drain = PodDrain(watch, drain_s=drain_s)
+        self._wake = asyncio.Event()
+        self._lead_confirmed_s: float | None = None
+        self._observed: ObservedPool | None = None
+        self._target: WantedPods | None = None
+        self._conflict = ScaleConflict()
+        self._reported_owner: ScaledElsewhere | None = None
+        self._last_error = ""
 
-    # What the loop asks and tells
+    # Called by the autoscaler's loop
 
     def size(self) -> PoolSize | None:
-        """Bounds and size; None while they are unknown, or somebody else's."""
-        seen = self._seen
-        if seen is None or seen.owner is not None:
+        """Bounds and size; None while they are unknown, or somebody else scales the pool."""
+        observed = self._observed
+        if observed is None or observed.owner is not None:
             return None
-        return PoolSize(Limits(seen.found.least, seen.found.most), seen.pods)
+        bounds = observed.service
+        return PoolSize(Limits(bounds.min_pods, bounds.max_pods), observed.pods)
 
-    def lead(self, *, is_leading: bool) -> None:
-        """Begin to look, or cease to act."""
-        if is_leading and self._confirmed_s is None:
-            self._news.set()
+    def set_leading(self, *, is_leading: bool) -> None:
+        if is_leading and self._lead_confirmed_s is None:
+            self._wake.set()
         if not is_leading:
-            self._seen = self._wanted = None
-            self._contest = ScaleConflict()
-            self._show(None)
-        self._confirmed_s = time.monotonic() if is_leading else None
+            self._observed = self._target = None
+            self._conflict = ScaleConflict()
+            self._set_owner_metric(None)
+        self._lead_confirmed_s = time.monotonic() if is_leading else None
 
-    def want(self, wanted: WantedPods) -> None:
-        """Have so many pods."""
-        self._wanted = wanted
-        self._news.set()
+    def scale_to(self, target: WantedPods) -> None:
+        self._target = target
+        self._wake.set()
 
-    # What it does
+    # The task
 
     async def run(self) -> None:
-        """Follow until cancelled."""
-        self._watch.subscribe(self._registry_changed)
+        self._watch.subscribe(self._on_registry_change)
         while True:
-            wait_s = LOOK_EVERY_S
+            wait_s = POLL_INTERVAL_S
             try:
                 await self._step()
-                self._failing = ""
+                self._last_error = ""
             except (KubernetesError, RegistryError) as error:
-                wait_s = RETRY_S if isinstance(error, Changed) else LOOK_EVERY_S
-                self._note(error)
+                wait_s = RETRY_S if isinstance(error, Changed) else POLL_INTERVAL_S
+                self._record_failure(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._wake.wait()
+            self._wake.clear()
 
-    def _registry_changed(self) -> None:
-        if self._draining.is_over():
-            self._news.set()
+    def _on_registry_change(self) -> None:
+        if self._drain.is_done():
+            self._wake.set()
 
     @property
     def _may_act(self) -> bool:
-        """Whether the lead was confirmed lately: a process that was stopped has lost it."""
-        if self._confirmed_s is None:
+        """True if the lead was confirmed within the lease: a process that was stopped lost it."""
+        if self._lead_confirmed_s is None:
             return False
-        return time.monotonic() - self._confirmed_s < self._lease_s
+        return time.monotonic() - self._lead_confirmed_s < self._lease_s
 
     async def _step(self) -> None:
         if not self._may_act:
             return
-        seen = await self._scaler.look(self._pool)
+        observed = await self._scaler.observe(self._pool)
         if not self._may_act:
             return
-        self._seen = seen
-        if seen.owner is not None:
-            self._wanted, self._contest = None, ScaleConflict()
-        owner = seen.owner or self._contest.look(seen.pods, time.monotonic())
-        await self._tell_owner(seen, owner)
-        await self._follow(seen, None if owner is not None else self._wanted)
+        self._observed = observed
+        if observed.owner is not None:
+            self._target, self._conflict = None, ScaleConflict()
+        owner = observed.owner or self._conflict.check(observed.pods, time.monotonic())
+        await self._report_owner(observed, owner)
+        await self._apply(observed, None if owner is not None else self._target)
 
-    async def _follow(self, seen: ObservedPool, wanted: WantedPods | None) -> None:
-        scale = ScaleTo(seen.pods, "") if wanted is None else within_bounds(seen.found, wanted.pods)
-        leaving = await self._draining.follow(
-            () if wanted is None else wanted.leaving,
+    async def _apply(self, observed: ObservedPool, target: WantedPods | None) -> None:
+        """Drain, then scale; without a target cancel the drains."""
+        if target is None:
+            scale = ScaleTo(observed.pods, "")
+        else:
+            scale = within_bounds(observed.service, target.pods)
+        leaving = await self._drain.update(
+            () if target is None else target.leaving,
             pods=scale.pods,
-            list_pods=lambda: self._scaler.list_pods(seen),
+            list_pods=lambda: self._scaler.list_pods(observed),
         )
-        if wanted is None or scale.pods == seen.pods or leaving is None or not self._may_act:
+        is_unchanged = target is None or scale.pods == observed.pods
+        if is_unchanged or leaving is None or not self._may_act:
             return
-        if scale.pods < seen.pods:
-            await self._scaler.rank(seen, deletion_costs(self._watch.state.pods, leaving))
-        self._contest.expect(None)  # whether it was set is unknown until there is an answer
-        await self._scaler.set_pods(seen, scale.pods)
-        self._contest.expect(scale.pods)
+        if scale.pods < observed.pods:
+            costs = deletion_costs(self._watch.state.pods, leaving)
+            await self._scaler.set_deletion_costs(observed, costs)
+        self._conflict.expect(None)  # unknown until the API server has responded
+        await self._scaler.set_pods(observed, scale.pods)
+        self._conflict.expect(scale.pods)
         note = f"; {scale.note}" if scale.note else ""
-        await self._tell(
-            seen, "Scaled", f"from {seen.pods} to {scale.pods} pods{note}", is_warning=False
-        )
+        message = f"from {observed.pods} to {scale.pods} pods{note}"
+        await self._post_event(observed, "Scaled", message, is_warning=False)
 
-    async def _tell_owner(self, seen: ObservedPool, owner: ScaledElsewhere | None) -> None:
-        """Say in log, metric and event whose the number of pods is, once for each change."""
-        self._show(owner)
-        if owner == self._told:
+    async def _report_owner(self, observed: ObservedPool, owner: ScaledElsewhere | None) -> None:
+        """Report in metric, log and event who scales the pool; log and event once per change."""
+        self._set_owner_metric(owner)
+        if owner == self._reported_owner:
             return
-        self._told = owner
+        self._reported_owner = owner
         if owner is None:
-            logger.info("the pool's size is ours", extra={"pool": self._pool})
+            logger.info("the autoscaler scales the pool", extra={"pool": self._pool})
             return
-        logger.warning("pool left alone", extra={"pool": self._pool, "reason": owner.reason})
-        await self._tell(seen, "ScalingLeftAlone", owner.reason, is_warning=True)
+        extra = {"pool": self._pool, "reason": owner.reason}
+        logger.warning("the autoscaler does not scale the pool", extra=extra)
+        await self._post_event(observed, "ScalingLeftAlone", owner.reason, is_warning=True)
 
-    def _show(self, owner: ScaledElsewhere | None) -> None:
+    def _set_owner_metric(self, owner: ScaledElsewhere | None) -> None:
         for each in Owner:
-            self._metrics.left_alone.labels(each).set(owner is not None and owner.owner is each)
+            is_owner = owner is not None and owner.owner is each
+            self._metrics.scaled_elsewhere.labels(each).set(is_owner)
 
-    async def _tell(
-        self, seen: ObservedPool, reason: str, message: str, *, is_warning: bool
+    async def _post_event(
+        self, observed: ObservedPool, reason: str, message: str, *, is_warning: bool
     ) -> None:
-        name = ModelName(seen.found.namespace, seen.found.name)
-        await self._api.tell(
-            name, seen.found.uid, reason=reason, message=message, is_warning=is_warning
-        )
+        service = observed.service
+        await self._api.post_event(
+            ModelName(service.namespace, service.name), service.uid,
+            reason=reason, message=message, is_warning=is_warning,
+        )  # fmt: skip
 
-    def _note(self, error: Exception) -> None:
-        """Count a failure, and log it when it is another one than before."""
+    def _record_failure(self, error: Exception) -> None:
+        """Count a failure; log it unless it is the same as the last one."""
         if isinstance(error, Gone | PoolNotFound):
-            self._seen = None  # there is nothing to plan for
+            self._observed = None  # no pool to plan for
         self._metrics.failures.labels("cluster").inc()
-        if not isinstance(error, Changed) and str(error) != self._failing:
-            self._failing = str(error)
-            logger.warning("the pool cannot be scaled now", exc_info=error)
+        if not isinstance(error, Changed) and str(error) != self._last_error:
+            self._last_error = str(error)
+            logger.warning("the pool could not be scaled; retrying", exc_info=error)

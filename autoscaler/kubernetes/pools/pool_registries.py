@@ -1,4 +1,4 @@
-"""The registries of the pools: one watched copy per pool, opened when the pool is first named."""
+"""Clients of the pools' registries: one live copy per pool, opened at the first use of the pool."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolRegistry:
-    """One pool's registry and our copy of it."""
+    """Client and live copy of one pool's registry."""
 
-    registry: Registry
+    client: Registry
     watch: ClusterWatch
     canaries: Canaries
 
     @property
     def state(self) -> ClusterState:
-        """The copy."""
         return self.watch.state
 
     @property
     def is_synced(self) -> bool:
-        """Whether the copy was complete once and changes are pushed to it."""
+        """True if the copy was complete once and the connection for changes is up."""
         return self.watch.is_connected and not math.isinf(self.watch.age_s())
 
 
 class PoolRegistries:
-    """All pools' links. Their tasks end with the group they are given."""
+    """The open registries by pool. Their tasks belong to the given task group."""
 
     def __init__(
         self, redis_url: str, tasks: asyncio.TaskGroup, on_change: Callable[[], None]
@@ -45,28 +44,26 @@ class PoolRegistries:
         self._redis_url = redis_url
         self._tasks = tasks
         self._on_change = on_change
-        self._links: dict[str, PoolRegistry] = {}
+        self._open: dict[str, PoolRegistry] = {}
         self._watching: list[asyncio.Task[None]] = []
 
-    def of(self, pool: str) -> PoolRegistry:
-        """A pool's link, opened where it is not yet."""
-        link = self._links.get(pool)
-        if link is None:
-            registry = Registry(self._redis_url, pool)
-            watch = ClusterWatch(registry, counts=False)
-            link = PoolRegistry(registry, watch, Canaries(watch.state))
-            link.watch.subscribe(self._on_change)
-            self._watching.append(self._tasks.create_task(link.watch.run()))
-            self._links[pool] = link
-        return link
+    def get(self, pool: str) -> PoolRegistry:
+        """The pool's registry; opens it if needed."""
+        registry = self._open.get(pool)
+        if registry is None:
+            client = Registry(self._redis_url, pool)
+            watch = ClusterWatch(client, counts=False)
+            registry = PoolRegistry(client, watch, Canaries(watch.state))
+            watch.subscribe(self._on_change)
+            self._watching.append(self._tasks.create_task(watch.run()))
+            self._open[pool] = registry
+        return registry
 
-    def known(self) -> dict[str, PoolRegistry]:
-        """Links by pool."""
-        return dict(self._links)
+    def opened(self) -> dict[str, PoolRegistry]:
+        return dict(self._open)
 
     async def close(self) -> None:
-        """End all of them."""
         for task in self._watching:
             task.cancel()
-        for link in self._links.values():
-            await link.registry.close()
+        for registry in self._open.values():
+            await registry.client.close()

@@ -1,7 +1,7 @@
-"""Reads and sets the number of a pool's pods: the scale subresource of the Deployment KServe made.
+"""Reads and sets the scale of the Deployment that KServe creates for a pool.
 
-Nobody is fought: where something else scales the Deployment, it is left alone, and the answer says
-what does.
+Never competes with another scaler: where one exists, the pool is left unchanged and the result
+names that scaler.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.cluster.cluster_api import GROUP, PLURAL, TIMEOUT_S, VERSION, answers
+from autoscaler.kubernetes.cluster.cluster_api import GROUP, PLURAL, TIMEOUT_S, VERSION, api_errors
+from autoscaler.kubernetes.cluster.inference_services import POOL
+from autoscaler.kubernetes.cluster.pods import DELETION_COST, read_pod
 from autoscaler.kubernetes.errors import Gone, PoolNotFound
-from autoscaler.kubernetes.models.inference_services import POOL
-from autoscaler.kubernetes.pools.pods import DELETION_COST, read_pod
 from autoscaler.kubernetes.pools.pool_size import (
     CompetingScaler,
     PoolObject,
@@ -30,7 +30,7 @@ from autoscaler.kubernetes.pools.pool_size import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
     from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
@@ -41,20 +41,20 @@ _SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
 
 @dataclass(frozen=True, slots=True)
 class ObservedPool:
-    """A pool as the cluster has it."""
+    """A pool's InferenceService and the scale of its Deployment."""
 
     pool: str
-    found: PoolObject
+    service: PoolObject
     owner: ScaledElsewhere | None
-    """Whose its number of pods is; None: ours."""
+    """Who scales the pool; None: this project. `pods` and `version` are read only then."""
     pods: int = 0
-    """Pods its Deployment is to have; unknown where the number is not ours."""
+    """Replicas in the Deployment's spec."""
     version: str = ""
-    """Of the Deployment."""
+    """Resource version of the Deployment."""
 
 
 class PoolScaler:
-    """Scales pools in a cluster, or in one namespace of it."""
+    """Scales pools of a cluster, or of one namespace."""
 
     def __init__(self, api: client.ApiClient, *, namespace: str = "") -> None:
         self._namespace = namespace
@@ -62,7 +62,7 @@ class PoolScaler:
         self._apps = client.AppsV1Api(api)
         self._core = client.CoreV1Api(api)
         self._autoscaling = client.AutoscalingV2Api(api)
-        self._plain = api.sanitize_for_serialization
+        self._to_dict = api.sanitize_for_serialization
 
     async def scale(
         self, pool: str, wanted: int, pods: Mapping[str, PodState]
@@ -71,49 +71,50 @@ class PoolScaler:
 
         Raises PoolNotFound, KubernetesError.
         """
-        seen = await self.look(pool)
-        if seen.owner is not None:
-            logger.warning("pool left alone", extra={"pool": pool, "reason": seen.owner.reason})
-            return seen.owner
-        decision = within_bounds(seen.found, wanted)
-        if decision.pods < seen.pods:
-            await self.rank(seen, deletion_costs(pods))
-        if decision.pods != seen.pods:
-            await self.set_pods(seen, decision.pods)
+        observed = await self.observe(pool)
+        if observed.owner is not None:
+            extra = {"pool": pool, "reason": observed.owner.reason}
+            logger.warning("the pool was not scaled", extra=extra)
+            return observed.owner
+        decision = within_bounds(observed.service, wanted)
+        if decision.pods < observed.pods:
+            await self.set_deletion_costs(observed, deletion_costs(pods))
+        if decision.pods != observed.pods:
+            await self.set_pods(observed, decision.pods)
         return decision
 
-    async def look(self, pool: str) -> ObservedPool:
-        """What the cluster has of a pool. Raises PoolNotFound, KubernetesError."""
-        found = await self._find(pool)
-        if owner := find_owner(found, await self._rivals(found.namespace)):
-            return ObservedPool(pool, found, owner)
-        with answers("read the scale", found):
+    async def observe(self, pool: str) -> ObservedPool:
+        """Raises PoolNotFound, KubernetesError."""
+        service = await self._find(pool)
+        if owner := find_owner(service, await self._competing_scalers(service.namespace)):
+            return ObservedPool(pool, service, owner)
+        with api_errors("read the scale of", service):
             scale = await self._apps.read_namespaced_deployment_scale(
-                found.deployment, found.namespace, _request_timeout=TIMEOUT_S
+                service.deployment, service.namespace, _request_timeout=TIMEOUT_S
             )
         version = scale.metadata.resource_version
-        return ObservedPool(pool, found, None, int(scale.spec.replicas or 0), version)
+        return ObservedPool(pool, service, None, int(scale.spec.replicas or 0), version)
 
-    async def set_pods(self, seen: ObservedPool, pods: int) -> None:
-        """Set the number, unless the Deployment is another one than was seen. Raises Changed."""
-        found = seen.found
-        patch = {"metadata": {"resourceVersion": seen.version}, "spec": {"replicas": pods}}
-        with answers("set the scale", found):
+    async def set_pods(self, observed: ObservedPool, pods: int) -> None:
+        """Raises Changed if the Deployment changed after it was observed."""
+        service = observed.service
+        patch = {"metadata": {"resourceVersion": observed.version}, "spec": {"replicas": pods}}
+        with api_errors("set the scale of", service):
             await self._apps.patch_namespaced_deployment_scale(
-                found.deployment, found.namespace, patch,
+                service.deployment, service.namespace, patch,
                 _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
             )  # fmt: skip
-        logger.info("pool scaled", extra={"pool": seen.pool, "from": seen.pods, "to": pods})
+        logger.info("pool scaled", extra={"pool": observed.pool, "from": observed.pods, "to": pods})
 
-    async def rank(self, seen: ObservedPool, costs: Mapping[str, int]) -> None:
-        """Tell the ReplicaSet controller which pods to end first: those that cost least."""
-        for pod in await self.list_pods(seen):
+    async def set_deletion_costs(self, observed: ObservedPool, costs: Mapping[str, int]) -> None:
+        """Annotate the pods: the ReplicaSet controller deletes those of the lowest cost first."""
+        for pod in await self.list_pods(observed):
             cost = costs.get(pod.name, 0)
             if pod.is_ending or pod.deletion_cost == cost:
                 continue
             patch = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
             try:
-                with answers("set the deletion cost", pod):
+                with api_errors("set the deletion cost of", pod):
                     await self._core.patch_namespaced_pod(
                         pod.name, pod.namespace, patch,
                         _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
@@ -121,26 +122,26 @@ class PoolScaler:
             except Gone:
                 continue
 
-    async def list_pods(self, seen: ObservedPool) -> list[PodObject]:
-        """The pool's pods, those on their way out among them."""
-        with answers("list", "pods"):
+    async def list_pods(self, observed: ObservedPool) -> list[PodObject]:
+        """The pool's pods, including those marked for deletion."""
+        with api_errors("list", "pods"):
             listed = await self._core.list_namespaced_pod(
-                seen.found.namespace, label_selector=f"{POOL}={seen.pool}",
+                observed.service.namespace, label_selector=f"{POOL}={observed.pool}",
                 _request_timeout=TIMEOUT_S,
             )  # fmt: skip
-        return [read_pod(self._plain(each)) for each in listed.items]
+        return [read_pod(self._to_dict(each)) for each in listed.items]
 
     async def _find(self, pool: str) -> PoolObject:
-        more: dict[str, Any] = {
+        options: dict[str, Any] = {
             "label_selector": f"{POOL}={pool}", "_request_timeout": TIMEOUT_S
         }  # fmt: skip
-        with answers("list", "InferenceServices"):
+        with api_errors("list", "InferenceServices"):
             found: Any = await (
                 self._objects.list_namespaced_custom_object(
-                    GROUP, VERSION, self._namespace, PLURAL, **more
+                    GROUP, VERSION, self._namespace, PLURAL, **options
                 )
                 if self._namespace
-                else self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **more)
+                else self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **options)
             )
         items = found["items"]
         if len(items) != 1:
@@ -152,12 +153,12 @@ class PoolScaler:
             )
         return read_pool(items[0])
 
-    async def _rivals(self, namespace: str) -> list[CompetingScaler]:
-        with answers("list", "HorizontalPodAutoscalers"):
+    async def _competing_scalers(self, namespace: str) -> list[CompetingScaler]:
+        with api_errors("list", "HorizontalPodAutoscalers"):
             autoscalers = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
                 namespace, _request_timeout=TIMEOUT_S
             )
-        rivals = [
+        scalers = [
             CompetingScaler(
                 "HorizontalPodAutoscaler", each.metadata.name, each.spec.scale_target_ref.name
             )
@@ -165,13 +166,13 @@ class PoolScaler:
             if each.spec.scale_target_ref.kind == "Deployment"
         ]
         try:
-            with answers("list", "ScaledObjects"):
+            with api_errors("list", "ScaledObjects"):
                 scaled: Any = await self._objects.list_namespaced_custom_object(
                     *_SCALED_OBJECTS[:2], namespace, _SCALED_OBJECTS[2], _request_timeout=TIMEOUT_S
                 )
         except Gone:
-            return rivals  # KEDA is not installed
-        return rivals + [
+            return scalers  # KEDA is not installed
+        return scalers + [
             CompetingScaler(
                 "ScaledObject", each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"]
             )

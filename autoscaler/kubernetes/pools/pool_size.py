@@ -1,4 +1,4 @@
-"""How many pods a pool may get, who else decides about it, and which pods go first. Pure."""
+"""Bounds of a pool's size, other scalers of the pool, and the order of deletion of pods. Pure."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ if TYPE_CHECKING:
 
 AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"
-"""The class in which KServe makes no autoscaler and leaves the number of pods alone."""
+"""Autoscaler class in which KServe creates no autoscaler and keeps the number of replicas."""
 STANDARD = "Standard"
 _MIB = 1 << 20
-_BUSY = 1 << 24
-"""More than any pod's weights in MiB: a pod that serves goes after every idle one."""
-_LEAVES = -1
-_MOST = (1 << 31) - 1
+_BUSY_COST = 1 << 24
+"""More than any pod's weights in MiB: busy pods are deleted after all idle ones."""
+_LEAVING_COST = -1
+_MAX_COST = (1 << 31) - 1
+"""Kubernetes' limit: a 32-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolObject:
-    """A pool's InferenceService, reduced to what scaling needs."""
+    """A pool's InferenceService: the fields that scaling uses."""
 
     namespace: str
     name: str
     deployment: str
-    """The Deployment that KServe makes for it."""
+    """Name of the Deployment that KServe creates."""
     mode: str
     autoscaler_class: str
-    least: int
-    most: int | None
+    min_pods: int
+    max_pods: int | None
     uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CompetingScaler:
-    """Something else that sets the number of a pool's pods."""
+    """Another autoscaler in the pool's namespace."""
 
     kind: str
     name: str
     target: str
-    """Name of the Deployment it scales."""
+    """Name of the scaled Deployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Set this many pods."""
+    """The number of pods to set."""
 
     pods: int
     note: str
-    """What the bounds changed about the wish; empty: nothing."""
+    """How the bounds changed the wanted number; empty: unchanged."""
 
 
 class Owner(StrEnum):
-    """Whose the number of pods is where it is not ours; also a metric label."""
+    """Who else scales a pool; also a metric label."""
 
     MODE = "mode"
-    """Of the deployment mode's own autoscaler, such as Knative's."""
+    """The autoscaler of the deployment mode, such as Knative's."""
     CLASS = "class"
-    """Of the autoscaler class that KServe was told."""
-    RIVAL = "rival"
-    """Of an autoscaler that has the Deployment as its target."""
+    """The autoscaler that KServe creates for the InferenceService's autoscaler class."""
+    COMPETING_SCALER = "rival"
+    """An autoscaler that targets the Deployment."""
     UNKNOWN = "unknown"
-    """Of whoever changes it after us again and again."""
+    """Somebody who changes the number again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledElsewhere:
-    """The number of pods is somebody else's."""
+    """Somebody else scales the pool."""
 
     owner: Owner
     reason: str
 
 
 def read_pool(document: Mapping[str, Any]) -> PoolObject:
-    """Read a pool's InferenceService."""
     metadata, predictor = document["metadata"], document["spec"]["predictor"]
     annotations = metadata.get("annotations") or {}
     status = document.get("status") or {}
@@ -91,19 +91,19 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
         mode=status.get("deploymentMode")
         or annotations.get("serving.kserve.io/deploymentMode", ""),
         autoscaler_class=annotations.get(AUTOSCALER_CLASS, "hpa"),
-        least=int(predictor.get("minReplicas", 1)),
-        most=int(predictor.get("maxReplicas", 0)) or None,
+        min_pods=int(predictor.get("minReplicas", 1)),
+        max_pods=int(predictor.get("maxReplicas", 0)) or None,
         uid=metadata.get("uid", ""),
     )
 
 
-def find_owner(pool: PoolObject, rivals: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
-    """Who else decides about the number of pods; None: nobody."""
+def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
+    """Who else scales the pool; None: nobody."""
     where = f"InferenceService {pool.namespace}/{pool.name}"
     if pool.mode != STANDARD:
         return ScaledElsewhere(
             Owner.MODE,
-            f"{where} is in mode {pool.mode or 'unknown'!r}, whose own autoscaler decides; a pool "
+            f"{where} is in mode {pool.mode or 'unknown'!r}, which has its own autoscaler; a pool "
             f"that Pilotlight scales needs serving.kserve.io/deploymentMode: {STANDARD}",
         )
     if pool.autoscaler_class != EXTERNAL:
@@ -112,46 +112,46 @@ def find_owner(pool: PoolObject, rivals: Sequence[CompetingScaler]) -> ScaledEls
             f"{where} has autoscaler class {pool.autoscaler_class!r}; a pool that Pilotlight "
             f"scales needs {AUTOSCALER_CLASS}: {EXTERNAL}",
         )
-    others = [each for each in rivals if each.target == pool.deployment]
+    others = [each for each in scalers if each.target == pool.deployment]
     if others:
         listed = ", ".join(f"{each.kind} {each.name}" for each in others)
         return ScaledElsewhere(
-            Owner.RIVAL,
+            Owner.COMPETING_SCALER,
             f"{listed} in namespace {pool.namespace} also scales Deployment {pool.deployment}; "
-            "delete it, or leave the scaling to it",
+            "delete it, or stop Pilotlight's autoscaler",
         )
     return None
 
 
 def within_bounds(pool: PoolObject, wanted: int) -> ScaleTo:
-    """As many of the wanted pods as the pool allows."""
-    most = wanted if pool.most is None else pool.most
-    pods = max(pool.least, min(wanted, most))
+    """The wanted number within the pool's bounds."""
+    most = wanted if pool.max_pods is None else pool.max_pods
+    pods = max(pool.min_pods, min(wanted, most))
     note = "" if pods == wanted else (
-        f"{wanted} pods were wanted; minReplicas {pool.least} and maxReplicas "
-        f"{pool.most or 'unset'} allow {pods}"
+        f"{wanted} pods were wanted; minReplicas {pool.min_pods} and maxReplicas "
+        f"{pool.max_pods or 'unset'} allow {pods}"
     )  # fmt: skip
     return ScaleTo(pods, note)
 
 
-def pods_to_drain(leaving: Sequence[str], standing: Sequence[str], *, pods: int) -> list[str]:
-    """Which of the pods that were named are to finish what they have, before the number falls.
+def pods_to_drain(leaving: Sequence[str], serving: Sequence[str], *, pods: int) -> list[str]:
+    """Which of the pods in `leaving` must drain before a pool shrinks to `pods`.
 
-    `standing` are the pods that serve; those that do not yet go first, and have nothing to finish.
+    Pods that do not serve yet are deleted first and have nothing to drain.
     """
-    surplus = max(0, len(standing) - pods)
-    return [name for name in leaving if name in standing][:surplus]
+    surplus = max(0, len(serving) - pods)
+    return [name for name in leaving if name in serving][:surplus]
 
 
 def deletion_costs(pods: Mapping[str, PodState], leaving: Sequence[str] = ()) -> dict[str, int]:
-    """Per pod, what its end would cost: the cheapest go first when a ReplicaSet shrinks.
+    """The `pod-deletion-cost` by pod: a ReplicaSet that shrinks deletes the lowest first.
 
-    Those that are to leave first, busy pods last, then by MiB of weights on the device, which would
+    Leaving pods first, busy pods last; otherwise by the MiB of weights on the device, which would
     have to be loaded again.
     """
     return {
-        name: _LEAVES
+        name: _LEAVING_COST
         if name in leaving
-        else min(_MOST, _BUSY * pod.slots_used + pod.used_bytes.get("device", 0) // _MIB)
+        else min(_MAX_COST, _BUSY_COST * pod.slots_used + pod.used_bytes.get("device", 0) // _MIB)
         for name, pod in pods.items()
     }

@@ -1,7 +1,7 @@
-"""Which pods of a pool in Knative mode belong to a Revision that another has replaced. Pure.
+"""Pods of a pool in Knative mode whose Revision has been replaced. Pure.
 
-Knative takes an old Revision to no pods once no requests come. Requests to our pods do not follow
-Knative's routes: while the gateway sends them there, the old pods would stay for good.
+Knative scales an old Revision to zero once it gets no requests. The gateway does not follow
+Knative's routes: unless it stops to send requests to old pods, they stay forever.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from registry.domain.model import ModelName
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
 
 
 def replaced_pods(
     pods: Iterable[PodObject], status_of: Mapping[ModelName, Mapping[str, Any]]
 ) -> set[PodObject]:
-    """Pods that are older than all Revisions to which Knative routes their service.
+    """Pods older than every Revision to which Knative routes traffic of their service.
 
-    `status_of` has the status of each pool's InferenceService. Newer pods are no matter: their
-    Revision is not routed to before it is ready. Nor is an older one that is routed to again.
+    `status_of`: status of each pool's InferenceService. Pods of newer Revisions are kept: Knative
+    routes to them once they are ready. So are those of an older Revision after a rollback.
     """
-    of_knative = sorted((pod for pod in pods if pod.revision), key=_service)
+    in_knative_mode = sorted((pod for pod in pods if pod.revision), key=_service)
     found: set[PodObject] = set()
-    for service, group in groupby(of_knative, _service):
+    for service, group in groupby(in_knative_mode, _service):
         members = list(group)
         routed = _routed(status_of.get(service, {}))
         oldest = min((pod.generation for pod in members if pod.revision in routed), default=0)

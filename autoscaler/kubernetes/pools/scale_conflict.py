@@ -1,6 +1,7 @@
-"""Whether somebody unknown changes a number of pods that we set. Pure.
+"""Detects that somebody else changes the number of a pool's pods. Pure.
 
-What was changed after us is set again, but later each time: 1 s, doubling up to 5 min.
+After each foreign change the autoscaler sets its own number again, but waits longer each time: 1 s,
+doubling up to 5 min.
 """
 
 from __future__ import annotations
@@ -8,33 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autoscaler.kubernetes.pools.pool_size import Owner, ScaledElsewhere
-from autoscaler.service.backoff import Backoff
+from autoscaler.service.backoff import KeyedBackoff
 
-_WHOM = "pool"
+_KEY = "pool"
 
 
 @dataclass(slots=True)
 class ScaleConflict:
-    """What was last set or found, and pauses after others changed it. One owner."""
+    """The last number set or found, and the backoff after foreign changes. One owner."""
 
     _pods: int | None = None
-    _pauses: Backoff = field(default_factory=Backoff)
+    _backoff: KeyedBackoff = field(default_factory=KeyedBackoff)
     _reason: str = ""
 
     def expect(self, pods: int | None) -> None:
-        """The next look should find this many; None: whatever it finds."""
+        """Set the number that the next check must find; None: any."""
         self._pods = pods
 
-    def look(self, pods: int, now_s: float) -> ScaledElsewhere | None:
-        """Take in the number there is; says why it is to be left alone for now, if it is."""
+    def check(self, pods: int, now_s: float) -> ScaledElsewhere | None:
+        """Compare with the current number; returns why the pool must not be scaled now, if so."""
         if self._pods is not None and pods != self._pods:
-            self._pauses.refused(_WHOM, now_s)
+            self._backoff.failed(_KEY, now_s)
             self._reason = (
-                f"the number of pods was set from {self._pods} to {pods} by somebody else; it is "
-                "set again after a while that grows each time. Change minReplicas and maxReplicas "
-                "of the InferenceService, or stop the autoscaler, to decide about it"
+                f"somebody else changed the number of pods from {self._pods} to {pods}; the "
+                "autoscaler sets it again after a delay that grows with each change. To decide "
+                "the number, change minReplicas and maxReplicas of the InferenceService, or stop "
+                "the autoscaler"
             )
         self._pods = pods
-        if self._pauses.is_paused(_WHOM, now_s):
+        if self._backoff.is_paused(_KEY, now_s):
             return ScaledElsewhere(Owner.UNKNOWN, self._reason)
         return None

@@ -101,7 +101,7 @@ def run_burst(task: BurstTask) -> Burst:
 def _nothing_counted(cluster: ClusterPlan) -> Counts:
     counts = Counts(CountsParams(models=len(cluster.models)))
     for plan in cluster.models:
-        counts.declare(str(plan.spec.name))
+        counts.add_model(str(plan.spec.name))
     counts.advance(_QUIET_S)
     return counts
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.actions import Demote, Load, SetPods
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import Limits, QueueDemand
 from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
 from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from load.simulator.autoscaling import LiveForecasts
@@ -16,7 +15,7 @@ from registry.domain.model import name_of_key
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
-    from autoscaler.planning.pool_view import Demand
+    from autoscaler.planning.pool_view import Demand, Limits
     from load.experiments.elastic.scaler import PoolObservations
     from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.model import ModelName
@@ -59,10 +58,7 @@ class Ours:
             Observations(
                 arrived=arrived,
                 last_arrival_s=self._last_s,
-                waiting={
-                    name: QueueDemand(each.requests, each.starved, each.oldest_s)
-                    for name, each in seen.waiting.items()
-                },
+                waiting=seen.waiting,
             ),
             limits=self._limits,
             demand=self._demand,

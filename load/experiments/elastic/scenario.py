@@ -66,7 +66,7 @@ def spike_arrivals(scenario: Scenario, seed: int) -> NDArray[np.float64]:
 def past(scenario: Scenario, seed: int, *, with_spikes: bool) -> Counts:
     """What came in the hours before: the load, and perhaps its spikes."""
     counts = Counts()
-    counts.declare(str(_MODEL))
+    counts.add_model(str(_MODEL))
     rng = np.random.default_rng([seed, 1])
     for start_s in np.arange(0.0, EPOCH_S, EVERY_S):
         counts.advance(start_s + EVERY_S - 1)

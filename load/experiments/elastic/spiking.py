@@ -122,7 +122,7 @@ def _p99(took_s: NDArray[np.float64]) -> float:
 
 def _rule(task: SpikeTask) -> Rule:
     scenario = task.scenario
-    params = KpaParams(slots=1, most_pods=scenario.most_pods)
+    params = KpaParams(slots=1, max_pods=scenario.most_pods)
     match task.rule:
         case "knative":
             return Knative(params, least=1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from load.experiments.prewarm.scenario import ReplayWindow
 
 QUESTION: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
-_NO_PAST: Final = CountsParams(seconds=1, minutes=1, tens=1, active=1)
+_NO_PAST: Final = CountsParams(seconds=1, minutes=1, ten_minutes=1, active_minutes=1)
 _LEARN_EVERY_S: Final = 3600.0
 """Rarer than live, for the time it takes."""
 
@@ -64,7 +64,7 @@ def record(
         if tick in arrivals:
             counts.add(*arrivals[tick])
         history = counts.history_of(names, now_s)
-        learnt = fit_model(history, names, learnt, every_s=_LEARN_EVERY_S)
+        learnt = fit_model(history, names, learnt, interval_s=_LEARN_EVERY_S)
         for name, found in _kept(forecast_demand(history, learnt, QUESTION)).items():
             if tick == 0:
                 arrays[name] = np.zeros((span.ticks + 1, *found.shape), dtype=np.float32)

@@ -19,7 +19,7 @@ from autoscaler.forecasting.minute_csv import read_minutes
 from autoscaler.forecasting.scores import scores, tally
 from tests.autoscaler.forecasting import streams
 
-QUESTION = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
+HORIZON = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _DATA = os.environ.get("PILOTLIGHT_DATA")
 
 
@@ -33,7 +33,7 @@ def test_another_future_is_the_same_forecast(method: str) -> None:
     found = []
     for counts in (one, other):
         history = history_at(counts, origin)
-        found.append(METHODS[method](history, fit(history), QUESTION))
+        found.append(METHODS[method](history, fit(history), HORIZON))
     assert (found[0].mean == found[1].mean).all()
     assert (found[0].quantiles == found[1].quantiles).all()
     assert (found[0].p_arrival == found[1].p_arrival).all()
@@ -50,14 +50,14 @@ def test_the_back_test_itself_does_not_look_ahead() -> None:
         kept: list[Floats] = []
 
         def noting(
-            history: History, fitted: Fit, question: ForecastHorizon, kept: list[Floats] = kept
+            history: History, fitted: Fit, horizon: ForecastHorizon, kept: list[Floats] = kept
         ) -> Forecast:
-            forecast = METHODS["typed"](history, fitted, question)
+            forecast = METHODS["typed"](history, fitted, horizon)
             kept.append(forecast.quantiles)
             return forecast
 
         params = BacktestParams(change - 200, change + 1, every_min=50, refit_every=2)
-        backtest(counts, {"typed": noting}, QUESTION, params)
+        backtest(counts, {"typed": noting}, HORIZON, params)
         seen.append(kept)
     assert len(seen[0]) == 5
     assert all((a == b).all() for a, b in zip(*seen, strict=True))
@@ -93,7 +93,7 @@ def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
     store = Counts()
     store.advance(0.0)
     for name in ("a", "b", "c"):
-        store.declare(name)
+        store.add_model(name)
     for minute in np.flatnonzero(counts.any(axis=0)):
         store.advance(minute * 60.0 + 30)
         rows = np.flatnonzero(counts[:, minute])
@@ -102,8 +102,8 @@ def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
         )
     live, tested = store.history(counts.shape[1] * 60.0), streams.of(counts)
     assert (live.minutes == tested.minutes).all()
-    assert (live.tens == tested.tens).all()
-    assert (live.active == tested.active).all()
+    assert (live.ten_minutes == tested.ten_minutes).all()
+    assert (live.active_minutes == tested.active_minutes).all()
     assert (live.recent == tested.recent).all()
     assert live.origin_s == tested.origin_s
 
@@ -127,8 +127,8 @@ def test_reads_long_and_wide_traces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "must begin with"),
-        ("time,model,count\n", "must begin with"),
+        ("", "must start with"),
+        ("time,model,count\n", "must start with"),
         ("minute,model,count\n", "no arrivals"),
         ("minute,model,count\n1,a\n", ":2 must have 3 cells"),
         ("minute,model,count\n1,a,-4\n", "was '-4'"),
@@ -149,10 +149,10 @@ def test_ours_is_ahead_of_its_peers_on_a_real_trace() -> None:
     trace = read_minutes(Path(_DATA or "") / "gentd26_per_minute.csv.gz")
     names = ("typed", "naive", "ewma", "hybrid-histogram")
     params = BacktestParams(14 * streams.DAY, 23 * streams.DAY, every_min=331)
-    done = backtest(trace.counts, {name: METHODS[name] for name in names}, QUESTION, params)
+    done = backtest(trace.counts, {name: METHODS[name] for name in names}, HORIZON, params)
     brier = {}
     for name in names:
-        total = done.of(name)
+        total = done.total(name)
         assert total is not None
-        brier[name] = scores(total, 1, QUESTION.probabilities).brier
+        brier[name] = scores(total, 1, HORIZON.probabilities).brier
     assert min(brier, key=brier.__getitem__) == "typed"

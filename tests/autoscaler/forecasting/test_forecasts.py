@@ -18,12 +18,12 @@ from autoscaler.forecasting.methods import METHODS
 from tests.autoscaler.forecasting import streams
 
 MINUTES = 3 * streams.DAY
-QUESTION = ForecastHorizon()
+HORIZON = ForecastHorizon()
 
 
 def _forecast(counts: Integers, method: str = "typed", minute: int | None = None) -> Forecast:
     history = streams.of(counts, minute)
-    return METHODS[method](history, fit(history), QUESTION)
+    return METHODS[method](history, fit(history), HORIZON)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.15, 2.0, 50.0])
@@ -37,7 +37,7 @@ def test_steady_poisson_is_calibrated(rate: float) -> None:
         assert found.mean[:, column].mean() == pytest.approx(rate * window, rel=0.15)
         expected = 1 - np.exp(-rate * window)
         assert found.p_arrival[:, column].mean() == pytest.approx(expected, abs=0.06)
-        for at, level in enumerate(QUESTION.probabilities):
+        for at, level in enumerate(HORIZON.probabilities):
             quantile = found.quantiles[:, column, at]
             assert (seen <= quantile).mean() >= level - slack
             assert (seen < quantile).mean() <= level + slack
@@ -45,13 +45,13 @@ def test_steady_poisson_is_calibrated(rate: float) -> None:
 
 def test_hourly_arrivals_are_seen_coming() -> None:
     counts = streams.hourly(models=4, minutes=MINUTES + 60, phase=7)
-    question = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0))
+    horizon = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0))
     history = streams.of(counts, MINUTES)
     fitted = fit(history)
     p_arrival = {}
     for minute in (0, 6, 7, 8, 30):
         now = streams.of(counts, MINUTES + minute)
-        p_arrival[minute] = forecast_by_pattern(now, fitted, question).p_arrival[0]
+        p_arrival[minute] = forecast_by_pattern(now, fitted, horizon).p_arrival[0]
     assert p_arrival[7][0] > 0.9
     assert p_arrival[0][0] < 0.05
     assert p_arrival[0][1] > 0.9
@@ -72,7 +72,7 @@ def test_a_burst_is_followed_at_once() -> None:
     fitted = fit(quiet)
     assert has_changed(loud, fitted).all()
     assert has_changed(quiet, fitted).mean() <= 0.1
-    before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (quiet, loud))
+    before, after = (METHODS["bursty"](each, fitted, HORIZON) for each in (quiet, loud))
     assert (after.mean[:, 1] > 8 * before.mean[:, 1]).all()
 
 
@@ -84,7 +84,7 @@ def test_a_burst_is_seen_in_the_minute_in_which_it_begins() -> None:
     calm = streams.of(counts)
     fitted = fit(calm)
     half_a_minute_on = replace(calm, origin_s=calm.origin_s + 30, recent=np.full(20, 200.0))
-    before, after = (METHODS["bursty"](each, fitted, QUESTION) for each in (calm, half_a_minute_on))
+    before, after = (METHODS["bursty"](each, fitted, HORIZON) for each in (calm, half_a_minute_on))
     assert (after.mean[:, 1] > before.mean[:, 1] + 0.2 * 200).all()
 
 
@@ -121,9 +121,9 @@ def test_nothing_known_is_no_error(method: str) -> None:
 def test_any_counts_give_sound_forecasts(counts: Integers, method: str) -> None:
     history = streams.of(counts)
     fitted = fit(history)
-    found = METHODS[method](history, fitted, QUESTION)
+    found = METHODS[method](history, fitted, HORIZON)
     _check(found)
-    again = METHODS[method](history, fit(history), QUESTION)
+    again = METHODS[method](history, fit(history), HORIZON)
     assert (again.quantiles == found.quantiles).all()
     assert (again.p_arrival == found.p_arrival).all()
 
@@ -134,7 +134,7 @@ def _check(found: Forecast) -> None:
         assert (values >= 0).all()
     assert (found.p_arrival <= 1).all()
     assert (np.diff(found.quantiles, axis=2) >= 0).all()
-    most = QUESTION.most_per_s * np.asarray(QUESTION.windows_s)
+    most = HORIZON.max_per_s * np.asarray(HORIZON.windows_s)
     assert (found.mean <= most).all()
 
 
@@ -162,15 +162,15 @@ def test_each_model_is_forecast_by_itself() -> None:
     )
     history = streams.of(counts)
     fitted = fit(history)
-    whole = forecast_by_pattern(history, fitted, QUESTION)
+    whole = forecast_by_pattern(history, fitted, HORIZON)
     order = np.array([7, 1, 4])
-    part = forecast_by_pattern(history.take(order), fitted.take(order), QUESTION)
+    part = forecast_by_pattern(history.take(order), fitted.take(order), HORIZON)
     assert part.mean == pytest.approx(whole.mean[order])
     assert (part.quantiles == whole.quantiles[order]).all()
 
 
 @pytest.mark.parametrize(
-    ("windows_s", "probabilities", "most_per_s"),
+    ("windows_s", "probabilities", "max_per_s"),
     [
         ((), (0.5,), 1.0),
         ((0.0,), (0.5,), 1.0),
@@ -183,10 +183,10 @@ def test_each_model_is_forecast_by_itself() -> None:
     ],
 )
 def test_absurd_questions_are_refused(
-    windows_s: tuple[float, ...], probabilities: tuple[float, ...], most_per_s: float
+    windows_s: tuple[float, ...], probabilities: tuple[float, ...], max_per_s: float
 ) -> None:
     with pytest.raises(BadHorizon, match="must"):
-        ForecastHorizon(windows_s, probabilities, most_per_s)
+        ForecastHorizon(windows_s, probabilities, max_per_s)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
@@ -197,8 +197,8 @@ def test_absurd_counts_are_refused(value: float) -> None:
         History(
             origin_s=600.0,
             minutes=minutes,
-            tens=np.zeros((2, 1)),
-            active=np.full((2, 3), -1),
+            ten_minutes=np.zeros((2, 1)),
+            active_minutes=np.full((2, 3), -1),
             since_minute=np.zeros(2, dtype=np.int64),
             recent=np.zeros(2),
         )

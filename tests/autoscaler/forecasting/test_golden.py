@@ -19,7 +19,7 @@ from tests.autoscaler.forecasting import streams
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History
 
-QUESTION = ForecastHorizon((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))
+HORIZON = ForecastHorizon((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))
 
 KINDS = ["SPARSE", "PERIODIC", "PERIODIC", "STEADY", "SPARSE", "DEAD", "SPARSE"]
 MEANS = [
@@ -74,8 +74,8 @@ def test_a_fixed_past_has_the_same_forecasts() -> None:
     known = past()
     names = tuple("abcdefg")
     learnt = fit_model(known, names)
-    demand = forecast_demand(known, learnt, QUESTION)
-    assert [ArrivalPattern(each).name for each in learnt.fit.behaviour.kind] == KINDS
+    demand = forecast_demand(known, learnt, HORIZON)
+    assert [ArrivalPattern(each).name for each in learnt.fit.patterns.pattern] == KINDS
     found = demand.forecast
     for values, golden in (
         (found.mean, MEANS),

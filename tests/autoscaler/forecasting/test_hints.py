@@ -14,17 +14,17 @@ from autoscaler.forecasting.hints import Hint, with_hints
 from autoscaler.forecasting.history import ForecastHorizon
 from tests.autoscaler.forecasting import streams
 
-QUESTION = ForecastHorizon()
+HORIZON = ForecastHorizon()
 _HISTORY = streams.of(streams.poisson(0.01, models=4, minutes=2 * streams.DAY))
-PLAIN = forecast_by_pattern(_HISTORY, fit(_HISTORY), QUESTION)
+PLAIN = forecast_by_pattern(_HISTORY, fit(_HISTORY), HORIZON)
 
 
 def test_without_hints_a_forecast_is_itself() -> None:
-    assert with_hints(PLAIN, [], QUESTION) is PLAIN
+    assert with_hints(PLAIN, [], HORIZON) is PLAIN
 
 
 def test_a_sure_hint_makes_an_arrival_sure() -> None:
-    found = with_hints(PLAIN, [Hint(row=2, probability=1.0, within_s=10.0)], QUESTION)
+    found = with_hints(PLAIN, [Hint(row=2, probability=1.0, within_s=10.0)], HORIZON)
     assert found.p_arrival[2] == pytest.approx(1.0)
     assert (found.quantiles[2] >= 1).all()
     others = [0, 1, 3]
@@ -37,13 +37,13 @@ def test_hints_are_independent_ways_to_come() -> None:
         Hint(row=0, probability=0.5, within_s=10.0),
         Hint(row=0, probability=0.4, within_s=5.0),
     ]
-    found = with_hints(PLAIN, hints, QUESTION)
+    found = with_hints(PLAIN, hints, HORIZON)
     none = (1 - PLAIN.p_arrival[0]) * 0.5 * 0.6
     assert found.p_arrival[0] == pytest.approx(1 - none)
 
 
 def test_a_window_shorter_than_the_hint_has_its_share() -> None:
-    found = with_hints(PLAIN, [Hint(row=0, probability=0.6, within_s=120.0)], QUESTION)
+    found = with_hints(PLAIN, [Hint(row=0, probability=0.6, within_s=120.0)], HORIZON)
     assert found.p_arrival[0, 0] == pytest.approx(1 - (1 - PLAIN.p_arrival[0, 0]) * 0.95)
 
 
@@ -60,7 +60,7 @@ def test_a_window_shorter_than_the_hint_has_its_share() -> None:
     )
 )
 def test_hints_never_lower_a_forecast(hints: list[Hint]) -> None:
-    found = with_hints(PLAIN, hints, QUESTION)
+    found = with_hints(PLAIN, hints, HORIZON)
     assert (found.p_arrival >= PLAIN.p_arrival - 1e-12).all()
     assert (found.p_arrival <= 1).all()
     assert (found.mean >= PLAIN.mean).all()
@@ -86,4 +86,4 @@ def test_absurd_hints_are_refused(wrong: tuple[int, float, float, float]) -> Non
 
 def test_a_hint_about_no_model_is_refused() -> None:
     with pytest.raises(BadHorizon, match="row 9"):
-        with_hints(PLAIN, [Hint(row=9, probability=0.5, within_s=1.0)], QUESTION)
+        with_hints(PLAIN, [Hint(row=9, probability=0.5, within_s=1.0)], HORIZON)

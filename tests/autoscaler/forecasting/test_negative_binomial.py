@@ -24,7 +24,7 @@ def test_quantiles_are_those_of_drawn_counts(mean: float, size: float) -> None:
 
 def test_zeros_give_the_size_back() -> None:
     mean, size = np.array([0.2, 2.0, 7.0]), np.array([0.3, 1.0, 2.5])
-    assert nb.size_of_zeros(mean, nb.p_some(mean, size)) == pytest.approx(size, rel=1e-3)
+    assert nb.size_of_zeros(mean, nb.p_at_least_one(mean, size)) == pytest.approx(size, rel=1e-3)
 
 
 def test_moments_give_the_size_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.greedy_dual import Clock, GreedyDual, greedy_dual
+from autoscaler.loading.greedy_dual import GreedyDual, GreedyDualState, greedy_dual
 from autoscaler.planning.actions import Action, ActionReason, Demote
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.model import Tier
@@ -19,14 +19,16 @@ TWO = greedy_dual(GreedyDual(idle_bytes=2_000))
 AT_P = {"p": Tier.DEVICE}
 
 
-def _step(models: Sequence[ModelView], state: Clock | None = None) -> tuple[list[str], Clock]:
+def _step(
+    models: Sequence[ModelView], state: GreedyDualState | None = None
+) -> tuple[list[str], GreedyDualState]:
     actions, after = TWO.plan(pool([pod("p")], models), state or TWO.start)
     return [_name(each) for each in actions], after
 
 
 def _name(action: Action) -> str:
     assert isinstance(action, Demote)
-    assert action.why is ActionReason.ROOM
+    assert action.reason is ActionReason.ROOM
     return action.key.split("/")[1].split("@")[0]
 
 
@@ -62,7 +64,7 @@ def test_frequencies_add_up_and_age_by_the_clock() -> None:
 def test_what_left_starts_anew() -> None:
     _, state = _step([model("a", at=AT_P, arrived=9)])
     _, state = _step([model("a", arrived=0)], state)
-    assert state.used == {}
+    assert state.frequencies == {}
 
 
 def test_a_model_in_use_stays_and_the_next_one_goes() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.planning.actions import ActionReason, Demote
-from autoscaler.planning.pool_view import CopyUse, QueueDemand
+from autoscaler.planning.pool_view import CopyUse
+from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -19,7 +20,7 @@ AT_P = {"p": Tier.DEVICE}
 def _demoted(**values: Any) -> list[tuple[str, Tier]]:
     view = pool([pod("p"), pod("q")], [model("m", **values)])
     actions, _ = RULE.plan(view, RULE.start)
-    assert all(isinstance(each, Demote) and each.why is ActionReason.IDLE for each in actions)
+    assert all(isinstance(each, Demote) and each.reason is ActionReason.IDLE for each in actions)
     return [(each.pod, each.tier) for each in actions if isinstance(each, Demote)]
 
 
@@ -37,7 +38,7 @@ def test_an_idle_copy_sinks_to_disk() -> None:
         pytest.param({"policy": {"keep_alive_s": 1e9}}, id="its own keep-alive"),
         pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
         pytest.param({"uses": {"p": CopyUse(last_s=NOW_S - 99)}}, id="used until just now"),
-        pytest.param({"waiting": QueueDemand(requests=1)}, id="requests wait"),
+        pytest.param({"waiting": QueueStats(requests=1)}, id="requests wait"),
     ],
 )
 def test_a_copy_stays(values: dict[str, Any]) -> None:

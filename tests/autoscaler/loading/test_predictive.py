@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.planning.actions import ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, QueueDemand
+from autoscaler.planning.pool_view import CopyUse
+from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, Tier
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import NOW_S, model, pod, pool
@@ -58,8 +59,8 @@ def _one(
 def test_a_model_that_is_expected_is_loaded_with_the_reason() -> None:
     [action] = _one(COMES)
     assert isinstance(action, Load)
-    assert (action.pod, action.tier, action.why) == ("p", Tier.DEVICE, ActionReason.FORECAST)
-    assert "P(arrival within 60 s) 0.900" in action.words
+    assert (action.pod, action.tier, action.reason) == ("p", Tier.DEVICE, ActionReason.FORECAST)
+    assert "P(arrival within 60 s) 0.900" in action.detail
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_room_is_made_where_it_harms_less_than_it_helps() -> None:
     view = pool(full, [model("new"), there], demand=demand([0.9, 0.1]))
     demote, load = _plan(view)
     assert isinstance(demote, Demote)
-    assert (demote.key, demote.pod, demote.why) == (there.key, "p", ActionReason.ROOM)
+    assert (demote.key, demote.pod, demote.reason) == (there.key, "p", ActionReason.ROOM)
     assert isinstance(load, Load)
     assert load.key == view.models[0].key
     assert _plan(pool(full, [model("new"), there], demand=demand([0.1, 0.9]))) == []
@@ -187,7 +188,7 @@ def test_a_further_copy_for_what_waits_takes_what_does_less(
     requests: int, expected: float, *, makes_room: bool
 ) -> None:
     """Requests take 0.1 s, and work is to be done within 2 s; `old` is a last copy, in use."""
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueDemand(requests=requests))
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=requests))
     old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
     counts = demand([0.9, 0.9], arrivals=[0.0, expected])
     loads = _loads(_plan(pool(_FULL, [busy, old], demand=counts)))
@@ -197,7 +198,7 @@ def test_a_further_copy_for_what_waits_takes_what_does_less(
 def test_a_further_copy_goes_where_a_pod_has_time() -> None:
     """Both q and r have room; what is on q keeps it busy."""
     pods = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q"), pod("r", used_bytes=1)]
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueDemand(requests=40))
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=40))
     much = model("much", at={"q": Tier.DEVICE})
     counts = demand([0.9, 0.9], arrivals=[0.0, 400.0])
     assert _loads(_plan(pool(pods, [busy, much], demand=counts)))[0][1] == "r"
@@ -219,7 +220,7 @@ def test_copies_of_a_model_share_what_it_is_worth() -> None:
     view = pool(
         pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[1_100.0, 0, 0])
     )
-    assert [(each.key, each.why) for each in _plan(view) if isinstance(each, Demote)] == [
+    assert [(each.key, each.reason) for each in _plan(view) if isinstance(each, Demote)] == [
         (many.key, ActionReason.ROOM)
     ]
 
@@ -236,7 +237,7 @@ def test_a_model_in_use_makes_no_room() -> None:
 def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, ActionReason]]:
     values = {"at": {"p": Tier.DEVICE}, "last_arrival_s": NOW_S - 600, **values}
     return [
-        (each.pod, each.tier, each.why) for each in _one(p, **values) if isinstance(each, Demote)
+        (each.pod, each.tier, each.reason) for each in _one(p, **values) if isinstance(each, Demote)
     ]
 
 
@@ -252,7 +253,7 @@ def test_what_is_not_worth_its_memory_sinks() -> None:
         pytest.param({"policy": {"min_copies": 1}}, id="min-copies"),
         pytest.param({"policy": {"preload": Preload.EAGER}}, id="eager"),
         pytest.param({"policy": {"keep_alive_s": 601.0}}, id="its keep-alive is not over"),
-        pytest.param({"waiting": QueueDemand(requests=1)}, id="requests wait"),
+        pytest.param({"waiting": QueueStats(requests=1)}, id="requests wait"),
         pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
     ],
 )
@@ -278,26 +279,26 @@ def test_at_the_edge_of_its_price_nothing_moves() -> None:
 
 
 def test_what_waits_is_loaded_whatever_is_expected() -> None:
-    [action] = _one(0.0, waiting=QueueDemand(requests=1))
+    [action] = _one(0.0, waiting=QueueStats(requests=1))
     assert isinstance(action, Load)
-    assert action.why is ActionReason.WAITING
+    assert action.reason is ActionReason.WAITING
 
 
 def test_copies_for_what_waits_end_the_queue_in_time() -> None:
     """40 requests of 0.1 s within 2 s: two copies."""
-    assert len(_loads(_one(0.0, waiting=QueueDemand(requests=40)))) == 2
+    assert len(_loads(_one(0.0, waiting=QueueStats(requests=40)))) == 2
 
 
 def test_copies_for_what_waits_come_on_top_of_those_that_let_it_wait() -> None:
     """One copy serves what goes on to come; 20 requests of 0.1 s wait: one more within 2 s."""
-    waiting = QueueDemand(requests=20)
+    waiting = QueueStats(requests=20)
     assert [each[1] for each in _loads(_one(0.0, at={"p": Tier.DEVICE}, waiting=waiting))] == ["q"]
     fresh = _one(0.0, at={"p": Tier.DEVICE}, since_s=NOW_S - 1, waiting=waiting)
     assert _loads(fresh) == []  # what waited for the load is being served now
 
 
 def test_without_counts_floors_and_waiting_requests_hold() -> None:
-    models = [model("a", policy={"min_copies": 1}), model("b", waiting=QueueDemand(requests=1))]
+    models = [model("a", policy={"min_copies": 1}), model("b", waiting=QueueStats(requests=1))]
     loads = _loads(_plan(pool(PODS, [*models, model("c")])))
     assert sorted(name for name, _, _ in loads) == ["a", "b"]
 
@@ -333,7 +334,7 @@ def _pools(draw: st.DrawFn) -> PoolView:
         for place in at:
             used[place] += size
         waits = draw(st.integers(0, 3))
-        models.append(model(name, at=at, size_bytes=size, waiting=QueueDemand(requests=waits)))
+        models.append(model(name, at=at, size_bytes=size, waiting=QueueStats(requests=waits)))
     pods = [replace(each, used_bytes={Tier.DEVICE: used[each.name]}) for each in pods]
     p = [draw(st.floats(0, 1)) for _ in models]
     return pool(pods, models, demand=demand(p, arrivals=[100 * each for each in p]))

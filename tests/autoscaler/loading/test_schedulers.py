@@ -13,12 +13,13 @@ from autoscaler.loading.round_robin import (
     PER_MODEL,
     RENEWED,
     STARVED_FIRST,
-    Circle,
     RoundRobin,
+    RoundRobinState,
     round_robin,
 )
 from autoscaler.planning.actions import ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, QueueDemand
+from autoscaler.planning.pool_view import CopyUse
+from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 BASELINE = baseline(Baseline(idle_s=10.0))
 CLOCKWORK = clockwork(Clockwork(horizon_s=2.0))
-WAITS = QueueDemand(requests=1, oldest_s=NOW_S - 1)
+WAITS = QueueStats(requests=1, oldest_s=NOW_S - 1)
 FAILED = LoadFailure("m", "ModelLoadFailed", "no", 3, retry_at_s=NOW_S + 1)
 
 
@@ -46,7 +47,9 @@ def _told(actions: Sequence[Action]) -> list[str]:
 
 def _baseline(view: PoolView, last: str = "") -> tuple[list[str], str]:
     actions, after = BASELINE.plan(view, last)
-    assert all(not isinstance(each, Load) or each.why is ActionReason.WAITING for each in actions)
+    assert all(
+        not isinstance(each, Load) or each.reason is ActionReason.WAITING for each in actions
+    )
     return _told(actions), after
 
 
@@ -55,16 +58,16 @@ def _clockwork(view: PoolView) -> list[str]:
 
 
 def _turns(
-    view: PoolView, refinements: int = BY_DEADLINE, state: Circle | None = None
-) -> tuple[list[str], Circle]:
+    view: PoolView, refinements: int = BY_DEADLINE, state: RoundRobinState | None = None
+) -> tuple[list[str], RoundRobinState]:
     rule = round_robin(RoundRobin(quantum_s=10.0, refinements=refinements))
     actions, after = rule.plan(view, state or rule.start)
     return _told(actions), after
 
 
-def _work(seconds: float) -> QueueDemand:
+def _work(seconds: float) -> QueueStats:
     """So much waiting work, in requests of 0.1 s."""
-    return QueueDemand(requests=round(10 * seconds), oldest_s=NOW_S - 1)
+    return QueueStats(requests=round(10 * seconds), oldest_s=NOW_S - 1)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,9 @@ def test_machines_take_turns() -> None:
 
 def test_starved_requests_go_first_then_the_oldest() -> None:
     models = [
-        model("a", waiting=QueueDemand(1, 0, NOW_S - 2)),
-        model("b", waiting=QueueDemand(1, 0, NOW_S - 3)),
-        model("c", waiting=QueueDemand(1, 1, NOW_S - 1)),
+        model("a", waiting=QueueStats(1, 0, NOW_S - 2)),
+        model("b", waiting=QueueStats(1, 0, NOW_S - 3)),
+        model("c", waiting=QueueStats(1, 1, NOW_S - 1)),
     ]
     pods = [pod("p"), pod("q"), pod("r")]
     assert _baseline(pool(pods, models))[0] == ["c>p", "b>q", "a>r"]
@@ -147,10 +150,10 @@ def test_a_machine_is_for_the_requests_that_came_first(came_s: float, told: list
     """It is idle and holds `a`, whose request came 3 s ago."""
     held = [
         model("a", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 20)},
-              waiting=QueueDemand(1, 0, NOW_S - 3)),
+              waiting=QueueStats(1, 0, NOW_S - 3)),
         model("b", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 30)}),
     ]  # fmt: skip
-    new = model("new", waiting=QueueDemand(1, 0, came_s))
+    new = model("new", waiting=QueueStats(1, 0, came_s))
     view = pool([pod("p", memory_bytes=2_000, used_bytes=2_000)], [*held, new])
     assert _baseline(view)[0] == told
 
@@ -159,7 +162,7 @@ def test_as_many_idle_machines_are_left_to_a_model_as_requests_of_it_wait() -> N
     both = {"p": Tier.DEVICE, "q": Tier.DEVICE}
     new = model("new", waiting=WAITS)
     served = {each: CopyUse(last_s=NOW_S - 1) for each in both}
-    held = model("a", at=both, waiting=QueueDemand(1, 0, NOW_S - 3), uses=served)
+    held = model("a", at=both, waiting=QueueStats(1, 0, NOW_S - 3), uses=served)
     assert _baseline(pool([pod("p"), pod("q")], [held, new]))[0] == ["new>q"]
 
 
@@ -223,14 +226,16 @@ PLAIN = 0
 
 def test_models_take_turns() -> None:
     models = [model(name, waiting=WAITS) for name in "abc"]
-    told, state = _turns(pool([pod("p")], models), PLAIN, Circle(last=models[0].key))
+    told, state = _turns(pool([pod("p")], models), PLAIN, RoundRobinState(last=models[0].key))
     assert told == ["b>p"]
     assert _turns(pool([pod("p")], models), PLAIN, state)[0] == ["c>p"]
-    assert _turns(pool([pod("p")], models), PLAIN, Circle(last=models[2].key))[0] == ["a>p"]
+    assert _turns(pool([pod("p")], models), PLAIN, RoundRobinState(last=models[2].key))[0] == [
+        "a>p"
+    ]
 
 
 def _turn_of_new(
-    refinements: int, *, since_s: float, state: Circle | None = None, **use: Any
+    refinements: int, *, since_s: float, state: RoundRobinState | None = None, **use: Any
 ) -> Any:
     """`new` waits for the place of `old`, which came then."""
     old = model("old", at={"p": Tier.DEVICE}, since_s=since_s, uses={"p": CopyUse(**use)})
@@ -252,10 +257,10 @@ def test_an_inference_renews_the_quantum_from_the_first_refinement_on() -> None:
 def test_most_starved_first_and_of_those_alike_the_one_with_fewest_copies() -> None:
     pods = [pod("p"), pod("q", inferring=1)]
     models = [
-        model("a", at={"q": Tier.DEVICE}, waiting=QueueDemand(5, 2, NOW_S - 9)),
-        model("b", waiting=QueueDemand(5, 2, NOW_S - 9)),
-        model("c", waiting=QueueDemand(5, 3, NOW_S - 9)),
-        model("d", waiting=QueueDemand(5, 0, NOW_S - 9)),
+        model("a", at={"q": Tier.DEVICE}, waiting=QueueStats(5, 2, NOW_S - 9)),
+        model("b", waiting=QueueStats(5, 2, NOW_S - 9)),
+        model("c", waiting=QueueStats(5, 3, NOW_S - 9)),
+        model("d", waiting=QueueStats(5, 0, NOW_S - 9)),
     ]
     assert _turns(pool(pods, models), STARVED_FIRST)[0] == ["c>p"]
     assert _turns(pool(pods, [models[0], models[1], models[3]]), STARVED_FIRST)[0] == ["b>p"]
@@ -298,7 +303,7 @@ def test_quanta_follow_how_well_they_were_used() -> None:
     assert list(after.factors.values()) == [1.25]
     _, after = _turn_of_new(PER_MODEL, since_s=since_s, last_s=last_s, served=1)
     assert list(after.factors.values()) == [0.8]
-    longer = Circle(factors=dict.fromkeys(after.factors, 4.0))
+    longer = RoundRobinState(factors=dict.fromkeys(after.factors, 4.0))
     assert _turn_of_new(PER_MODEL, since_s=NOW_S - 39, state=longer)[0] == []
 
 

@@ -37,5 +37,5 @@ def test_after_the_stable_window_the_panic_is_over_and_half_go_at_most() -> None
 
 
 def test_never_more_than_allowed() -> None:
-    pods, _ = kpa_pods(1e9, 1, KpaState(), 0.0, KpaParams(most_pods=7))
+    pods, _ = kpa_pods(1e9, 1, KpaState(), 0.0, KpaParams(max_pods=7))
     assert pods == 7

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.planning.actions import ActionReason, DrainPod, SetPods
-from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView, QueueDemand
+from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
 from autoscaler.scaling.limits import contradictions, pool_problems
 from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
+from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
 from registry.domain.residency_index import Residency
 
@@ -24,7 +25,7 @@ PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 
 def _model(name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy: Any) -> ModelView:
     spec = ModelSpec(ModelName("default", name), "s3://models/a", policy=ModelPolicy(**policy))
-    return ModelView(spec, 100, hold_s=1.0, waiting=QueueDemand(waiting), last_arrival_s=last_s)
+    return ModelView(spec, 100, hold_s=1.0, waiting=QueueStats(waiting), last_arrival_s=last_s)
 
 
 def _view(
@@ -47,7 +48,7 @@ def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
     state = ScalingState(current=0)
     actions, state = scale_pods(_view(0, 0, _model(waiting=100)), state, PARAMS)
     assert _wanted(actions) == 1
-    assert actions[0].why is ActionReason.WAITING
+    assert actions[0].reason is ActionReason.WAITING
     actions, state = scale_pods(_view(1, 0, _model(waiting=200)), state, PARAMS)
     assert actions == ()
 
@@ -138,18 +139,18 @@ def test_the_emptiest_pods_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected", "why"),
+    ("low", "high", "expected", "reason"),
     [
         pytest.param(2, 10, 2, ActionReason.FLOOR, id="floor"),
         pytest.param(0, 1, 1, ActionReason.CEILING, id="ceiling"),
     ],
 )
-def test_bounds_hold(low: int, high: int, expected: int, why: ActionReason) -> None:
-    waiting = 0 if why is ActionReason.FLOOR else 50
+def test_bounds_hold(low: int, high: int, expected: int, reason: ActionReason) -> None:
+    waiting = 0 if reason is ActionReason.FLOOR else 50
     view = _view(0, 1, _warm(_model(waiting=waiting)), low=low, high=high)
     actions, _ = scale_pods(view, ScalingState(current=0), PARAMS)
     assert _wanted(actions) == expected
-    assert actions[0].why is why
+    assert actions[0].reason is reason
 
 
 def test_copies_that_must_be_need_pods() -> None:
@@ -196,7 +197,7 @@ def _asked(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView
 def test_pods_are_for_what_came_of_late_whatever_is_forecast() -> None:
     actions, state = scale_pods(_asked(0, 2, 10), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 5  # ten seconds of work in three, at 70 % of the slots
-    assert actions[0].why is ActionReason.ARRIVING
+    assert actions[0].reason is ActionReason.ARRIVING
     actions, state = scale_pods(_asked(0.5, 2, 0), state, PARAMS)
     assert actions == ()
     actions, _ = scale_pods(_asked(1.0, 2, 10), state, PARAMS)
@@ -208,7 +209,7 @@ def test_what_waits_comes_on_top_of_what_goes_on_to_come() -> None:
     model = replace(_model(waiting=8), arrived=6, holders=warm)
     actions, _ = scale_pods(_view(0, 2, model), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 7
-    assert actions[0].why is ActionReason.WAITING
+    assert actions[0].reason is ActionReason.WAITING
 
 
 def test_at_zero_what_came_wakes_one_pod_only() -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autoscaler.service.actuator import Actuator
     from tests import servers
 
-    Expect = Callable[[History, FittedModel], Demand]
+    ForecastFunction = Callable[[History, FittedModel], Demand]
 
 _pools = itertools.count(1)
 _holders = itertools.count(1)
@@ -152,8 +152,8 @@ class Stage:
         self,
         policy: LoadingPolicy[Any],
         *,
-        expect: Expect = forecast_demand,
-        owner: Actuator | None = None,
+        forecast: ForecastFunction = forecast_demand,
+        actuator: Actuator | None = None,
         **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
         """An autoscaler that ticks; it ends without a word, as if it was killed."""
@@ -165,18 +165,18 @@ class Stage:
         )
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
-        forecaster = DemandForecaster(expect)
-        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, owner)
+        forecaster = DemandForecaster(forecast)
+        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, actuator)
         client = PodClient(load_timeout_s=120)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(watch.run())
-                actor = ActionExecutor(
+                executor = ActionExecutor(
                     group, scaling, client, metrics,
                     state=lambda: watch.state, now_s=watch.registry_now_s,
                 )  # fmt: skip
-                group.create_task(one.run(actor))
+                group.create_task(one.run(executor))
 
         task = asyncio.create_task(run())
         try:

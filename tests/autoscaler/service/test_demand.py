@@ -30,9 +30,9 @@ async def _declared(stage: Stage) -> ArrivalLog:
 
 
 def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) -> Demand:
-    past = reader.past(now_s, tuple(str(name) for name in names))
-    assert past is not None
-    demand = DemandForecaster().forecast(past)
+    found = reader.forecast_input(now_s, tuple(str(name) for name in names))
+    assert found is not None
+    demand = DemandForecaster().forecast(found)
     assert is_sound(demand)
     return demand
 
@@ -45,7 +45,7 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     await reader.read(now_s, NAMES)
     demand = _expected(reader, now_s, NAMES)
     assert demand.history is not None
-    assert demand.history.tens.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
+    assert demand.history.ten_minutes.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
     assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60
 
@@ -53,15 +53,15 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
 async def test_at_a_faster_pace_seconds_are_counted_as_minutes(stage: Stage) -> None:
     arrivals = await _declared(stage)
     await arrivals.report("gateway", 1, [(NAMES[0], 3, 100)], {})
-    reader, now_s = DemandReader(stage.registry, pace=60.0), time.time()
+    reader, now_s = DemandReader(stage.registry, time_scale=60.0), time.time()
     await reader.read(now_s, NAMES)
     history = _expected(reader, now_s, NAMES).history
     assert history is not None
     assert history.minutes.sum(axis=1).tolist() == [3, 0]
     assert 90 <= history.age_minutes[0] <= 400  # seconds, and what the test was held up
-    past = reader.past(now_s, tuple(str(name) for name in NAMES))
-    assert past is not None
-    assert not past.seconds.any()
+    found = reader.forecast_input(now_s, tuple(str(name) for name in NAMES))
+    assert found is not None
+    assert not found.seconds.any()
 
 
 async def test_what_is_told_late_is_added_once(stage: Stage) -> None:

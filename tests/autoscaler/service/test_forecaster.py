@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.service.forecaster import DemandForecaster, Past
+from autoscaler.service.forecaster import DemandForecaster, ForecastInput
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers
@@ -24,7 +24,7 @@ def _counts() -> Counts:
     counts = Counts(CountsParams(models=len(NAMES)))
     counts.advance(START_S)
     for name in NAMES:
-        counts.declare(name)
+        counts.add_model(name)
     for row, name in enumerate(NAMES[:-1]):
         times_s = [START_S - 600 - step * 120 * (row + 1) for step in range(200)]
         counts.add([name] * len(times_s), times_s, [1] * len(times_s))
@@ -33,11 +33,11 @@ def _counts() -> Counts:
 
 def _past(
     counts: Counts, now_s: float, rows: Integers | None, names: tuple[str, ...] = NAMES
-) -> Past:
+) -> ForecastInput:
     counts.advance(now_s)
     places = counts.rows_of(names)
     chosen = places if rows is None else places[rows]
-    return Past(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+    return ForecastInput(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
 
 
 def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
@@ -83,7 +83,7 @@ def test_after_a_burst_the_next_arrival_is_soon_unlikely(
     )
     counts.advance(START_S + 17)
     for name in names:
-        counts.declare(name)
+        counts.add_model(name)
     begin_s = START_S + 17 + known_s
     counts.advance(begin_s + burst_s)
     times_s = [begin_s + second for second in range(burst_s)]

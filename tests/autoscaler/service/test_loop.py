@@ -198,7 +198,7 @@ async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float)
     await stage.registry.put_models([model("a", preload=Preload.EAGER)])
     pod = await stage.pod("pod-a")
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, expect=spoilt, min_pods=0) as metrics:
+    async with stage.autoscaler(policy, forecast=spoilt, min_pods=0) as metrics:
         await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="floors hold")
         await until(
             lambda: metric(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.kubernetes.pools.pods import read_pod
+from autoscaler.kubernetes.cluster.pods import read_pod
 from autoscaler.kubernetes.pools.revisions import replaced_pods
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from autoscaler.kubernetes.pools.pods import PodObject
+    from autoscaler.kubernetes.cluster.pods import PodObject
 
 POOL = ModelName("pilotlight", "pool")
 

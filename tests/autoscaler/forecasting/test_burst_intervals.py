@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.forecasting.burst_intervals import p_by_rhythm
+from autoscaler.forecasting.burst_intervals import p_next_burst
 
 LENGTH = 301
 
@@ -36,16 +36,16 @@ def _at(*seconds_ago: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
     ],
 )
 def test_the_next_burst_is_expected(seconds_ago: tuple[int, ...], expected: float) -> None:
-    p = p_by_rhythm(_at(*seconds_ago), window_s=60.0)[0]
+    p = p_next_burst(_at(*seconds_ago), window_s=60.0)[0]
     assert p == pytest.approx(expected)
 
 
 def test_rows_do_not_touch_each_other() -> None:
     both = np.concatenate([_at(50, 30, 10), _at(), _at(30, 10)])
-    assert p_by_rhythm(both, window_s=60.0) == pytest.approx([2 / 3, 0.0, 0.5])
+    assert p_next_burst(both, window_s=60.0) == pytest.approx([2 / 3, 0.0, 0.5])
 
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=40), min_size=1, max_size=5))
 def test_it_is_a_probability(rows: list[list[int]]) -> None:
-    p = p_by_rhythm(np.concatenate([_at(*row) for row in rows]), window_s=60.0)
+    p = p_next_burst(np.concatenate([_at(*row) for row in rows]), window_s=60.0)
     assert ((p >= 0) & (p < 1)).all()

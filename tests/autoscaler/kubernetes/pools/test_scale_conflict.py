@@ -4,24 +4,24 @@ from autoscaler.kubernetes.pools.pool_size import Owner
 from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
 
 
-def _pause_s(contest: ScaleConflict, pods: int, from_s: int) -> int:
+def _pause_s(conflict: ScaleConflict, pods: int, from_s: int) -> int:
     """Whole seconds for which a number of pods is left alone."""
-    return next(wait_s for wait_s in range(400) if contest.look(pods, from_s + wait_s) is None)
+    return next(wait_s for wait_s in range(400) if conflict.check(pods, from_s + wait_s) is None)
 
 
 def test_what_it_finds_first_and_what_it_sets_is_no_contest() -> None:
-    contest = ScaleConflict()
-    assert contest.look(3, 0) is None
-    contest.expect(2)
-    assert contest.look(2, 1) is None
-    contest.expect(None)  # whether it was set is unknown
-    assert contest.look(5, 2) is None
+    conflict = ScaleConflict()
+    assert conflict.check(3, 0) is None
+    conflict.expect(2)
+    assert conflict.check(2, 1) is None
+    conflict.expect(None)  # whether it was set is unknown
+    assert conflict.check(5, 2) is None
 
 
 def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> None:
-    contest = ScaleConflict()
-    contest.expect(2)
-    found = contest.look(7, 0)
+    conflict = ScaleConflict()
+    conflict.expect(2)
+    found = conflict.check(7, 0)
     assert found is not None
     assert found.owner is Owner.UNKNOWN
     assert "from 2 to 7" in found.reason
@@ -29,9 +29,9 @@ def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> 
 
 
 def test_who_changes_it_again_and_again_is_left_alone_for_longer_each_time() -> None:
-    contest, now_s, pauses = ScaleConflict(), 0, []
+    conflict, now_s, pauses = ScaleConflict(), 0, []
     for _ in range(12):
-        contest.expect(2)
-        pauses.append(_pause_s(contest, 7, now_s))
+        conflict.expect(2)
+        pauses.append(_pause_s(conflict, 7, now_s))
         now_s += pauses[-1]
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]

@@ -37,13 +37,13 @@ def test_stays_within_the_bounds_and_says_so(wanted: int, pods: int) -> None:
 
 
 def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> None:
-    pool = replace(POOL, least=0, most=None)
+    pool = replace(POOL, min_pods=0, max_pods=None)
     assert within_bounds(pool, 0) == ScaleTo(0, "")
     assert within_bounds(pool, 500) == ScaleTo(500, "")
 
 
 @pytest.mark.parametrize(
-    ("pool", "rivals", "words"),
+    ("pool", "rivals", "detail"),
     [
         pytest.param(replace(POOL, mode="Knative"), [], "mode 'Knative'", id="knative"),
         pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
@@ -54,10 +54,10 @@ def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> Non
         ),
     ],
 )  # fmt: skip
-def test_never_fights(pool: PoolObject, rivals: list[CompetingScaler], words: str) -> None:
+def test_never_fights(pool: PoolObject, rivals: list[CompetingScaler], detail: str) -> None:
     decision = find_owner(pool, rivals)
     assert isinstance(decision, ScaledElsewhere)
-    assert words in decision.reason
+    assert detail in decision.reason
 
 
 def test_what_scales_something_else_is_no_rival() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.forecasting.recency import learn_recency, p_recent
-from autoscaler.planning.demand_forecast import QUESTION, fit_model, forecast_demand
+from autoscaler.forecasting.recency import fit_recency, p_recent
+from autoscaler.planning.demand_forecast import HORIZON, fit_model, forecast_demand
 from tests.autoscaler.demands import history
 
 NOW_MIN = 2_880
@@ -24,7 +24,7 @@ def _bursts(models: int) -> list[list[int]]:
 
 
 def test_a_burst_that_goes_on_is_told_from_one_that_is_over() -> None:
-    learnt = learn_recency(history(_bursts(20), now_min=NOW_MIN))
+    learnt = fit_recency(history(_bursts(20), now_min=NOW_MIN))
     [stream] = _bursts(1)
 
     def at(minute: int) -> float:
@@ -37,7 +37,7 @@ def test_a_burst_that_goes_on_is_told_from_one_that_is_over() -> None:
 
 def test_probabilities_learnt_are_those_that_came() -> None:
     streams = _bursts(20)
-    learnt = learn_recency(history(streams, now_min=NOW_MIN - 200))
+    learnt = fit_recency(history(streams, now_min=NOW_MIN - 200))
     expected = came = 0.0
     for minute in range(NOW_MIN - 200, NOW_MIN):
         known = history([[at for at in each if at < minute] for each in streams], now_min=minute)
@@ -48,7 +48,7 @@ def test_probabilities_learnt_are_those_that_came() -> None:
 
 def test_before_anything_was_learnt_silence_says_how_likely_a_request_is() -> None:
     new = replace(history([[NOW_MIN - 1]], now_min=NOW_MIN), since_minute=np.array([NOW_MIN - 1]))
-    learnt = learn_recency(new)
+    learnt = fit_recency(new)
     p = [p_recent(replace(new, origin_s=60.0 * (NOW_MIN + each)), learnt)[0] for each in (0, 9)]
     assert p == pytest.approx([1 / 2, 1 / 11])
 
@@ -68,15 +68,15 @@ def test_expected_demand_is_that_of_the_models_asked_for_in_their_order() -> Non
     names = ("absent", "busy")
     known = counts.history_of(names, 86_400.0)
     found = forecast_demand(known, fit_model(known, names))
-    assert found.forecast.mean.shape == (2, len(QUESTION.windows_s))
+    assert found.forecast.mean.shape == (2, len(HORIZON.windows_s))
     assert found.p_minute[1] > 0.5 > found.p_minute[0]
 
 
 def test_learning_is_renewed_when_due_or_when_models_change() -> None:
     two, three = ("a", "b"), ("a", "b", "c")
-    first = fit_model(history([[1], [2]], now_min=100), two, every_s=600.0)
-    assert fit_model(history([[1], [2]], now_min=109), two, first, every_s=600.0) is first
-    assert fit_model(history([[1], [2]], now_min=110), two, first, every_s=600.0) is not first
-    more = fit_model(history([[1], [2], []], now_min=101), three, first, every_s=600.0)
+    first = fit_model(history([[1], [2]], now_min=100), two, interval_s=600.0)
+    assert fit_model(history([[1], [2]], now_min=109), two, first, interval_s=600.0) is first
+    assert fit_model(history([[1], [2]], now_min=110), two, first, interval_s=600.0) is not first
+    more = fit_model(history([[1], [2], []], now_min=101), three, first, interval_s=600.0)
     assert more.models == three
-    assert fit_model(history([[1], [2]], now_min=50), two, first, every_s=600.0) is not first
+    assert fit_model(history([[1], [2]], now_min=50), two, first, interval_s=600.0) is not first

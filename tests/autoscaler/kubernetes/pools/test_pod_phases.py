@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.cluster.informer import ObjectEvent
-from autoscaler.kubernetes.models.inference_services import read_service
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
+from autoscaler.kubernetes.cluster.inference_services import read_service
+from autoscaler.kubernetes.cluster.pods import PodObject
 from autoscaler.kubernetes.pools import drain_tracker
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
-from autoscaler.kubernetes.pools.pods import PodObject
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
@@ -38,15 +37,15 @@ class Stage:
 
     pool: str
     objects: ClusterObjects
-    links: PoolRegistries
+    registries: PoolRegistries
     phases: PodPhases
     old: Pod
 
     def see(self, name: str, generation: int, *, is_ending: bool = False) -> None:
         revision = f"pool-{generation:05}"
-        pod = PodObject("pilotlight", name, self.pool, "pool", "n", "10.0.0.1", is_ending, 0,
+        pod = PodObject("pilotlight", name, self.pool, "pool", is_ending, 0,
                         revision, generation)  # fmt: skip
-        self.objects.see(ObjectEvent(pod, is_gone=False))
+        self.objects.update(ObjectEvent(pod, is_removed=False))
 
     def route_to(self, generation: int) -> None:
         traffic = [{"revisionName": f"pool-{generation:05}", "percent": 100}]
@@ -55,10 +54,10 @@ class Stage:
             labels={"pilotlight.io/pool": self.pool},
             status={"components": {"predictor": {"traffic": traffic}}},
         )  # fmt: skip
-        self.objects.see(ObjectEvent(read_service(document), is_gone=False))
+        self.objects.update(ObjectEvent(read_service(document), is_removed=False))
 
     def phase(self, name: str) -> PodPhase:
-        return self.links.of(self.pool).state.pods[name].phase
+        return self.registries.get(self.pool).state.pods[name].phase
 
     async def drain_by_itself(self) -> None:
         await self.old.registry.set_phase("old", self.old.epoch, PodPhase.DRAINING)
@@ -75,57 +74,57 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
     old = await Pod.join(registry, "old")
     await Pod.join(registry, "new")
     async with asyncio.TaskGroup() as tasks:
-        links, objects = PoolRegistries(redis.url, tasks, lambda: None), ClusterObjects()
-        await links.of(pool).watch.wait_synced()
-        made = Stage(pool, objects, links, PodPhases(objects, links), old)
+        registries, objects = PoolRegistries(redis.url, tasks, lambda: None), ClusterObjects()
+        await registries.get(pool).watch.wait_synced()
+        made = Stage(pool, objects, registries, PodPhases(objects, registries), old)
         made.see("old", 1)
         made.see("new", 2)
         made.route_to(1)
         yield made
-        await links.close()
+        await registries.close()
     await registry.close()
 
 
 async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
     await stage.drain_by_itself()
-    await stage.phases.follow()
+    await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
     assert stage.phase("new") is PodPhase.READY
 
 
 async def test_a_replaced_pod_is_sent_away_and_called_back(stage: Stage) -> None:
     stage.route_to(2)
-    await stage.phases.follow()
+    await stage.phases.update()
     await stage.turns("old", PodPhase.DRAINING)
     stage.route_to(1)
-    await stage.phases.follow()
+    await stage.phases.update()
     await stage.turns("old", PodPhase.READY)
     await stage.drain_by_itself()
-    await stage.phases.follow()
+    await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
 
 
 async def test_a_pod_that_is_to_end_is_not_called_back(stage: Stage) -> None:
     stage.see("old", 1, is_ending=True)
     for _ in range(2):
-        await stage.phases.follow()
+        await stage.phases.update()
         await stage.turns("old", PodPhase.DRAINING)
 
 
 async def test_a_process_that_took_the_place_of_one_sent_away_may_drain(stage: Stage) -> None:
     stage.route_to(2)
-    await stage.phases.follow()
+    await stage.phases.update()
     await stage.turns("old", PodPhase.DRAINING)
     stage.old = await Pod.join(stage.old.registry, "old")
     await stage.turns("old", PodPhase.READY)
     stage.route_to(1)
     await stage.drain_by_itself()
-    await stage.phases.follow()
+    await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
 
 
 async def test_a_stray_is_called_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     await stage.drain_by_itself()
-    monkeypatch.setattr(drain_tracker, "STRAY_S", -1.0)
-    await stage.phases.follow()
+    monkeypatch.setattr(drain_tracker, "UNTRACKED_DRAIN_S", -1.0)
+    await stage.phases.update()
     await stage.turns("old", PodPhase.READY)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from autoscaler.kubernetes.admission.webhooks import MUTATE_PATH, VALIDATE_PATH, admission_app
+from autoscaler.kubernetes.admission.webhook_server import MUTATE_PATH, VALIDATE_PATH, admission_app
 from tests.autoscaler.kubernetes.objects import service
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""What a pod of a pool is to the controller. Pure.
+"""A pool's pod as the controller reads it from the API server. Pure.
 
-Pods enter themselves in the registry, with an address and a node they know from the downward
-API, and their lease says within seconds that they are gone. What only the cluster knows, and
-the controller adds, is that somebody decided to end a pod, or that it was removed; and for pods
-of Knative, that theirs is an old Revision (`revisions.py`).
+Pods register themselves, with address and node from the downward API, and their lease expires
+seconds after they end. The controller adds what only the cluster knows: that a pod is marked for
+deletion, that it was removed, and in Knative mode that its Revision is outdated (`revisions.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.kubernetes.models.inference_services import POOL
+from autoscaler.kubernetes.cluster.inference_services import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,27 +23,24 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 @dataclass(frozen=True, slots=True)
 class PodObject:
-    """A pod of a pool, reduced to what the controller decides on."""
+    """A pod of a pool: the fields that the controller uses."""
 
     namespace: str
     name: str
     pool: str
     service: str
     """The InferenceService it belongs to."""
-    node: str
-    address: str
-    """Its IP; empty before it has one."""
     is_ending: bool
-    """Marked for deletion, or ended."""
+    """Marked for deletion, or finished."""
     deletion_cost: int
     revision: str = ""
-    """Of Knative; empty in other modes."""
+    """Knative Revision; empty in other modes."""
     generation: int = 0
-    """Of Knative's Configuration: higher in newer Revisions."""
+    """Generation of the Knative Configuration: higher in newer Revisions."""
 
 
 def read_pod(document: Mapping[str, Any]) -> PodObject:
-    """Read an object that passed the API server's own schema."""
+    """Read an object that passed the API server's schema validation."""
     metadata = document["metadata"]
     labels = metadata.get("labels") or {}
     status = document.get("status") or {}
@@ -55,8 +51,6 @@ def read_pod(document: Mapping[str, Any]) -> PodObject:
         name=metadata["name"],
         pool=labels.get(POOL, ""),
         service=labels.get(SERVICE, ""),
-        node=(document.get("spec") or {}).get("nodeName") or "",
-        address=status.get("podIP") or "",
         is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),
         deletion_cost=int(cost) if cost.removeprefix("-").isdigit() else 0,
         revision=labels.get(REVISION, ""),

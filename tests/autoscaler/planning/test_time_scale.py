@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
+from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.actions import Demote
-from autoscaler.planning.pool_view import PoolView, QueueDemand
-from autoscaler.planning.time_scale import at_pace
+from autoscaler.planning.time_scale import scale_times
+from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool
+
+if TYPE_CHECKING:
+    from autoscaler.planning.pool_view import PoolView
 
 PACE = 60.0
 
@@ -28,38 +33,18 @@ def is_dropped(view: PoolView, minutes: float) -> bool:
 @pytest.mark.parametrize(("idle_s", "goes"), [(9.5, False), (10.5, True)])
 def test_a_keep_alive_of_ten_minutes_is_ten_seconds_at_pace_60(idle_s: float, goes: bool) -> None:
     view = idle_for(idle_s)
-    assert is_dropped(at_pace(view, PACE), 10) is goes
-    assert not is_dropped(at_pace(view, 1), 10)
+    assert is_dropped(scale_times(view, PACE), 10) is goes
+    assert not is_dropped(scale_times(view, 1), 10)
     assert is_dropped(view, 1 / 60 * 9)
 
 
 def test_everything_that_is_a_time_is_longer() -> None:
     failure = LoadFailure("k", "ModelLoadFailed", "no", attempts=1, retry_at_s=NOW_S + 1)
-    waiting = QueueDemand(requests=1, oldest_s=NOW_S - 2)
-    view = at_pace(pool([pod()], [model(waiting=waiting, failure=failure)]), PACE)
+    waiting = QueueStats(requests=1, oldest_s=NOW_S - 2)
+    view = scale_times(pool([pod()], [model(waiting=waiting, failure=failure)]), PACE)
     [seen] = view.models
     assert view.time_s - seen.waiting.oldest_s == pytest.approx(2 * PACE)
     assert not seen.may_load(view.time_s + 59)
     assert seen.may_load(view.time_s + 61)
     assert seen.load_s[Tier.REMOTE] == 10.0 * PACE
     assert seen.infer_s == pytest.approx(0.1 * PACE)
-
-
-def test_a_parameter_is_for_policies_that_there_are() -> None:
-    assert set(TUNED) <= set(LOADING_POLICIES)
-    assert all(policy_of(name, 2.0).name == name for name in TUNED)
-    assert all(policy_of(name).name == name for name in LOADING_POLICIES)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("clockwork", 1.0, "must be left out with --loading clockwork"),
-        ("keep-alive", 0.0, "must be a positive number, was 0"),
-        ("hybrid-histogram", 0.5, "must be whole minutes, 20,160 at most, was 0.5"),
-        ("hybrid-histogram", 1e12, "must be whole minutes, 20,160 at most, was 1e+12"),
-    ],
-)
-def test_a_value_that_no_policy_can_have_is_told(name: str, value: float, says: str) -> None:
-    assert says in value_problem(name, value)
-    assert not value_problem("hybrid-histogram", 240.0)

@@ -6,8 +6,9 @@ import pytest
 
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView, QueueDemand
+from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView
 from load.simulator.memory_registry import MemoryRegistry
+from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
@@ -62,7 +63,7 @@ def test_a_model_has_its_places_times_and_size() -> None:
 
 def test_what_gateways_saw_is_in_it() -> None:
     seen = Observations(
-        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: QueueDemand(requests=2)}
+        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: QueueStats(requests=2)}
     )
     found = _view(_registry(), seen).models[0]
     assert (found.arrived, found.last_arrival_s, found.waiting.requests) == (3, 4.0, 2)

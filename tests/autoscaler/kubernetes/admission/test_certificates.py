@@ -10,11 +10,15 @@ import pytest
 from autoscaler.kubernetes.admission.certificates import (
     RENEW_BEFORE,
     VALID,
-    beside,
-    is_worn,
+    authority_bundle,
     make_certificates,
+    needs_renewal,
 )
-from autoscaler.kubernetes.admission.webhook_setup import context_of, read_folder, take_up
+from autoscaler.kubernetes.admission.webhook_setup import (
+    load_certificates,
+    make_context,
+    read_folder,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,39 +31,39 @@ NOW = datetime.datetime.now(datetime.UTC)
 def test_a_client_that_trusts_the_authority_connects(name: str) -> None:
     made = make_certificates(NAMES, NOW)
     client_context = ssl.create_default_context(cadata=made.authority.decode())
-    assert handshake(context_of(made), client_context, name)
+    assert handshake(make_context(made), client_context, name)
 
 
 def test_a_client_that_trusts_another_authority_does_not() -> None:
     made, other = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
     client_context = ssl.create_default_context(cadata=other.authority.decode())
     with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(context_of(made), client_context, NAMES[0])
+        handshake(make_context(made), client_context, NAMES[0])
 
 
 def test_a_renewed_certificate_is_shown_to_who_connects_next() -> None:
     before, after = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
-    server = context_of(before)
-    take_up(server, after)
+    server = make_context(before)
+    load_certificates(server, after)
     client_context = ssl.create_default_context(cadata=after.authority.decode())
     assert handshake(server, client_context, NAMES[0])
 
 
 def test_both_authorities_are_trusted_while_replicas_change_over() -> None:
     oldest, before, after = (make_certificates(NAMES, NOW) for _ in range(3))
-    bundle = beside(after.authority, beside(before.authority, oldest.authority))
+    bundle = authority_bundle(after.authority, authority_bundle(before.authority, oldest.authority))
     client_context = ssl.create_default_context(cadata=bundle.decode())
     for shown in (before, after):
-        assert handshake(context_of(shown), client_context, NAMES[0])
+        assert handshake(make_context(shown), client_context, NAMES[0])
     assert len(client_context.get_ca_certs()) == 2
-    assert beside(after.authority, b"no certificate") == after.authority
+    assert authority_bundle(after.authority, b"no certificate") == after.authority
 
 
 def test_a_pair_that_does_not_fit_is_refused_and_the_one_before_stays() -> None:
     made, other = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
-    server = context_of(made)
+    server = make_context(made)
     with pytest.raises(ssl.SSLError):
-        take_up(server, replace(made, key=other.key))
+        load_certificates(server, replace(made, key=other.key))
     assert handshake(server, ssl.create_default_context(cadata=made.authority.decode()), NAMES[0])
 
 
@@ -94,8 +98,12 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> bool
 
 def test_wears_out_before_it_ends() -> None:
     certificate = make_certificates(NAMES, NOW).certificate
-    assert not is_worn(certificate, NAMES, NOW)
-    assert not is_worn(certificate, NAMES, NOW + VALID - RENEW_BEFORE - datetime.timedelta(days=1))
-    assert is_worn(certificate, NAMES, NOW + VALID - RENEW_BEFORE + datetime.timedelta(days=1))
-    assert is_worn(certificate, [*NAMES, "hook.elsewhere.svc"], NOW)
-    assert is_worn(b"no certificate", NAMES, NOW)
+    assert not needs_renewal(certificate, NAMES, NOW)
+    assert not needs_renewal(
+        certificate, NAMES, NOW + VALID - RENEW_BEFORE - datetime.timedelta(days=1)
+    )
+    assert needs_renewal(
+        certificate, NAMES, NOW + VALID - RENEW_BEFORE + datetime.timedelta(days=1)
+    )
+    assert needs_renewal(certificate, [*NAMES, "hook.elsewhere.svc"], NOW)
+    assert needs_renewal(b"no certificate", NAMES, NOW)

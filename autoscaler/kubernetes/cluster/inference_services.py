@@ -1,7 +1,7 @@
-"""What an InferenceService is to us, read from the object as the API server holds it.
+"""InferenceServices as the controller reads them from the API server. Pure.
 
-A pool carries the label `pilotlight.io/pool`, which KServe copies to its pods; a model names its
-pool in the annotation of that name. Pure.
+A pool has the label `pilotlight.io/pool`, which KServe copies to its pods; a model names its pool
+in the annotation of the same name.
 """
 
 from __future__ import annotations
@@ -21,51 +21,50 @@ if TYPE_CHECKING:
 POOL = PREFIX + "pool"
 MODE = "serving.kserve.io/deploymentMode"
 MODEL_MODE = "ModelMesh"
-"""The mode in which KServe leaves an InferenceService alone: a model is no set of pods."""
+"""Deployment mode in which KServe creates nothing for an InferenceService."""
 FINALIZER = PREFIX + "unload"
 OWNER = "controller.pilotlight.io/uid"
-"""In the registry only: which object a model was declared by."""
-_NOT_OURS = ("kubectl.kubernetes.io/last-applied-configuration",)
+"""Annotation in the registry only: uid of the InferenceService that declares the model."""
+_DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 
 class Role(StrEnum):
-    """What an InferenceService is to us."""
+    """What an InferenceService describes."""
 
     POOL = "pool"
     MODEL = "model"
     MISPLACED = "misplaced"
-    """It names a pool but is in a mode in which KServe makes pods for it."""
+    """A model of a pool in a deployment mode in which KServe creates pods for it."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceObject:
-    """An InferenceService, reduced to what the controller decides on."""
+    """An InferenceService: the fields that the controller uses."""
 
     name: ModelName
     uid: str
     resource_version: str
     generation: int
     created: str
-    """RFC 3339, as the API server wrote it."""
+    """RFC 3339."""
     role: Role
     pool: str
-    """The pool it is or names; empty: none."""
+    """Name of the pool, or of a model's pool; empty: none."""
     is_deleted: bool
     finalizers: tuple[str, ...]
     spec: ModelSpec | None
     problems: tuple[str, ...]
-    """What is wrong with a model's declaration, one line each."""
+    """Mistakes in annotations or model, one line each."""
     status: Mapping[str, Any]
 
     @property
-    def is_held(self) -> bool:
-        """Whether our finalizer keeps it from going."""
+    def has_finalizer(self) -> bool:
         return FINALIZER in self.finalizers
 
 
 def read_service(document: Mapping[str, Any]) -> ServiceObject:
-    """Read an object that passed the API server's own schema."""
+    """Read an object that passed the API server's schema validation."""
     metadata = document["metadata"]
     status = document.get("status") or {}
     role = role_of(document)
@@ -77,7 +76,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         except InvalidModel as error:
             problems = tuple(error.problems)
     elif role is Role.MISPLACED:
-        problems = (wrong_mode(document),)
+        problems = (mode_problem(document),)
     elif role is Role.POOL:
         problems = annotation_problems(document)
     return ServiceObject(
@@ -97,7 +96,6 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
 
 
 def role_of(document: Mapping[str, Any]) -> Role:
-    """What an InferenceService is to us."""
     metadata = document.get("metadata") or {}
     if POOL in (metadata.get("labels") or {}):
         return Role.POOL
@@ -107,50 +105,50 @@ def role_of(document: Mapping[str, Any]) -> Role:
 
 
 def mode_of(document: Mapping[str, Any]) -> str:
-    """The deployment mode as KServe finds it: what the status recorded comes first."""
+    """The deployment mode that KServe uses: the status goes before the annotation."""
     recorded = (document.get("status") or {}).get("deploymentMode")
     annotations = (document.get("metadata") or {}).get("annotations") or {}
     return str(recorded or annotations.get(MODE, ""))
 
 
 def declared_model(document: Mapping[str, Any]) -> ModelSpec:
-    """The model that an object declares, with its owner noted. Raises InvalidModel."""
-    whole = {"apiVersion": API_VERSION, "kind": KIND, **document}
-    spec = read_object(whole)
-    kept = [pair for pair in spec.annotations if pair[0] not in _NOT_OURS]
+    """The model that an object declares, with its `OWNER`. Raises InvalidModel."""
+    spec = read_object({"apiVersion": API_VERSION, "kind": KIND, **document})
+    kept = [pair for pair in spec.annotations if pair[0] not in _DROPPED_ANNOTATIONS]
     kept.append((OWNER, str(document["metadata"].get("uid", ""))))
     return replace(spec, annotations=tuple(sorted(kept)))
 
 
 def owner_of(spec: ModelSpec) -> str | None:
-    """The uid of the object a registered model was declared by; None: not by an object."""
+    """Uid of the InferenceService that declares a registered model; None: declared otherwise."""
     return dict(spec.annotations).get(OWNER)
 
 
 def annotation_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is wrong with the annotations of an object that KServe makes pods for."""
-    metadata = document.get("metadata") or {}
-    parsed = parse_annotations(metadata.get("annotations") or {})
-    title = f"{KIND} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
-    return tuple(f"{title}: {problem}" for problem in parsed.problems)
+    """Mistakes in the annotations of an object that is not a model."""
+    parsed = parse_annotations((document.get("metadata") or {}).get("annotations") or {})
+    return tuple(f"{_title(document)}: {problem}" for problem in parsed.problems)
 
 
-def wrong_mode(document: Mapping[str, Any]) -> str:
-    """Why an object that names a pool is no model, and what to do."""
-    metadata = document.get("metadata") or {}
-    title = f"{KIND} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
+def mode_problem(document: Mapping[str, Any]) -> str:
+    """Why an object that names a pool is not served as a model, and what to change."""
     recorded = (document.get("status") or {}).get("deploymentMode")
     if recorded:
         return (
-            f"{title}: status.deploymentMode is {recorded!r} for good, and a model of a pool needs "
-            f"{MODEL_MODE!r}; delete the InferenceService and create it again with the annotation "
-            f"{MODE}: {MODEL_MODE}"
+            f"{_title(document)}: status.deploymentMode is {recorded!r} and cannot change; a model "
+            f"of a pool needs {MODEL_MODE!r}; delete the InferenceService and create it again with "
+            f"the annotation {MODE}: {MODEL_MODE}"
         )
-    seen = (metadata.get("annotations") or {}).get(MODE)
+    mode = ((document.get("metadata") or {}).get("annotations") or {}).get(MODE)
     return (
-        f"{title}: metadata.annotations[{MODE}] must be {MODEL_MODE!r} for a model of a pool, "
-        f"was {seen!r}"
+        f"{_title(document)}: metadata.annotations[{MODE}] must be {MODEL_MODE!r} for a model of a "
+        f"pool, was {mode!r}"
     )
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata") or {}
+    return f"{KIND} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
 
 
 def _pool(metadata: Mapping[str, Any], role: Role) -> str:

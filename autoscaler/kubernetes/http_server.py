@@ -1,18 +1,35 @@
-"""The controller's plain HTTP: health and metrics."""
+"""HTTP servers of the controller: one factory, and the application for health and metrics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
+import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from starlette.requests import Request
+
+
+class SignalFreeServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the controller stops all its parts together."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: Starlette, *, host: str, port: int, **options: Any) -> SignalFreeServer:
+    config = uvicorn.Config(
+        app, host=host, port=port, lifespan="off", log_config=None, access_log=False, **options
+    )
+    return SignalFreeServer(config)
 
 
 def operation_app(is_ready: Callable[[], bool]) -> Starlette:

@@ -52,7 +52,7 @@ def _jittered(models: int) -> Integers:
 )
 def test_plain_streams_have_their_type(counts: Integers, kind: ArrivalPattern) -> None:
     history = streams.of(counts)
-    assert (classify(history).kind == kind).mean() >= 7 / 8
+    assert (classify(history).pattern == kind).mean() >= 7 / 8
 
 
 def test_the_period_is_found() -> None:
@@ -65,7 +65,7 @@ def test_silence_for_long_is_dead() -> None:
     counts = np.zeros((2, 12 * streams.DAY), dtype=np.uint32)
     counts[0, : 2 * streams.DAY : 30] = 1
     counts[1, :: streams.DAY] = 1
-    assert classify(streams.of(counts)).kind.tolist() == [
+    assert classify(streams.of(counts)).pattern.tolist() == [
         ArrivalPattern.DEAD,
         ArrivalPattern.PERIODIC,
     ]
@@ -78,9 +78,9 @@ def test_a_type_changes_only_when_found_three_times() -> None:
     once = classify(rare, first)
     back = classify(calm, once)
     again = classify(rare, classify(rare, back))
-    assert (once.kind == ArrivalPattern.STEADY).all()
-    assert (again.kind == ArrivalPattern.STEADY).all()
-    assert (classify(rare, again).kind == ArrivalPattern.SPARSE).all()
+    assert (once.pattern == ArrivalPattern.STEADY).all()
+    assert (again.pattern == ArrivalPattern.STEADY).all()
+    assert (classify(rare, again).pattern == ArrivalPattern.SPARSE).all()
 
 
 def test_between_two_thresholds_a_type_stays() -> None:
@@ -94,5 +94,5 @@ def test_between_two_thresholds_a_type_stays() -> None:
             known = classify(history, known)
         return known
 
-    assert (after_looks(ArrivalPattern.SPARSE).kind == ArrivalPattern.SPARSE).all()
-    assert (after_looks(ArrivalPattern.STEADY).kind == ArrivalPattern.STEADY).all()
+    assert (after_looks(ArrivalPattern.SPARSE).pattern == ArrivalPattern.SPARSE).all()
+    assert (after_looks(ArrivalPattern.STEADY).pattern == ArrivalPattern.STEADY).all()

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-from autoscaler.kubernetes.cluster.informer import ObjectEvent
-from autoscaler.kubernetes.models.inference_services import read_service
-from autoscaler.kubernetes.pools.pods import PodObject, read_pod
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
+from autoscaler.kubernetes.cluster.inference_services import read_service
+from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
 from registry.domain.model import ModelName
 from tests.autoscaler.kubernetes.objects import service
 
@@ -17,44 +16,43 @@ def pod(name: str = "pod-1", **metadata: Any) -> PodObject:
     return read_pod(
         {
             "metadata": {"namespace": "pilotlight", "name": name, "labels": POOL_LABEL, **metadata},
-            "spec": {"nodeName": "node-1"},
-            "status": {"podIP": "10.0.0.1", "phase": "Running"},
+            "status": {"phase": "Running"},
         }
     )
 
 
 def test_the_newest_version_wins() -> None:
     objects = ClusterObjects()
-    objects.see(ObjectEvent(read_service(service(resourceVersion="10")), is_gone=False))
-    objects.see(ObjectEvent(read_service(service(resourceVersion="9")), is_gone=False))
+    objects.update(ObjectEvent(read_service(service(resourceVersion="10")), is_removed=False))
+    objects.update(ObjectEvent(read_service(service(resourceVersion="9")), is_removed=False))
     assert objects.services[NAME].resource_version == "10"
 
 
 def test_the_end_of_an_older_object_of_the_name_is_no_matter() -> None:
     objects = ClusterObjects()
-    objects.see(ObjectEvent(read_service(service(uid="new")), is_gone=False))
-    objects.see(ObjectEvent(read_service(service(uid="old")), is_gone=True))
+    objects.update(ObjectEvent(read_service(service(uid="new")), is_removed=False))
+    objects.update(ObjectEvent(read_service(service(uid="old")), is_removed=True))
     assert NAME in objects.services
 
 
 def test_a_pool_that_comes_or_goes_is_news_of_its_models() -> None:
     objects = ClusterObjects()
-    objects.see(ObjectEvent(read_service(service()), is_gone=False))
+    objects.update(ObjectEvent(read_service(service()), is_removed=False))
     objects.changed.clear()
     pool = read_service(service(name="pool", uid="p", annotations={}, labels=POOL_LABEL))
-    objects.see(ObjectEvent(pool, is_gone=False))
+    objects.update(ObjectEvent(pool, is_removed=False))
     assert NAME in objects.changed
     assert objects.has_pool("default")
     objects.changed.clear()
-    objects.see(ObjectEvent(pool, is_gone=True))
+    objects.update(ObjectEvent(pool, is_removed=True))
     assert NAME in objects.changed
     assert not objects.has_pool("default")
 
 
 def test_a_full_list_finds_what_went_unseen() -> None:
     objects = ClusterObjects()
-    objects.see(ObjectEvent(read_service(service()), is_gone=False))
-    objects.see(ObjectEvent(pod(), is_gone=False))
+    objects.update(ObjectEvent(read_service(service()), is_removed=False))
+    objects.update(ObjectEvent(pod(), is_removed=False))
     objects.replace([], [pod("pod-2")])
     assert objects.services == {}
     assert [each.name for each in objects.removed_pods] == ["pod-1"]

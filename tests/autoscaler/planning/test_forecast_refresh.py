@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.forecast_refresh import LONGEST_S, Freshness, due_rows, with_rows
+from autoscaler.planning.forecast_refresh import MAX_AGE_S, Freshness, due_rows, replace_rows
 from autoscaler.planning.pool_view import NEVER_S
 from tests.autoscaler.demands import demand
 
@@ -17,7 +17,7 @@ def _due(
     ages_s: list[float], silences_s: list[float], changed: list[bool], most: int = 100
 ) -> list[int]:
     known = Freshness(NOW_S - np.array(ages_s), NOW_S - np.array(silences_s))
-    rows: list[int] = due_rows(known, np.array(changed), NOW_S, most=most).tolist()
+    rows: list[int] = due_rows(known, np.array(changed), NOW_S, max_rows=most).tolist()
     return rows
 
 
@@ -31,7 +31,7 @@ def test_who_is_silent_is_due_when_the_silence_has_grown_by_a_tenth() -> None:
 
 def test_everybody_is_due_after_a_while() -> None:
     never = -NEVER_S
-    assert _due([LONGEST_S, LONGEST_S - 1], [never, never], [False, False]) == [0]
+    assert _due([MAX_AGE_S, MAX_AGE_S - 1], [never, never], [False, False]) == [0]
 
 
 def test_a_forecast_of_a_time_to_come_is_due() -> None:
@@ -54,15 +54,15 @@ def test_nobody_waits_for_ever(ages: list[float], most: int, pause_s: float) -> 
     rounds = count // most + 2
     now_s = NOW_S
     for _ in range(2 * rounds):
-        now_s += LONGEST_S / rounds
-        rows = due_rows(known, np.ones(count, dtype=bool), now_s, most=most)
+        now_s += MAX_AGE_S / rounds
+        rows = due_rows(known, np.ones(count, dtype=bool), now_s, max_rows=most)
         known.forecast_s[rows] = now_s
     assert known.forecast_s.min() > NOW_S
 
 
 def test_only_the_rows_renewed_are_others() -> None:
     before, part = demand([0.1, 0.2, 0.3]), demand([0.9])
-    after = with_rows(before, part, np.array([1]))
+    after = replace_rows(before, part, np.array([1]))
     assert after.p_minute.tolist() == [0.1, 0.9, 0.3]
     assert before.p_minute.tolist() == [0.1, 0.2, 0.3]
     assert (after.forecast.mean[[0, 2]] == before.forecast.mean[[0, 2]]).all()

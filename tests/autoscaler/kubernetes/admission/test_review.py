@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.admission.review import answer_review, set_defaults, validate
+from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
 from tests.autoscaler.kubernetes.objects import service
 
 MODE = "serving.kserve.io/deploymentMode"
@@ -24,7 +24,7 @@ def patched(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_answers_the_review_it_was_asked() -> None:
     review = {"apiVersion": "admission.k8s.io/v1", "request": request(service())}
-    assert answer_review(review, validate) == {
+    assert review_response(review, validate) == {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
         "response": {"uid": "r-1", "allowed": True},

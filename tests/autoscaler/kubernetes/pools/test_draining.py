@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from autoscaler.kubernetes.cluster.pods import PodObject
 from autoscaler.kubernetes.pools.draining import PodDrain
-from autoscaler.kubernetes.pools.pods import PodObject
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
 from registry.redis.client import Registry
@@ -39,14 +39,11 @@ class Stage:
     ending: set[str] = field(default_factory=set)
     """Pods whose objects are on their way out."""
 
-    async def follow(self, *leaving: str, pods: int) -> tuple[str, ...] | None:
-        return await self.draining.follow(leaving, pods=pods, list_pods=self._list_pods)
+    async def update(self, *leaving: str, pods: int) -> tuple[str, ...] | None:
+        return await self.draining.update(leaving, pods=pods, list_pods=self._list_pods)
 
     async def _list_pods(self) -> list[PodObject]:
-        return [
-            PodObject("pilotlight", name, "p", "pool", "n", "10.0.0.1", name in self.ending, 0)
-            for name in "ab"
-        ]
+        return [PodObject("pilotlight", name, "p", "pool", name in self.ending, 0) for name in "ab"]
 
     def phases(self) -> dict[str, PodPhase]:
         return {name: pod.phase for name, pod in self.watch.state.pods.items()}
@@ -80,38 +77,38 @@ async def _wait_phase(stage: Stage, **phases: PodPhase) -> None:
 
 
 async def test_a_busy_pod_that_leaves_gets_nothing_new_and_finishes(stage: Stage) -> None:
-    assert await stage.follow("b", pods=1) is None
+    assert await stage.update("b", pods=1) is None
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
     assert await reserve(stage.registry, "b") is Refusal.GONE
-    assert not stage.draining.is_over()
-    assert await stage.follow("b", pods=1) is None
+    assert not stage.draining.is_done()
+    assert await stage.update("b", pods=1) is None
     await release(stage.registry, "request", "b")
-    await until(stage.draining.is_over, timeout_s=LIMIT_S, what="it is done")
-    assert await stage.follow("b", pods=1) == ("b",)
+    await until(stage.draining.is_done, timeout_s=LIMIT_S, what="it is done")
+    assert await stage.update("b", pods=1) == ("b",)
 
 
 async def test_a_pod_that_is_busy_for_too_long_is_not_waited_for(stage: Stage) -> None:
     hasty = replace(stage, draining=PodDrain(stage.watch, drain_s=0.0))
-    assert await hasty.follow("b", pods=1) == ("b",)
+    assert await hasty.update("b", pods=1) == ("b",)
 
 
 async def test_pods_that_are_wanted_again_are_called_back(stage: Stage) -> None:
-    await stage.follow("b", pods=1)
+    await stage.update("b", pods=1)
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
-    assert await stage.follow(pods=2) == ()
+    assert await stage.update(pods=2) == ()
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.READY)
 
 
 async def test_a_pod_whose_end_was_decided_is_not_called_back(stage: Stage) -> None:
-    await stage.follow("b", pods=1)
+    await stage.update("b", pods=1)
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
     stage.ending.add("b")
-    await stage.follow(pods=2)
+    await stage.update(pods=2)
     assert stage.phases()["b"] is PodPhase.DRAINING
 
 
 async def test_a_pod_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> None:
-    await stage.follow("a", pods=1)
+    await stage.update("a", pods=1)
     await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
 
     async def list_pods() -> list[PodObject]:
@@ -119,13 +116,13 @@ async def test_a_pod_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> No
         await until(lambda: "b" not in stage.phases(), timeout_s=LIMIT_S, what="b is gone")
         return await stage._list_pods()
 
-    assert await stage.draining.follow(("b",), pods=1, list_pods=list_pods) == ("b",)
+    assert await stage.draining.update(("b",), pods=1, list_pods=list_pods) == ("b",)
     await _wait_phase(stage, a=PodPhase.READY)
 
 
 async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
     await stage.registry.set_phase("a", stage.watch.state.pods["a"].epoch, PodPhase.DRAINING)
     await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
-    assert await stage.follow("a", pods=1) == ()
-    assert await stage.follow(pods=2) == ()
+    assert await stage.update("a", pods=1) == ()
+    assert await stage.update(pods=2) == ()
     assert stage.phases()["a"] is PodPhase.DRAINING

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.models.inference_services import FINALIZER, Role, owner_of, read_service
+from autoscaler.kubernetes.cluster.inference_services import FINALIZER, Role, owner_of, read_service
 from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelName, RoutingPolicy
 from registry.errors import InvalidModel
@@ -89,7 +89,7 @@ def test_sees_a_held_object_on_its_way_out() -> None:
     document = service(deletionTimestamp="2026-01-01T00:00:01Z", finalizers=["other/x", FINALIZER])
     read = read_service(document)
     assert read.is_deleted
-    assert read.is_held
+    assert read.has_finalizer
 
 
 def test_a_pools_annotations_are_checked() -> None:

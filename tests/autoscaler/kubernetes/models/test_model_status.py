@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.models.inference_services import ServiceObject, read_service
+from autoscaler.kubernetes.cluster.inference_services import ServiceObject, read_service
 from autoscaler.kubernetes.models.model_status import (
-    FIRST_S,
-    GATHER_S,
+    FIRST_WRITE_DELAY_S,
+    WRITE_INTERVAL_S,
     CanaryVersion,
     Copies,
     ModelFacts,
@@ -148,8 +148,8 @@ def test_the_same_status_is_not_written_again() -> None:
 
 
 def test_kserves_first_status_goes_first() -> None:
-    assert wait(MODEL, FACTS, age_s=0.25, since_last_s=100.0) == FIRST_S - 0.25
-    assert wait(MODEL, FACTS, age_s=FIRST_S, since_last_s=100.0) == 0.0
+    assert wait(MODEL, FACTS, age_s=0.25, since_last_s=100.0) == FIRST_WRITE_DELAY_S - 0.25
+    assert wait(MODEL, FACTS, age_s=FIRST_WRITE_DELAY_S, since_last_s=100.0) == 0.0
     kserves = with_status({"conditions": [{"type": "Ready", "status": "Unknown"}]})
     assert wait(kserves, FACTS, age_s=0.1, since_last_s=100.0) == 0.0
 
@@ -159,5 +159,5 @@ def test_readiness_is_written_at_once_and_copies_are_gathered() -> None:
     failed = replace(FACTS, failure=FAILURE)
     assert wait(written, failed, age_s=100.0, since_last_s=0.5) == 0.0
     warm = replace(FACTS, copies=Copies(device=1))
-    assert wait(written, warm, age_s=100.0, since_last_s=2.0) == GATHER_S - 2.0
-    assert wait(written, warm, age_s=100.0, since_last_s=GATHER_S) == 0.0
+    assert wait(written, warm, age_s=100.0, since_last_s=2.0) == WRITE_INTERVAL_S - 2.0
+    assert wait(written, warm, age_s=100.0, since_last_s=WRITE_INTERVAL_S) == 0.0

@@ -41,17 +41,17 @@ class Cluster:
             raise RegistryUnavailable("cut off")
         return self.given
 
-    def lead(self, *, is_leading: bool) -> None:
+    def set_leading(self, *, is_leading: bool) -> None:
         self.is_led = is_leading
 
-    def want(self, wanted: WantedPods) -> None:
-        self.wanted.append(wanted.pods)
+    def scale_to(self, target: WantedPods) -> None:
+        self.wanted.append(target.pods)
 
 
 async def test_starts_from_the_pods_there_are_and_keeps_the_pools_bounds(stage: Stage) -> None:
     cluster = Cluster(PoolSize(Limits(1, 4), pods=3))
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, owner=cluster, pod_stable=0.1, pod_idle=0.1):
+    async with stage.autoscaler(policy, actuator=cluster, pod_stable=0.1, pod_idle=0.1):
         await until(lambda: cluster.wanted[-1:] == [1], timeout_s=LIMIT_S, what="the least")
         cluster.given = PoolSize(Limits(2, 4), pods=1)
         await until(lambda: cluster.wanted[-1:] == [2], timeout_s=LIMIT_S, what="the new least")
@@ -71,14 +71,14 @@ async def test_what_the_registry_says_does_not_count_where_a_cluster_knows(stage
 
         await eventually(is_told, timeout_s=LIMIT_S, what="four are wanted")
     cluster = Cluster(PoolSize(Limits(0, None), pods=2))
-    async with stage.autoscaler(policy, owner=cluster):
+    async with stage.autoscaler(policy, actuator=cluster):
         await until(lambda: cluster.wanted, timeout_s=LIMIT_S, what="told")
     assert cluster.wanted == [2]
 
 
 async def test_what_is_wanted_is_told_again_after_the_registry_was_away(stage: Stage) -> None:
     cluster = Cluster(PoolSize(Limits(2, 2), pods=2))
-    async with stage.autoscaler(LOADING_POLICIES["predictive"](), owner=cluster):
+    async with stage.autoscaler(LOADING_POLICIES["predictive"](), actuator=cluster):
         await until(lambda: cluster.wanted == [2], timeout_s=LIMIT_S, what="told")
         cluster.is_cut_off = True
         await until(lambda: not cluster.is_led, timeout_s=LIMIT_S, what="nothing is led")
@@ -92,7 +92,7 @@ async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
     await stage.registry.put_models([model("a")])
     cluster = Cluster(None)
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, owner=cluster) as metrics:
+    async with stage.autoscaler(policy, actuator=cluster) as metrics:
         waiting = {model("a").name: QueueStats(40, 0, 0.0)}
         sequence = itertools.count(1)
 

@@ -1,0 +1,128 @@
+"""HTTPS server of the admission webhooks. Every replica serves them, leader or not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
+from autoscaler.kubernetes.admission.webhook_setup import (
+    WebhookSetup,
+    load_certificates,
+    make_context,
+    read_folder,
+)
+from autoscaler.kubernetes.errors import KubernetesError
+from autoscaler.kubernetes.http_server import make_server
+from autoscaler.kubernetes.metrics import FAILURES
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from kubernetes.aio.client import ApiClient
+    from starlette.requests import Request
+
+    from autoscaler.kubernetes.admission.certificates import Certificates
+    from autoscaler.kubernetes.http_server import SignalFreeServer
+    from autoscaler.kubernetes.settings import ControllerSettings
+
+logger = logging.getLogger(__name__)
+
+VALIDATE_PATH = "/validate-inferenceservice"
+MUTATE_PATH = "/mutate-inferenceservice"
+CHECK_INTERVAL_S = 20.0
+"""Interval of checks of certificate and `caBundle`: another replica may renew the certificate, and
+`kubectl apply` removes the `caBundle`."""
+RETRY_INTERVAL_S = 2.0
+_MAX_BYTES = 8 << 20
+"""The API server accepts objects of 3 MB at most; a review holds the old object too."""
+
+
+class WebhookServer:
+    """Waits for a certificate, then serves, and reloads the certificate after each renewal."""
+
+    def __init__(self, client: ApiClient, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._read_certificates = _certificate_source(client, settings)
+        self._server: SignalFreeServer | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._server is not None and self._server.started
+
+    async def run(self) -> None:
+        certificates = await self._first_certificates()
+        context = make_context(certificates)
+        self._server = make_server(
+            admission_app(),
+            host=self._settings.host,
+            port=self._settings.webhook_port,
+            ssl_context_factory=lambda *_: context,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._server.serve())
+            tasks.create_task(self._reload(context, certificates))
+
+    async def _first_certificates(self) -> Certificates:
+        while True:
+            try:
+                return await self._read_certificates()
+            except (KubernetesError, OSError) as error:
+                FAILURES.labels(cause=type(error).__name__).inc()
+                logger.warning("no certificate for the webhooks yet; retrying", exc_info=error)
+                await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _reload(self, context: ssl.SSLContext, current: Certificates) -> None:
+        """Load renewed certificates into the context; after an error the current one stays."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                found = await self._read_certificates()
+                if found != current:
+                    load_certificates(context, found)
+                    current = found
+                    logger.info("webhook certificate reloaded")
+            except (KubernetesError, OSError) as error:  # ssl.SSLError is an OSError
+                FAILURES.labels(cause=type(error).__name__).inc()
+                logger.warning("webhook certificate not reloaded", exc_info=error)
+
+
+def _certificate_source(
+    client: ApiClient, settings: ControllerSettings
+) -> Callable[[], Awaitable[Certificates]]:
+    """The certificates to serve now: from the mounted folder, else made here."""
+    if not settings.certificates:
+        return WebhookSetup(client, settings).prepare
+    return lambda: asyncio.to_thread(read_folder, settings.certificates)
+
+
+def admission_app() -> Starlette:
+    return Starlette(
+        routes=[
+            Route(VALIDATE_PATH, _endpoint(validate), methods=["POST"]),
+            Route(MUTATE_PATH, _endpoint(set_defaults), methods=["POST"]),
+        ]
+    )
+
+
+def _endpoint(handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    async def review(request: Request) -> Response:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MAX_BYTES:
+                return JSONResponse({"error": f"longer than {_MAX_BYTES} bytes"}, 413)
+        try:
+            return JSONResponse(review_response(orjson.loads(body), handle))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("invalid admission review", exc_info=error)
+            return JSONResponse({"error": f"must be an AdmissionReview: {error!r}"}, 400)
+
+    return review

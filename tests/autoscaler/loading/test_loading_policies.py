@@ -1,0 +1,27 @@
+"""The loading policies by name and parameter."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
+
+
+def test_a_parameter_is_for_policies_that_there_are() -> None:
+    assert set(TUNED) <= set(LOADING_POLICIES)
+    assert all(policy_of(name, 2.0).name == name for name in TUNED)
+    assert all(policy_of(name).name == name for name in LOADING_POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("clockwork", 1.0, "must be left out with --loading clockwork"),
+        ("keep-alive", 0.0, "must be a positive number, was 0"),
+        ("hybrid-histogram", 0.5, "must be whole minutes, at most 20,160, was 0.5"),
+        ("hybrid-histogram", 1e12, "must be whole minutes, at most 20,160, was 1e+12"),
+    ],
+)
+def test_a_value_that_no_policy_can_have_is_told(name: str, value: float, says: str) -> None:
+    assert says in value_problem(name, value)
+    assert not value_problem("hybrid-histogram", 240.0)

@@ -1,0 +1,40 @@
+"""Pauses after backoff: they grow, end, and no clock can make them endless."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.service.backoff import MAX_S, KeyedBackoff
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    backoff = KeyedBackoff()
+    assert [backoff.failed("pod", 0.0) for _ in range(11)][:4] == [1, 2, 4, 8]
+    assert backoff.failed("pod", 0.0) == MAX_S
+
+
+def test_what_went_well_starts_anew() -> None:
+    backoff = KeyedBackoff()
+    for _ in range(5):
+        backoff.failed("pod", 0.0)
+    backoff.succeeded("pod")
+    assert not backoff.is_paused("pod", 0.0)
+    assert backoff.failed("pod", 0.0) == 1
+
+
+@given(
+    start_s=st.floats(0, 2e9),
+    jump_s=st.floats(-1e9, 1e9),
+    times=st.integers(min_value=1, max_value=30),
+)
+def test_after_the_longest_pause_nobody_is_left_alone(
+    start_s: float, jump_s: float, times: int
+) -> None:
+    backoff = KeyedBackoff()
+    for _ in range(times):
+        backoff.failed("pod", start_s)
+    later_s = start_s + MAX_S + 1
+    assert not backoff.is_paused("pod", later_s)
+    if jump_s < 0:  # the clock went back: better too early than never
+        assert not backoff.is_paused("pod", start_s + jump_s - 1)
