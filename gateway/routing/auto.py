@@ -24,11 +24,12 @@ from registry.domain.reservation import LoadMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.routing.decision import LatencyEstimate
-    from gateway.routing.views import ClusterView, PodView, RequestView
+    from gateway.routing.decision import LatencyEstimate, RequestView
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
 
 
-def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Take the option that is forecast to end first."""
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
@@ -65,9 +66,9 @@ def auto(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
 
 def _proxy(
     request: RequestView,
-    cluster: ClusterView,
-    warm: Sequence[PodView],
-    warming: Sequence[PodView],
+    cluster: ClusterState,
+    warm: Sequence[PodState],
+    warming: Sequence[PodState],
     now_s: float,
 ) -> RoutingOption | None:
     """Proxying through an entry pod that has the model's tokenizer, if there is one."""
@@ -81,7 +82,7 @@ def _proxy(
         if name != predict.name and (pod := cluster.pods.get(name)) and pod.has_free_slot
     ]
     if prepared:
-        entry: PodView | None = least_loaded(prepared, request.draw)
+        entry: PodState | None = least_loaded(prepared, request.draw)
     else:
         entry = least_loaded_free(cluster, request.draw, (predict.name,))
     if entry is None:
@@ -99,9 +100,9 @@ def _proxy(
 
 def _cold_start(
     request: RequestView,
-    cluster: ClusterView,
-    warm: Sequence[PodView],
-    warming: Sequence[PodView],
+    cluster: ClusterState,
+    warm: Sequence[PodState],
+    warming: Sequence[PodState],
     now_s: float,
 ) -> RoutingOption | None:
     """A load at a pod that neither holds nor loads the model, if one has a free slot."""

@@ -14,10 +14,11 @@ from gateway.routing.pod_selection import best_cold, fewest_inferring
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
-    from gateway.routing.views import ClusterView, RequestView
+    from gateway.routing.decision import RequestView
+    from registry.domain.cluster import ClusterState
 
 
-def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm or warming pod with a free slot, else a cold start at any pod with a free slot."""
     del now_s
     warm = cluster.warm(request.key)
@@ -32,7 +33,7 @@ def colocation(request: RequestView, cluster: ClusterView, now_s: float) -> Deci
     return SendTo(cold.name, cold.name, LoadMode.LOAD, reason)
 
 
-def colocation_queueing(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm pod, else a warming pod, after a wait for a slot; else a cold start."""
     del now_s
     if warm := cluster.warm(request.key):

@@ -1,4 +1,4 @@
-"""Decisions of a routing policy: send, wait or reject, each with a reason."""
+"""Input and output of a routing policy: a request, and the decision to send, wait or reject."""
 
 from __future__ import annotations
 
@@ -31,6 +31,27 @@ class Reason(StrEnum):
     QUEUE_TIMEOUT = "queue-timeout"
     LOAD_FAILED = "load-failed"
     MODEL_GONE = "model-gone"
+
+
+@dataclass(slots=True)
+class RequestView:
+    """A request as policies see it. Times in seconds on the registry's clock."""
+
+    key: str
+    """Key of the model generation."""
+    arrival_s: float
+    draw: float = 0.0
+    """A uniform number in [0, 1), drawn once per request: seeds every random choice."""
+    sequence: int = 0
+    """Number of requests that this gateway received before."""
+    target_ongoing: int = 3
+    ahead: int = 0
+    """Requests of the same model queued before it."""
+    stalled_s: float = 0.0
+    """Time since its queue last became shorter; 0 if it is not queued."""
+    deadline_s: float | None = None
+    lost_s: float = 0.0
+    """Time that earlier requests of its model lost for want of another copy (`ski_rental`)."""
 
 
 @dataclass(slots=True)

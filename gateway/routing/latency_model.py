@@ -19,9 +19,10 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.routing.decision import SendTo
-    from gateway.routing.views import ClusterView, PodView, RequestView
+    from gateway.routing.decision import RequestView, SendTo
+    from registry.domain.cluster import ClusterState
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
+    from registry.domain.pod_state import PodState
     from registry.domain.residency_index import Residency
 
 _MAX_STEPS: Final = 64
@@ -29,7 +30,7 @@ _MAX_STEPS: Final = 64
 
 
 def load_rest(
-    residency: Residency | None, pod: PodView, measured: ModelEstimates, now_s: float
+    residency: Residency | None, pod: PodState, measured: ModelEstimates, now_s: float
 ) -> Estimate | None:
     """Time until the model is on the pod's device; None if it is there.
 
@@ -49,7 +50,7 @@ def load_rest(
 
 
 def run_at(
-    pod: PodView, request: RequestView, cluster: ClusterView, now_s: float
+    pod: PodState, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """Run at one pod with a free slot: cold, warming or warm.
 
@@ -68,7 +69,7 @@ def run_at(
 
 
 def wait_for(
-    pods: Sequence[PodView], request: RequestView, cluster: ClusterView, now_s: float
+    pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
@@ -93,7 +94,7 @@ def wait_for(
     return LatencyEstimate(wait_s + times.hold_s, is_measured)
 
 
-def _slots_free_at_s(pod: PodView, times: StageTimes, load_s: float) -> list[float]:
+def _slots_free_at_s(pod: PodState, times: StageTimes, load_s: float) -> list[float]:
     """Per slot of a busy pod: when it is free and the device has served all inferences there now.
 
     A slot whose request is past its inference has only postprocessing left. Requests of other entry
@@ -119,7 +120,7 @@ def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
 
 
 def proxy_to(
-    predict: PodView, entry: PodView, request: RequestView, cluster: ClusterView, now_s: float
+    predict: PodState, entry: PodState, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
 
@@ -144,7 +145,7 @@ def proxy_to(
 
 
 def estimate_of(
-    decision: SendTo, request: RequestView, cluster: ClusterView, now_s: float
+    decision: SendTo, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """The forecast of a decision of any policy."""
     if decision.forecast is not None:

@@ -11,7 +11,8 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from gateway.routing.views import ClusterView, PodView
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _REMOTE: Final = _DISTANCE[Tier.REMOTE]
@@ -20,12 +21,12 @@ _MAX_SCANNED: Final = 32
 _name = attrgetter("name")
 
 
-def free_pods(cluster: ClusterView) -> list[PodView]:
+def free_pods(cluster: ClusterState) -> list[PodState]:
     """Pods that accept another request."""
     return [pod for pod in cluster.pods.values() if pod.has_free_slot]
 
 
-def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
+def least_loaded(pods: Sequence[PodState], draw: float) -> PodState:
     """The least loaded pod; ties are broken by `draw`, in the order of names."""
     equals = [pod for pod in pods if not pod.slots_busy and not pod.inferring]
     if not equals:  # no pod is idle
@@ -34,7 +35,7 @@ def least_loaded(pods: Sequence[PodView], draw: float) -> PodView:
     return equals[int(draw * len(equals))]
 
 
-def _sort_by_name(pods: list[PodView]) -> None:
+def _sort_by_name(pods: list[PodState]) -> None:
     """Checks first: mostly they are sorted, since pods register in the order of their names."""
     previous = ""
     for pod in pods:
@@ -45,10 +46,10 @@ def _sort_by_name(pods: list[PodView]) -> None:
         previous = name
 
 
-def _least_loaded_equals(pods: Sequence[PodView]) -> list[PodView]:
+def _least_loaded_equals(pods: Sequence[PodState]) -> list[PodState]:
     """The pods with the smallest share of slots taken, then the fewest requests in inference."""
     share, inferring = inf, 0
-    equals: list[PodView] = []
+    equals: list[PodState] = []
     for pod in pods:
         pod_share = pod.slots_busy / pod.slots
         if pod_share > share or (pod_share == share and pod.inferring > inferring):
@@ -60,19 +61,19 @@ def _least_loaded_equals(pods: Sequence[PodView]) -> list[PodView]:
     return equals
 
 
-def fewest_inferring(pods: Sequence[PodView]) -> PodView | None:
+def fewest_inferring(pods: Sequence[PodState]) -> PodState | None:
     """Of pods with a free slot, the one with the fewest requests in the inference stage.
 
     Ties: fewest slots taken, then by name. None if no slot is free.
     """
-    best: PodView | None = None
+    best: PodState | None = None
     for pod in pods:
         if pod.has_free_slot and (best is None or _comes_before(pod, best)):
             best = pod
     return best
 
 
-def _comes_before(pod: PodView, other: PodView) -> bool:
+def _comes_before(pod: PodState, other: PodState) -> bool:
     if pod.inferring != other.inferring:
         return pod.inferring < other.inferring
     if pod.slots_busy != other.slots_busy:
@@ -80,15 +81,15 @@ def _comes_before(pod: PodView, other: PodView) -> bool:
     return pod.name < other.name
 
 
-def most_free_memory(pods: Sequence[PodView], draw: float) -> PodView:
+def most_free_memory(pods: Sequence[PodState], draw: float) -> PodState:
     """The pod with the most memory that needs no eviction; ties as `least_loaded`."""
     max_bytes = max([pod.free_bytes for pod in pods])
     return least_loaded([pod for pod in pods if pod.free_bytes == max_bytes], draw)
 
 
 def least_loaded_free(
-    cluster: ClusterView, draw: float, excluded: Collection[str] = ()
-) -> PodView | None:
+    cluster: ClusterState, draw: float, excluded: Collection[str] = ()
+) -> PodState | None:
     """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
     if len(cluster.pods) > _MAX_SCANNED:
         return cluster.least_loaded(draw, excluded)
@@ -97,8 +98,8 @@ def least_loaded_free(
 
 
 def best_cold(
-    cluster: ClusterView, key: str, draw: float, excluded: Collection[str] = ()
-) -> PodView | None:
+    cluster: ClusterState, key: str, draw: float, excluded: Collection[str] = ()
+) -> PodState | None:
     """The pod with the cheapest cold start: nearest tier, then most memory without an eviction.
 
     A load that evicts causes the next cold start. Ties: least loaded, then by `draw` in the order
@@ -112,16 +113,16 @@ def best_cold(
     return most_free_memory(free, draw) if free else None
 
 
-def _free_except(cluster: ClusterView, excluded: Collection[str]) -> list[PodView]:
+def _free_except(cluster: ClusterState, excluded: Collection[str]) -> list[PodState]:
     free = free_pods(cluster)
     return [pod for pod in free if pod.name not in excluded] if excluded else free
 
 
-def _nearest_free(cluster: ClusterView, key: str, excluded: Collection[str]) -> list[PodView]:
+def _nearest_free(cluster: ClusterState, key: str, excluded: Collection[str]) -> list[PodState]:
     """Pods with a free slot that hold the model at the nearest tier; none if it is remote only."""
     pods = cluster.pods
     min_distance = _REMOTE
-    nearest: list[PodView] = []
+    nearest: list[PodState] = []
     for name, residency in cluster.holders(key).items():
         distance = _DISTANCE[residency.tier]
         if distance > min_distance or distance == _REMOTE or name in excluded:

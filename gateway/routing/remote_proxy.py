@@ -17,10 +17,12 @@ from registry.domain.reservation import LoadMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.routing.views import ClusterView, PodView, RequestView
+    from gateway.routing.decision import RequestView
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
 
 
-def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> Decision:
+def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Entry: the least loaded pod; predict: the least busy warm or warming pod below the target."""
     del now_s
     entry = least_loaded_free(cluster, request.draw)
@@ -40,7 +42,10 @@ def remote_proxy(request: RequestView, cluster: ClusterView, now_s: float) -> De
 
 
 def _load_another_copy(
-    request: RequestView, cluster: ClusterView, warm: Sequence[PodView], warming: Sequence[PodView]
+    request: RequestView,
+    cluster: ClusterState,
+    warm: Sequence[PodState],
+    warming: Sequence[PodState],
 ) -> Decision:
     holding = {pod.name for pod in (*warm, *warming)}
     loading = _free_without_model(request, cluster, holding)
@@ -56,8 +61,8 @@ def _load_another_copy(
 
 
 def _free_without_model(
-    request: RequestView, cluster: ClusterView, holding: set[str]
-) -> PodView | None:
+    request: RequestView, cluster: ClusterState, holding: set[str]
+) -> PodState | None:
     """The least loaded free pod without the model and below the target, if any."""
     target_ongoing = request.target_ongoing
     first = least_loaded_free(cluster, request.draw, holding)
@@ -72,15 +77,15 @@ def _free_without_model(
 
 
 def least_busy_below(
-    target_ongoing: int, warm: Sequence[PodView], warming: Sequence[PodView]
-) -> PodView | None:
+    target_ongoing: int, warm: Sequence[PodState], warming: Sequence[PodState]
+) -> PodState | None:
     """The pod with the fewest ongoing requests below the target; ties: warm first, then by name."""
     best = _least_busy(warm, target_ongoing)
     return _least_busy(warming, best.inferring if best else target_ongoing) or best
 
 
-def _least_busy(pods: Sequence[PodView], below: int) -> PodView | None:
-    best: PodView | None = None
+def _least_busy(pods: Sequence[PodState], below: int) -> PodState | None:
+    best: PodState | None = None
     fewest = below
     for pod in pods:
         inferring = pod.inferring

@@ -8,17 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.routing_policies import ROUTING_POLICIES
-from gateway.routing.views import RequestView
 from registry.domain.model import RoutingPolicy
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.routing.views import ClusterView
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 
 
@@ -51,7 +50,7 @@ class RoutingResult:
 def route_request(
     request: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
-    cluster: ClusterView,
+    cluster: ClusterState,
     *,
     now_s: float,
     ahead: int = 0,
@@ -95,7 +94,7 @@ def uses_remote_proxy(request: IncomingRequest, models: Mapping[ModelName, Model
 def cannot_be_placed(
     request: IncomingRequest,
     models: Mapping[ModelName, ModelRecord],
-    cluster: ClusterView,
+    cluster: ClusterState,
     *,
     min_inferring: int,
     has_awaited_tier: bool,
@@ -114,7 +113,7 @@ def cannot_be_placed(
 
 
 def _is_backing_off(
-    failure: LoadFailure, spec: ModelSpec, cluster: ClusterView, now_s: float
+    failure: LoadFailure, spec: ModelSpec, cluster: ClusterState, now_s: float
 ) -> bool:
     """True if the last load of this generation failed recently and no pod is warm."""
     if failure.key != spec.key or now_s >= failure.retry_at_s:
@@ -135,7 +134,7 @@ def _within_deadline(
     decision: Decision,
     view: RequestView,
     deadline_s: float,
-    cluster: ClusterView,
+    cluster: ClusterState,
     now_s: float,
 ) -> Decision:
     """The decision, or an early rejection if a measured forecast is past the deadline."""

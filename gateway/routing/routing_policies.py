@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from gateway.routing.auto import auto
 from gateway.routing.colocation import colocation, colocation_queueing
-from gateway.routing.decision import Decision
+from gateway.routing.decision import Decision, RequestView
 from gateway.routing.load_balancing import least_loaded_pod, random_pod, round_robin
 from gateway.routing.remote_proxy import remote_proxy
-from gateway.routing.views import ClusterView, RequestView
+from registry.domain.cluster import ClusterState
 from registry.domain.model import RoutingPolicy
 
-RoutingFunction = Callable[[RequestView, ClusterView, float], Decision]
+RoutingFunction = Callable[[RequestView, ClusterState, float], Decision]
 
 ROUTING_POLICIES: Mapping[RoutingPolicy, RoutingFunction] = {
     RoutingPolicy.AUTO: auto,

@@ -1,8 +1,8 @@
-"""Sources as mypyc compiles them well: constructors written out, views that are the real classes.
+"""Sources as mypyc compiles them well: constructors written out, containers by their real types.
 
-mypyc leaves the constructors of dataclasses to the interpreter and looks up their fields' types
-when the module is imported, and calls methods of protocols by name. What is written here has the
-same meaning for a simulation, in which every view of a cluster is the registry's copy.
+mypyc leaves the constructors of dataclasses to the interpreter, looks up their fields' types when
+the module is imported, and calls methods of abstract containers by name. The rewritten sources have
+the same meaning for a simulation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,8 @@ VALUES: Final = frozenset({
     "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
-VIEWS: Final = {
-    "ClusterView": ("registry.domain.cluster", "ClusterState"),
-    "PodView": ("registry.domain.pod_state", "PodState"),
-}
-"""Protocols of `gateway.routing.views`, and module and name of the classes for them."""
-
 _CONTAINERS: Final = {
-    "Sequence[PodView]": "list", "Sequence[PodState]": "list",
+    "Sequence[PodState]": "list",
     "Mapping[str, Residency]": "dict", "Mapping[ModelName, ModelRecord]": "dict",
 }  # fmt: skip
 """What they are in the registry's copy."""
@@ -51,7 +45,6 @@ def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
     for node, constructor in zip(dataclasses, constructors, strict=True):
         _write_out(node, constructor)
     for tree in trees.values():
-        _use_real_views(tree)
         _use_real_containers(tree)
         look_up_once(tree)
     return {path: ast.unparse(tree) for path, tree in trees.items()}
@@ -106,15 +99,6 @@ def _write_out(node: ast.ClassDef, constructor: ast.stmt) -> None:
         field.value = None
     node.body.append(constructor)
     node.decorator_list = []
-
-
-def _use_real_views(tree: ast.Module) -> None:
-    defined = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in VIEWS]
-    for each in defined:
-        module, name = VIEWS[each.name]
-        tree.body[tree.body.index(each)] = ast.parse(
-            f"from {module} import {name} as {each.name}"
-        ).body[0]
 
 
 def _use_real_containers(tree: ast.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway.routing.views import RequestView
+from gateway.routing.decision import RequestView
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode_failure, encode_pod, encode_spec
