@@ -1,13 +1,25 @@
-"""Metrics of the gateway. Labels are closed sets and models, never pods or requests."""
+"""Metrics of the gateway. Labels are closed sets and models, never pods or requests.
+
+Histograms and request counters are our own, with the exposition of prometheus_client's: those lock
+and walk the buckets in Python on each of the eight observations per request, at ten times the cost.
+One event loop needs no locks.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-from gateway.telemetry.histograms import LatencyHistogram
-from gateway.telemetry.request_counts import RequestCounts
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
-_STAGE_BUCKETS = (
+_STAGE_BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
@@ -62,3 +74,100 @@ class GatewayMetrics:
 
     def _histogram(self, name: str, documentation: str, label: str) -> LatencyHistogram:
         return LatencyHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)
+
+
+class HistogramSeries:
+    """One labelled series of a histogram."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class LatencyHistogram(Collector):
+    """A histogram with one label, observed from one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        label: str,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._bounds = tuple(bounds)
+        self._series: dict[str, HistogramSeries] = {}
+        registry.register(self)
+
+    def labels(self, value: str) -> HistogramSeries:
+        """The series of a label value."""
+        series = self._series.get(value)
+        if series is None:
+            series = self._series[value] = HistogramSeries(self._bounds)
+        return series
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
+        names = [*(str(bound) for bound in self._bounds), "+Inf"]
+        known = dict(self._series)  # called in a thread: an iteration could see a change
+        for value, series in known.items():
+            buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
+            family.add_metric([value], buckets, series.total)
+        yield family
+
+
+class RequestOutcome(NamedTuple):
+    """Labels of a request that ended."""
+
+    model: str
+    policy: str
+    reason: str
+    tier: str
+    """The tier it had to wait from; empty if no pod responded."""
+    code: int
+
+
+class RequestCounts(Collector):
+    """Number of requests by outcome."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
+        registry.register(self)
+
+    def add(self, outcome: RequestOutcome) -> None:
+        self._counts[outcome] += 1
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+        counts = dict(self._counts)  # called in a thread: an iteration could see a change
+        for outcome, count in counts.items():
+            requests[outcome.model, outcome.policy, str(outcome.code)] += count
+            decisions[outcome.policy, outcome.reason] += count
+            if outcome.tier:
+                starts[outcome.model, outcome.tier] += count
+        yield _family("requests", "Responses to requests.", ("model", "policy", "code"), requests)
+        yield _family(
+            "decisions", "Requests by the reason of their last decision.",
+            ("policy", "reason"), decisions,
+        )  # fmt: skip
+        yield _family("starts", "Responses by the tier they had to wait from.", ("model", "tier"),
+                      starts)  # fmt: skip
+
+
+def _family(
+    name: str, documentation: str, labels: tuple[str, ...], counts: dict[tuple[str, ...], int]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"pilotlight_gateway_{name}", documentation, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.telemetry.request_counts import RequestOutcome
+from gateway.telemetry.metrics import RequestOutcome
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
     from gateway.routing.decision import SendTo
-    from gateway.telemetry.histograms import HistogramSeries
-    from gateway.telemetry.metrics import GatewayMetrics
+    from gateway.telemetry.metrics import GatewayMetrics, HistogramSeries
 
 
 @dataclass(slots=True)

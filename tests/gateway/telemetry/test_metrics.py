@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.request_counts import RequestOutcome
+from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
