@@ -15,94 +15,71 @@ class GatewayError(Exception):
     challenge: bytes | None = None
     """The response's `www-authenticate` (RFC 6750, section 3)."""
 
+    def __init_subclass__(
+        cls, status: int | None = None, reason: str = "", challenge: bytes | None = None
+    ) -> None:
+        """Set what a class declares; the rest is inherited."""
+        if status is not None:
+            cls.status, cls.reason = HTTPStatus(status), reason
+        if challenge is not None:
+            cls.challenge = challenge
+
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class BadRequest(GatewayError):
+class BadRequest(GatewayError, status=400, reason="bad-request"):
     """A path, header or body is malformed."""
 
-    status = HTTPStatus.BAD_REQUEST
-    reason = "bad-request"
 
-
-class UnknownModel(GatewayError):
+class UnknownModel(GatewayError, status=404, reason="model-not-found"):
     """The model is not declared."""
 
-    status = HTTPStatus.NOT_FOUND
-    reason = "model-not-found"
 
-
-class Unauthorized(GatewayError):
+class Unauthorized(GatewayError, status=401, reason="unauthorized", challenge=b"Bearer"):
     """The request has no key or token of the tenant whose model it names."""
 
-    status = HTTPStatus.UNAUTHORIZED
-    reason = "unauthorized"
-    challenge = b"Bearer"
 
-
-class InvalidToken(Unauthorized):
+class InvalidToken(Unauthorized, challenge=b'Bearer error="invalid_token"'):
     """The token is not valid for any tenant."""
 
-    challenge = b'Bearer error="invalid_token"'
 
-
-class Forbidden(GatewayError):
+class Forbidden(
+    GatewayError,
+    status=403,
+    reason="forbidden",
+    challenge=b'Bearer error="insufficient_scope"',
+):
     """The token is valid, but not for the tenant whose model the request names."""
 
-    status = HTTPStatus.FORBIDDEN
-    reason = "forbidden"
-    challenge = b'Bearer error="insufficient_scope"'
 
-
-class RequestBodyTooLarge(GatewayError):
+class RequestBodyTooLarge(GatewayError, status=413, reason="body-too-large"):
     """The body is over the limit, by its declared or its received length."""
 
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    reason = "body-too-large"
 
-
-class BodyTooSlow(GatewayError):
+class BodyTooSlow(GatewayError, status=408, reason="body-too-slow"):
     """The client stopped sending its body."""
 
-    status = HTTPStatus.REQUEST_TIMEOUT
-    reason = "body-too-slow"
 
-
-class ShuttingDown(GatewayError):
+class ShuttingDown(GatewayError, status=503, reason="draining"):
     """The gateway drains."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    reason = "draining"
 
-
-class NotReady(GatewayError):
+class NotReady(GatewayError, status=503, reason="not-ready"):
     """The gateway has not read yet what the request needs: registry or token issuer's keys."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    reason = "not-ready"
 
-
-class UpstreamLost(GatewayError):
+class UpstreamLost(GatewayError, status=502, reason="pod-lost"):
     """The pod was lost during the request, which could not be retried."""
 
-    status = HTTPStatus.BAD_GATEWAY
-    reason = "pod-lost"
 
-
-class NoPodAccepted(GatewayError):
+class NoPodAccepted(GatewayError, status=503, reason="not-taken"):
     """Every attempted pod was unreachable or refused the request without executing it."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    reason = "not-taken"
 
-
-class UpstreamTimeout(GatewayError):
+class UpstreamTimeout(GatewayError, status=504, reason="deadline"):
     """The deadline passed while a pod executed the request."""
-
-    status = HTTPStatus.GATEWAY_TIMEOUT
-    reason = "deadline"
 
 
 _STATUS_OF_REASON = {
