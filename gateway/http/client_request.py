@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from uvicorn.protocols.http.flow_control import FlowControl
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
@@ -48,21 +48,15 @@ class ClientRequest:
         self,
         target: ModelTarget,
         headers: Headers,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        tasks: set[asyncio.Task[None]],
-        transport: asyncio.Transport,
-        flow: FlowControl,
+        connection: HttpToolsProtocol,
         handle: Callable[[ClientRequest], Awaitable[None]],
-        on_response: Callable[[], None],
-        http_version: str,
-        keep_alive: bool,
-        expects_continue: bool,
     ) -> None:
+        """`connection` has just parsed the request's head."""
+        is_http_1_0 = connection.parser.get_http_version() == "1.0"
         self.target = target
         self.headers = headers
-        self.loop = loop
-        self.keep_alive = keep_alive and http_version != "1.0"
+        self.loop = connection.loop
+        self.keep_alive = connection.parser.should_keep_alive() and not is_http_1_0
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -70,13 +64,13 @@ class ClientRequest:
         """True once the end of the body was received."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called when the client disconnects before its response is complete."""
-        self._tasks = tasks
-        self._transport = transport
-        self._flow = flow
+        self._tasks = connection.tasks
+        self._transport = connection.transport
+        self._flow = connection.flow
         self._handle = handle
-        self._on_response = on_response
-        self._accepts_chunked = http_version != "1.0"
-        self._expects_continue = expects_continue
+        self._on_response = connection.on_response_complete
+        self._accepts_chunked = not is_http_1_0
+        self._expects_continue = connection.expect_100_continue
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
         self._is_interrupted = False

@@ -86,19 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         headers, self.headers = self.headers, []  # trailers go to another list
         previous = self.cycle
-        self._request = ClientRequest(
-            target,
-            headers,
-            loop=self.loop,
-            tasks=self.tasks,
-            transport=self.transport,
-            flow=self.flow,
-            handle=self._handle_inference,
-            on_response=self.on_response_complete,
-            http_version=self.parser.get_http_version(),
-            keep_alive=self.parser.should_keep_alive(),
-            expects_continue=self.expect_100_continue,
-        )
+        self._request = ClientRequest(target, headers, self, self._handle_inference)
         self.cycle = self._request  # type: ignore[assignment]
         if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
