@@ -105,16 +105,17 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
     app = GatewayApp(api, context, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(watch.run()),
-            group.create_task(dispatcher.run()),
-            group.create_task(reservations.renew_periodically()),
-            group.create_task(reservations.register_periodically()),
-            group.create_task(connections.close_idle_periodically()),
-            group.create_task(arrival_counter.run()),
+        runs = [
+            watch.run,
+            dispatcher.run,
+            reservations.renew_periodically,
+            reservations.register_periodically,
+            connections.close_idle_periodically,
+            arrival_counter.run,
         ]
         if app.access is not None:
-            tasks.append(group.create_task(app.access.reload_periodically()))
+            runs.append(app.access.reload_periodically)
+        tasks = [group.create_task(run()) for run in runs]
         try:
             yield app
         finally:

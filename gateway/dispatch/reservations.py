@@ -255,23 +255,17 @@ class Reservations:
             for reservation in self._held:
                 if reservation.renewed_at_s <= due_s and not reservation.is_local:
                     reservation.renewed_at_s = self._loop.time()
-                    self._registry.renew(
-                        reservation.id,
-                        entry=reservation.entry.name,
-                        predict=reservation.predict.name,
-                        ttl_s=self._ttl_s,
-                    )
+                    self._extend(self._registry.renew, reservation)
 
     def reassert(self, pod: PodState) -> None:
         """Register again what is held at a pod that refused: the registry may have lost it."""
         for reservation in self._held:
             if reservation.entry.name == pod.name and not reservation.is_local:
-                self._registry.restore(
-                    reservation.id,
-                    entry=reservation.entry.name,
-                    predict=reservation.predict.name,
-                    ttl_s=self._ttl_s,
-                )
+                self._extend(self._registry.restore, reservation)
+
+    def _extend(self, send: Callable[..., object], reservation: Reservation) -> None:
+        entry, predict = reservation.entry.name, reservation.predict.name
+        send(reservation.id, entry=entry, predict=predict, ttl_s=self._ttl_s)
 
 
 def _start_without_registry(request: ReservationRequest, state: ClusterState) -> str:

@@ -38,10 +38,6 @@ def kserve_models(watch: ClusterWatch) -> APIRouter:
             raise UnknownModel(f"model {model} does not exist")
         return found
 
-    def readiness(request: Request, name: str) -> JSONResponse:
-        is_ready = can_be_served(record(request, name), watch.state)
-        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
-
     def entry(name: str, found: ModelRecord) -> dict[str, str]:
         return {
             "name": name,
@@ -50,20 +46,18 @@ def kserve_models(watch: ClusterWatch) -> APIRouter:
             "reason": "" if found.failure is None else found.failure.message,
         }
 
-    @router.get("/v1/models", tags=["v1"])
-    async def v1_models(request: Request) -> dict[str, list[str]]:
+    @router.get("/v1/models", tags=["v1"], name="v1_models")
+    @router.get("/v2/models", tags=["v2"], name="v2_models")
+    async def models(request: Request) -> dict[str, list[str]]:
         """Names of the namespace's models."""
         return {"models": _names(request, watch)}
 
-    @router.get("/v1/models/{name}", tags=["v1"])
-    async def v1_model(request: Request, name: str) -> JSONResponse:
+    @router.get("/v1/models/{name}", tags=["v1"], name="v1_model")
+    @router.get("/v2/models/{name}/ready", tags=["v2"], name="v2_ready")
+    async def readiness(request: Request, name: str) -> JSONResponse:
         """Whether a model can be served, if need be after a cold start."""
-        return readiness(request, name)
-
-    @router.get("/v2/models", tags=["v2"])
-    async def v2_models(request: Request) -> dict[str, list[str]]:
-        """Names of the namespace's models."""
-        return {"models": _names(request, watch)}
+        is_ready = can_be_served(record(request, name), watch.state)
+        return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @router.get("/v2/models/{name}", tags=["v2"])
     async def v2_model(request: Request, name: str) -> dict[str, Any]:
@@ -76,11 +70,6 @@ def kserve_models(watch: ClusterWatch) -> APIRouter:
             "inputs": [],
             "outputs": [],
         }
-
-    @router.get("/v2/models/{name}/ready", tags=["v2"])
-    async def v2_ready(request: Request, name: str) -> JSONResponse:
-        """Whether a model can be served, if need be after a cold start."""
-        return readiness(request, name)
 
     @router.post("/v2/repository/index", tags=["v2"])
     async def index(request: Request) -> list[dict[str, str]]:

@@ -270,11 +270,6 @@ class PodConnectionPool:
             if not idle:
                 del self._idle[address]
 
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses with idle connections."""
-        return list(self._idle)
-
     def close(self) -> None:
         for idle in self._idle.values():
             for connection in idle:

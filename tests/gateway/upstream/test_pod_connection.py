@@ -176,15 +176,16 @@ def test_nobody_listening_is_told_soon() -> None:
     asyncio.run(test())
 
 
-def test_what_is_idle_for_long_is_dropped() -> None:
+@pytest.mark.parametrize(("last_used_s", "is_kept"), [(-60, True), (60, False)])
+def test_connections_that_were_idle_for_long_are_closed(last_used_s: float, is_kept: bool) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
         async with a_pod(OK) as address:
             await ask(pool, address)
-            now_s = asyncio.get_running_loop().time()
-            pool.close_idle_since(now_s - 60)
-            assert pool.addresses == [address]
-            pool.close_idle_since(now_s + 60)
-            assert pool.addresses == []
+            pool.close_idle_since(asyncio.get_running_loop().time() + last_used_s)
+            connection = pool.take_idle(address)
+            assert (connection is not None) is is_kept
+            if connection is not None:
+                connection.close()
 
     asyncio.run(test())
