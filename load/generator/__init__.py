@@ -1,1 +1,1 @@
-"""The live, open-loop load generator: plays a trace against a URL and records every request."""
+"""Open-loop load generator: sends a trace to a server and records every request."""

@@ -1,10 +1,10 @@
-"""What is sent to a model: known from `--payload`, else from the model's V2 metadata, else text."""
+"""Content of requests: from `--payload`, else as the V2 metadata ask for, else text."""
 
 from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from load.generator.errors import BadPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-_PICTURES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
+_IMAGE_SUFFIXES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 
 class ContentKind(StrEnum):
@@ -23,32 +23,22 @@ class ContentKind(StrEnum):
     TEXT = "text"
     IMAGE = "image"
     TENSORS = "tensors"
-    """Random numbers in the shapes that the metadata ask for."""
+    """Random numbers in the shapes of the metadata."""
     BODY = "body"
-    """A request body as the user gave it."""
+    """A whole request body from the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one model is sent."""
+    """The content of requests for one model."""
 
     kind: ContentKind = ContentKind.TEXT
     tensor: str = "text"
-    """Name of the V2 input that takes it."""
+    """Name of the V2 input."""
     data: str = ""
-    """Base64: the body, or the picture; empty: pictures are made."""
+    """The body or image in base64; empty: images are generated."""
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """Of `TENSORS`: name, datatype and shape, -1 where the size is free."""
-
-    def to_fields(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Content:
-        """What `to_fields` gave, also after its way through JSON."""
-        inputs = tuple((name, kind, tuple(shape)) for name, kind, shape in fields["inputs"])
-        return cls(ContentKind(fields["kind"]), fields["tensor"], fields["data"], inputs)
+    """Of `TENSORS`: name, datatype and shape, -1 for a variable size."""
 
 
 TEXT: Final = Content()
@@ -65,7 +55,7 @@ def read_payloads(options: Sequence[str]) -> dict[str, Content]:
             problems.append(f"--payload must be MODEL=FILE, =text or =image, was {option!r}")
             continue
         try:
-            found[model] = _content_of(value)
+            found[model] = _read_payload(value)
         except (OSError, ValueError) as error:
             problems.append(f"--payload {option}: {error}")
     if problems:
@@ -73,23 +63,23 @@ def read_payloads(options: Sequence[str]) -> dict[str, Content]:
     return found
 
 
-def _content_of(value: str) -> Content:
+def _read_payload(value: str) -> Content:
     if value in ("text", "image"):
         return TEXT if value == "text" else IMAGE
     path = Path(value).expanduser()
     raw = path.read_bytes()
     data = base64.b64encode(raw).decode()
-    if path.suffix.lower() in _PICTURES:
+    if path.suffix.lower() in _IMAGE_SUFFIXES:
         return Content(ContentKind.IMAGE, "image", data)
     try:
         json.loads(raw)
     except ValueError as error:
-        raise ValueError(f"must be a picture or a JSON body: {error}") from error
+        raise ValueError(f"must be an image or a JSON body: {error}") from error
     return Content(ContentKind.BODY, data=data)
 
 
 def content_of_metadata(metadata: Any) -> Content | None:
-    """What V2 metadata ask for; None where they name no inputs."""
+    """The content that V2 metadata ask for; None for metadata without inputs."""
     try:
         inputs = [
             (str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))

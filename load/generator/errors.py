@@ -1,4 +1,4 @@
-"""What can go wrong before or while a trace is played; single requests never raise, they record."""
+"""Errors before and during a run; failures of single requests are recorded, not raised."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from load.errors import LoadError
 
 
 class GeneratorError(LoadError):
-    """Root: the text says what was wrong and what to do."""
+    """Root; a message says what was wrong and what to do."""
 
 
 class UnplayableTrace(GeneratorError):
-    """The trace holds nothing to send."""
+    """The trace has no requests to send."""
 
 
 class BadPayload(GeneratorError):
-    """A `--payload` names no usable content."""
+    """A `--payload` is not usable content."""
 
 
 class BadTarget(GeneratorError):
-    """The URL, or what was asked of it, is wrong."""
+    """The URL, or the host header of a request, is invalid."""
 
 
 class TargetUnreachable(GeneratorError):
-    """Nobody answers at the URL."""
+    """No server responds at the URL."""
 
 
 class OutputInTheWay(GeneratorError):
-    """The output file exists already, or cannot be written."""
+    """The output file exists, or cannot be written."""
 
 
 class RecordsNotWritten(GeneratorError):
-    """The output cannot be written any more, such as on a full disk."""
+    """The output can no longer be written, such as on a full disk."""
 
 
 class WorkerFailed(GeneratorError):
-    """A process of the generator ended before its time."""
+    """A process of the generator ended early."""

@@ -1,4 +1,7 @@
-"""One request over gRPC in the Open Inference Protocol."""
+"""Requests over gRPC in the Open Inference Protocol, to a pod or KServe predictor.
+
+The gateway has no gRPC.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from load.generator.bodies import Bodies
-from load.generator.paths import inference_path
+from load.generator.request_bodies import RequestBodies
 from load.generator.settings import SERVER_NAME, Layout
+from load.generator.target_url import inference_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.generator.answers import RequestResult
-    from load.generator.arrivals import TraceArrival
     from load.generator.content import Content
+    from load.generator.responses import RequestResult
     from load.generator.settings import RunSettings
     from load.generator.target_url import TargetUrl
+    from load.generator.trace_arrivals import TraceArrival
 
-_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 _SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"
-_PATIENCE_S: Final = 10.0
-_STATUS: Final = {
+_METADATA_TIMEOUT_S: Final = 10.0
+_HTTP_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -33,44 +36,46 @@ _STATUS: Final = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-"""The HTTP status that says the same; UNAVAILABLE may mean that nobody was there: 0."""
-_LONGEST_ERROR: Final = 300
+"""Others are 0, no response: UNAVAILABLE also means that no server was reached."""
 
 
 class GrpcSender:
-    """Puts requests to a pod or KServe predictor; the gateway speaks HTTP only."""
+    """Sends requests of one worker; see `load.generator.open_loop.Sender`."""
 
     def __init__(
-        self, settings: RunSettings, origin: TargetUrl, now_s: Callable[[], float]
+        self, settings: RunSettings, target: TargetUrl, now_s: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._now_s = now_s
-        self._bodies = Bodies(settings.protocol, settings.seed)
-        self._channel = _channel(origin)
+        self._bodies = RequestBodies(settings.protocol, settings.seed)
+        self._channel = _channel(target)
         self._infer = self._channel.unary_unary(
-            _METHOD,
+            _INFER,
             request_serializer=messages.ModelInferRequest.SerializeToString,
             response_deserializer=messages.ModelInferResponse.FromString,
         )
 
     async def send(
-        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
+        self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
     ) -> None:
-        """Fill in the outcome of one request; whatever goes wrong becomes its error."""
+        """Fill in the result of one request; every failure becomes its error."""
         request = self._request(arrival, content, request_id)
-        outcome.sent_s = self._now_s()
-        call = self._infer(request, metadata=self._metadata(request_id), timeout=arrival.deadline_s)
+        policy = self._settings.policy
+        headers = [("x-request-id", request_id)]
+        headers += [] if policy is None else [("x-pilotlight-policy", policy)]
+        result.sent_s = self._now_s()
+        call = self._infer(request, metadata=tuple(headers), timeout=arrival.deadline_s)
         try:
             await call
-            outcome.status = 200
+            result.status = 200
         except grpc.aio.AioRpcError as error:
-            outcome.status = _STATUS.get(error.code(), 0)
-            outcome.error = f"gRPC {error.code().name}: {error.details()}"[:_LONGEST_ERROR]
+            result.status = _HTTP_STATUS.get(error.code(), 0)
+            result.fail(f"gRPC {error.code().name}: {error.details()}")
         finally:
-            outcome.finished_s = self._now_s()
-        outcome.first_byte_s = outcome.finished_s if outcome.status else None
+            result.finished_s = self._now_s()
+        result.first_byte_s = result.finished_s if result.status else None
         pairs = [*(await call.initial_metadata() or ()), *(await call.trailing_metadata() or ())]
-        outcome.read_headers((_bytes(name), _bytes(value)) for name, value in pairs)
+        result.read_headers((_bytes(name), _bytes(value)) for name, value in pairs)
 
     def _request(self, arrival: TraceArrival, content: Content, request_id: str) -> Any:
         settings = self._settings
@@ -91,34 +96,30 @@ class GrpcSender:
             raw_input_contents=[each.data for each in tensors],
         )
 
-    def _metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        policy = self._settings.policy
-        chosen = () if policy is None else (("x-pilotlight-policy", policy),)
-        return (("x-request-id", request_id), *chosen)
-
     async def close(self) -> None:
-        """Close the channel."""
         await self._channel.close()
 
 
-def _channel(origin: TargetUrl) -> grpc.aio.Channel:
-    target = f"{origin.host}:{origin.port}"
+def _channel(target: TargetUrl) -> grpc.aio.Channel:
+    address = f"{target.host}:{target.port}"
     options = [("grpc.max_receive_message_length", -1)]
-    if origin.is_encrypted:
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options)
-    return grpc.aio.insecure_channel(target, options)
+    if target.is_encrypted:
+        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
+    return grpc.aio.insecure_channel(address, options)
 
 
-async def layout_of(origin: TargetUrl) -> Layout:
-    """What a target says it is; plain where it does not say, or nobody answers."""
-    async with _channel(origin) as channel:
-        ask = channel.unary_unary(
+async def layout_of(target: TargetUrl) -> Layout:
+    """The layout by the target's server metadata; plain if it has none or does not respond."""
+    async with _channel(target) as channel:
+        server_metadata = channel.unary_unary(
             _SERVER_METADATA,
             request_serializer=messages.ServerMetadataRequest.SerializeToString,
             response_deserializer=messages.ServerMetadataResponse.FromString,
         )
         try:
-            server = await ask(messages.ServerMetadataRequest(), timeout=_PATIENCE_S)
+            server = await server_metadata(
+                messages.ServerMetadataRequest(), timeout=_METADATA_TIMEOUT_S
+            )
         except grpc.aio.AioRpcError:
             return Layout.PLAIN
     return Layout.POD if server.name == SERVER_NAME else Layout.PLAIN

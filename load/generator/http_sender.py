@@ -1,86 +1,127 @@
-"""One request over HTTP, from the first byte sent to the last one read."""
+"""Requests over HTTP in V1, V2 or OpenAI's protocol, on connections that are kept open."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
-from gateway.upstream.pod_connection import PodConnectionLost
-from load.generator.answers import MOST_KEPT, RequestResult, error_of, stream_error
-from load.generator.bodies import Bodies
-from load.generator.connections import Connections
-from load.generator.paths import inference_path
-from load.generator.target_url import host_headers
+from gateway.upstream.pod_connection import PodConnection, PodConnectionLost
+from load.generator.request_bodies import RequestBodies
+from load.generator.responses import MAX_KEPT_BYTES, RequestResult, http_error, stream_error
+from load.generator.target_url import host_headers, inference_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.upstream.pod_connection import PodConnection
-    from load.generator.arrivals import TraceArrival
-    from load.generator.bodies import Body
     from load.generator.content import Content
+    from load.generator.request_bodies import RequestBody
     from load.generator.settings import RunSettings
     from load.generator.target_url import TargetUrl
+    from load.generator.trace_arrivals import TraceArrival
+
+_MAX_IDLE_S: Final = 4.0
+"""uvicorn closes idle connections after 5 s; older ones are not used again."""
+
+
+class Connections:
+    """Idle connections of one worker, the latest used first; callers bound how many are open."""
+
+    def __init__(self, target: TargetUrl) -> None:
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[PodConnection] = deque()
+        self._tls = ssl.create_default_context() if target.is_encrypted else None
+
+    async def take(self) -> PodConnection:
+        """A connection ready for an exchange. Raises OSError if none can be made."""
+        oldest_s = self._loop.time() - _MAX_IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed and connection.idle_since_s > oldest_s:
+                connection.start_exchange()
+                return connection
+            connection.close()
+        _, connection = await self._loop.create_connection(
+            PodConnection, self._target.host, self._target.port, ssl=self._tls
+        )
+        connection.start_exchange()
+        return connection
+
+    def give_back(self, connection: PodConnection) -> None:
+        """Keep the connection if another exchange can follow on it, else close it."""
+        if connection.can_be_reused:
+            connection.idle_since_s = self._loop.time()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 class HttpSender:
-    """Puts requests in V1, V2 or OpenAI's protocol."""
+    """Sends requests of one worker; see `load.generator.open_loop.Sender`."""
 
     def __init__(
-        self, settings: RunSettings, origin: TargetUrl, now_s: Callable[[], float]
+        self, settings: RunSettings, target: TargetUrl, now_s: Callable[[], float]
     ) -> None:
         self._settings = settings
-        self._origin = origin
+        self._target = target
         self._now_s = now_s
-        self._bodies = Bodies(settings.protocol, settings.seed)
-        self._connections = Connections(origin)
+        self._bodies = RequestBodies(settings.protocol, settings.seed)
+        self._connections = Connections(target)
 
     async def send(
-        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
+        self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
     ) -> None:
-        """Fill in the outcome of one request; whatever goes wrong becomes its error."""
+        """Fill in the result of one request; every failure becomes its error."""
         body = self._bodies.body(arrival, content)
         head = self._head(arrival, body, request_id)
-        outcome.sent_s = self._now_s()
+        result.sent_s = self._now_s()
         try:
             connection = await self._connections.take()
         except OSError as error:
-            outcome.error = f"no connection to {self._origin.authority}: {error}"
-            outcome.finished_s = self._now_s()
+            result.fail(f"no connection to {self._target.authority}: {error}")
+            result.finished_s = self._now_s()
             return
         try:
-            await self._exchange(connection, head, body, outcome)
+            await self._exchange(connection, head, body, result)
         except PodConnectionLost:
-            part = "inside its answer" if outcome.status else "before it answered"
-            outcome.error = f"the connection was closed or broken {part}"
+            place = "inside the response" if result.status else "before the response"
+            result.fail(f"the connection was closed or broken {place}")
         finally:
-            outcome.finished_s = self._now_s()
-            if outcome.error is None or connection.is_complete:
+            result.finished_s = self._now_s()
+            if result.error is None or connection.is_complete:
                 self._connections.give_back(connection)
             else:
                 connection.close()
 
     async def _exchange(
-        self, connection: PodConnection, head: bytes, body: Body, outcome: RequestResult
+        self, connection: PodConnection, head: bytes, body: RequestBody, result: RequestResult
     ) -> None:
         def on_data() -> None:
-            if outcome.first_byte_s is None and connection.has_head:
-                outcome.first_byte_s = self._now_s()
+            if result.first_byte_s is None and connection.has_head:
+                result.first_byte_s = self._now_s()
 
         connection.on_data = on_data
         connection.write_all(head, [body.data])
         await connection.wait_head()
-        outcome.status = connection.status
-        outcome.read_headers(connection.headers)
-        tail = b"".join(connection.take_body())[-MOST_KEPT:]
+        result.status = connection.status
+        result.read_headers(connection.headers)
+        tail = b"".join(connection.take_body())[-MAX_KEPT_BYTES:]
         while not connection.is_complete:
             await connection.wait_body()
-            tail = (tail + b"".join(connection.take_body()))[-MOST_KEPT:]
-        if not 200 <= outcome.status < 300:
-            outcome.error = error_of(outcome.status, tail)
-        elif body.is_streamed:
-            outcome.error = stream_error(tail)
+            tail = (tail + b"".join(connection.take_body()))[-MAX_KEPT_BYTES:]
+        if not 200 <= result.status < 300:
+            result.fail(http_error(result.status, tail))
+        elif body.is_streamed and (error := stream_error(tail)) is not None:
+            result.fail(error)
 
-    def _head(self, arrival: TraceArrival, body: Body, request_id: str) -> bytes:
+    def _head(self, arrival: TraceArrival, body: RequestBody, request_id: str) -> bytes:
         settings = self._settings
         path = inference_path(
             settings.protocol, settings.layout, tenant=arrival.tenant, model=arrival.model,
@@ -88,8 +129,8 @@ class HttpSender:
         )  # fmt: skip
         host = host_headers(settings.host_header, arrival.tenant, arrival.model)
         lines = [
-            f"POST {self._origin.path}{path} HTTP/1.1",
-            f"host: {host.get('host', self._origin.authority)}",
+            f"POST {self._target.path}{path} HTTP/1.1",
+            f"host: {host.get('host', self._target.authority)}",
             f"x-request-id: {request_id}",
             f"content-length: {len(body.data)}",
             *(f"{name}: {value}" for name, value in body.headers),
@@ -101,5 +142,4 @@ class HttpSender:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def close(self) -> None:
-        """Close idle connections."""
         self._connections.close()

@@ -1,7 +1,7 @@
-"""How much memory idle models of the target held during a run.
+"""The memory that idle models of the target held during a run.
 
-A gateway knows it of its whole pool, pods that are gone included, as of each pod's last heartbeat;
-a pod knows its own to the moment. Both only count on, so a run's is a difference.
+A gateway has the total of its whole pool, deleted pods included, as of each pod's last heartbeat; a
+pod has its own current total. Both are counters, so the value of a run is a difference.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from load.generator.settings import Layout, RequestProtocol
+from load.generator.target_url import base_url
 
 if TYPE_CHECKING:
     from load.generator.settings import RunSettings
@@ -21,34 +22,32 @@ _METRIC: Final = "pilotlight_idle_memory_byte_seconds"
 
 
 class IdleMemoryProbe:
-    """What idle models held of the target's pods during a run."""
+    """Reads the counter at the begin and at the end of a run."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
         self._before: float | None = None
 
     async def begin(self) -> None:
-        """The run begins now."""
-        self._before = await _byte_s(self._settings)
+        self._before = await _read_byte_s(self._settings)
 
     async def end(self) -> float | None:
-        """Bytes x seconds since; None where the target does not tell, or counts anew."""
-        before, after = self._before, await _byte_s(self._settings)
+        """Bytes x seconds since `begin`; None if the target has no counter, or reset it."""
+        before, after = self._before, await _read_byte_s(self._settings)
         return None if before is None or after is None or after < before else after - before
 
 
-async def _byte_s(settings: RunSettings) -> float | None:
+async def _read_byte_s(settings: RunSettings) -> float | None:
     if settings.protocol is RequestProtocol.GRPC or settings.layout is Layout.PLAIN:
         return None
-    base = settings.url if "://" in settings.url else f"http://{settings.url}"
     is_gateway = settings.layout is Layout.GATEWAY
     path = "/pilotlight/v1/idle-memory" if is_gateway else "/metrics"
     async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
         try:
-            answer = (await client.get(base.rstrip("/") + path)).raise_for_status()
+            response = (await client.get(base_url(settings.url) + path)).raise_for_status()
             if is_gateway:
-                return float(answer.json()["idle_memory_byte_seconds"])
-            return _of_metrics(answer.text)
+                return float(response.json()["idle_memory_byte_seconds"])
+            return _of_metrics(response.text)
         except (httpx.HTTPError, ValueError, KeyError):
             return None
 

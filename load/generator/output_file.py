@@ -1,4 +1,4 @@
-"""The file that a run writes: what may be there before, and one run's alone while it goes on."""
+"""The output file of a run: what it may replace, and a lock against other runs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _LOCK: Final = "lock"
-"""In the folder of the parts; the kernel frees it however a run ends."""
+"""In the folder of the parts; the kernel releases it when the run ends in any way."""
 
 
 @contextmanager
 def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ()) -> Iterator[Path]:
-    """The empty folder for the parts, held against other runs until the context ends.
+    """The empty folder for the parts, locked against other runs until the context ends.
 
-    Raises OutputInTheWay where something is there already that may not be replaced: a folder or
-    device, one of the `inputs` (paths), what another run writes now, without `overwrite` anything.
+    Raises OutputInTheWay for an existing file that must not be replaced: a folder or device, one
+    of the `inputs` (paths), the output of a run in progress, any file without `overwrite`.
     """
     with ExitStack() as stack:
         try:
             require_replaceable(output, inputs, overwrite=overwrite)
             parts = parts_folder(output)
-            was_there = parts.exists()
+            existed = parts.exists()
             parts.mkdir(parents=True, exist_ok=True)
-            _take(stack.enter_context((parts / _LOCK).open("a")), output)
-            if was_there and not overwrite:
-                raise _in_the_way(f"{parts}, of an interrupted run")
-            _clear(parts)
+            _lock(stack.enter_context((parts / _LOCK).open("a")), output)
+            if existed and not overwrite:
+                raise _exists(f"{parts}, of an interrupted run")
+            for old in parts.iterdir():
+                if old.name != _LOCK:
+                    old.unlink()
             output.unlink(missing_ok=True)
         except OSError as error:
             raise OutputInTheWay(f"--output: cannot write {output}: {error}") from error
@@ -45,7 +47,7 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
 def require_replaceable(
     output: Path, inputs: Sequence[str] = (), *, overwrite: bool, flag: str = "--output"
 ) -> None:
-    """Raises OutputInTheWay where something is there that may not be replaced; OSError."""
+    """Raises OutputInTheWay if `output` must not be replaced; OSError."""
     if output.is_dir():
         raise OutputInTheWay(f"{flag}: {output} is a folder; name a file in it")
     if output.exists() and not output.is_file():
@@ -53,23 +55,17 @@ def require_replaceable(
     if output.exists() and any(os.path.samefile(output, each) for each in inputs):
         raise OutputInTheWay(f"{flag}: {output} is a file of the trace; name another")
     if output.exists() and not overwrite:
-        raise _in_the_way(str(output), flag)
+        raise _exists(str(output), flag)
 
 
-def _in_the_way(there: str, flag: str = "--output") -> OutputInTheWay:
-    return OutputInTheWay(f"{flag}: there is {there} already; name another, or --overwrite")
+def _exists(path: str, flag: str = "--output") -> OutputInTheWay:
+    return OutputInTheWay(f"{flag}: there is {path} already; name another, or --overwrite")
 
 
-def _take(lock: TextIO, output: Path) -> None:
+def _lock(file: TextIO, output: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OutputInTheWay(
             f"--output: another run writes {output} now; name another, or end that run"
         ) from error
-
-
-def _clear(parts: Path) -> None:
-    for old in parts.iterdir():
-        if old.name != _LOCK:
-            old.unlink()

@@ -1,49 +1,70 @@
-"""How far a run is: what the workers tell, added up."""
+"""Progress of a run: counts of each worker with a latency histogram, and their totals."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from load.generator.latencies import percentile_s
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
+
+_MIN_S: Final = 1e-5
+_LOG_WIDTH: Final = math.log(1.05)
 
 
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """A run at one moment, over all its processes."""
+class LatencyHistogram(Counter[int]):
+    """Counts by bucket; buckets are 5 % wide."""
 
-    requests: int
-    """Of the whole trace."""
+    def observe(self, latency_s: float) -> None:
+        self[int(math.log(max(latency_s, _MIN_S) / _MIN_S) / _LOG_WIDTH)] += 1
+
+    def percentile_s(self, fraction: float) -> float:
+        """The upper bound of the bucket with a percentile; NaN without any counts."""
+        wanted = fraction * self.total()
+        seen = 0
+        for bucket in sorted(self):
+            seen += self[bucket]
+            if seen >= wanted:
+                return _MIN_S * math.exp((bucket + 1) * _LOG_WIDTH)
+        return math.nan
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """Requests so far, of one worker or of all."""
+
     due: int = 0
     done: int = 0
     in_flight: int = 0
     late: int = 0
     by_status: Counter[int] = field(default_factory=Counter)
-    latencies: Counter[int] = field(default_factory=Counter)
+    latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
+    """Of requests without an error."""
+
+
+@dataclass(slots=True)
+class RunProgress(SendCounts):
+    """The totals of a run at one moment."""
+
+    requests: int = 0
+    """Of the whole trace."""
 
     @property
     def failed(self) -> int:
-        """Requests without a 2xx answer."""
+        """Requests without a 2xx response."""
         return sum(n for status, n in self.by_status.items() if not 200 <= status < 300)
 
-    def latency_s(self, fraction: float) -> float:
-        """A percentile of the answered requests' latency, within 5 %."""
-        return percentile_s(self.latencies, fraction)
 
-
-def added_up(requests: int, told: Iterable[Mapping[str, Any]]) -> RunProgress:
-    """The progress of a run from the latest word of each worker."""
-    sums: Counter[str] = Counter()
-    by_status: Counter[int] = Counter()
-    latencies: Counter[int] = Counter()
-    for each in told:
-        sums.update({key: each[key] for key in ("due", "done", "in_flight", "late")})
-        by_status.update({int(key): count for key, count in each["by_status"].items()})
-        latencies.update({int(key): count for key, count in each["latencies"].items()})
-    return RunProgress(
-        requests, sums["due"], sums["done"], sums["in_flight"], sums["late"], by_status, latencies
-    )
+def total_progress(requests: int, reports: Collection[Mapping[str, Any]]) -> RunProgress:
+    """The progress of a run from the latest report of each worker: SendCounts as JSON."""
+    total = RunProgress(requests=requests)
+    for each in reports:
+        total.due += each["due"]
+        total.done += each["done"]
+        total.in_flight += each["in_flight"]
+        total.late += each["late"]
+        total.by_status.update({int(key): count for key, count in each["by_status"].items()})
+        total.latencies.update({int(key): count for key, count in each["latencies"].items()})
+    return total

@@ -1,43 +1,55 @@
-"""One worker's records on disk as they come: an Arrow stream, readable up to where it ends."""
+"""Records of a run: an Arrow stream per worker while it runs, one Parquet file afterwards.
+
+A stream is readable up to its last complete batch, also after its writer was killed.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyarrow import parquet
 
+from load.generator.errors import RecordsNotWritten
 from load.schema import RECORD_SCHEMA
 from load.stages import STAGES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from load.generator.answers import RequestResult
-    from load.generator.arrivals import TraceArrival
+    from load.generator.responses import RequestResult
+    from load.generator.trace_arrivals import TraceArrival
 
-ROWS_AT_A_TIME: Final = 512
+METADATA_KEY: Final = b"pilotlight.run"
+"""The key of the run's metadata, as JSON, in its Parquet file."""
+_BATCH_ROWS: Final = 512
+_GROUP_ROWS: Final = 1 << 16
 
 
 def parts_folder(output: Path) -> Path:
-    """Where the parts of a run lie until they are its Parquet file."""
+    """The folder of a run's parts while its Parquet file does not exist."""
     return output.with_name(output.name + ".parts")
 
 
 def record_row(
-    arrival: TraceArrival, outcome: RequestResult, *, request_id: str, policy: str | None
+    arrival: TraceArrival, result: RequestResult, *, request_id: str, policy: str | None
 ) -> tuple[Any, ...]:
     """One row in the order of RECORD_SCHEMA."""
     return (
-        request_id, arrival.tenant, arrival.model, outcome.policy or policy, arrival.at_s,
-        outcome.sent_s, outcome.first_byte_s, outcome.finished_s, outcome.status, outcome.reason,
-        outcome.error, outcome.entry_pod, outcome.predict_pod, outcome.start,
-        *(outcome.stages_ms.get(stage) for stage in STAGES),
+        request_id, arrival.tenant, arrival.model, result.policy or policy, arrival.at_s,
+        result.sent_s, result.first_byte_s, result.finished_s, result.status, result.reason,
+        result.error, result.entry_pod, result.predict_pod, result.start,
+        *(result.stages_ms.get(stage) for stage in STAGES),
         arrival.input_size, arrival.output_size, arrival.deadline_s,
     )  # fmt: skip
 
 
 class RecordPart:
-    """Gathers rows and appends them as record batches."""
+    """Writes one worker's rows as record batches."""
 
     def __init__(self, path: Path) -> None:
         self._file = pa.OSFile(str(path), "wb")
@@ -45,13 +57,12 @@ class RecordPart:
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, row: tuple[Any, ...]) -> None:
-        """Keep a row; many together are written."""
         self._rows.append(row)
-        if len(self._rows) >= ROWS_AT_A_TIME:
+        if len(self._rows) >= _BATCH_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """Write the rows added since the last batch."""
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
@@ -64,7 +75,62 @@ class RecordPart:
         self._rows = []
 
     def close(self) -> None:
-        """Write the rest and the stream's end."""
         self.flush()
         self._writer.close()
         self._file.close()
+
+
+def read_parts(parts: Path) -> Iterator[pa.RecordBatch]:
+    """All complete batches, also of workers that were killed while writing."""
+    for path in sorted(parts.glob("*.arrows")):
+        try:
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                yield from stream
+        except (pa.ArrowInvalid, OSError):
+            continue  # the stream ends early: its batches so far are valid
+
+
+def write_metadata(parts: Path, metadata: Mapping[str, Any]) -> None:
+    """Write the run's metadata beside its parts. Raises RecordsNotWritten."""
+    path = parts / "run.json"
+    try:
+        path.write_text(json.dumps(dict(metadata)))
+    except OSError as error:
+        raise RecordsNotWritten(f"cannot write {path}: {error}; nothing was sent") from error
+
+
+def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
+    """Write the Parquet file in flat memory, then remove the parts.
+
+    Raises RecordsNotWritten; the parts remain.
+    """
+    schema = RECORD_SCHEMA.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
+    unfinished = output.with_name(output.name + ".unfinished")
+    try:
+        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+            for group in _row_groups(read_parts(parts)):
+                writer.write_table(group.cast(schema))
+        unfinished.replace(output)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise RecordsNotWritten(
+            f"cannot write {output}: {error}; {parts} holds the requests up to then, "
+            f"and `pilotlight report {output}` reads them"
+        ) from error
+    shutil.rmtree(parts)
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    for batch in batches:
+        gathered.append(batch)
+        if sum(each.num_rows for each in gathered) >= _GROUP_ROWS:
+            yield _table(gathered)
+            gathered = []
+    if gathered:
+        yield _table(gathered)
+
+
+def _table(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches, RECORD_SCHEMA).unify_dictionaries()

@@ -1,13 +1,12 @@
-"""A run from beginning to end: surveys trace and target, starts workers, gathers their records.
+"""A run of the load generator: surveys trace and target, starts workers, gathers their records.
 
-The records are on disk from the first on: in `OUTPUT.parts/` while the run goes on, one Parquet
-file after it. A run that was killed leaves the parts, which the report reads as well.
+Records are on disk from the start: in `OUTPUT.parts/` during the run, in one Parquet file after it.
+A killed run leaves the parts, which the report reads as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -18,15 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from load.generator.arrivals import survey_aside
+import orjson
+
 from load.generator.errors import BadTarget, WorkerFailed
 from load.generator.idle_memory import IdleMemoryProbe
 from load.generator.inspection import inspect
-from load.generator.merging import merge_parts, write_about
-from load.generator.progress import added_up
-from load.generator.record_parts import parts_folder
+from load.generator.progress import total_progress
+from load.generator.record_parts import merge_parts, parts_folder, write_metadata
 from load.generator.settings import RequestProtocol
 from load.generator.target_url import host_headers, is_host, parse_url
+from load.generator.trace_arrivals import survey_in_thread
 from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
 
@@ -34,108 +34,107 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable
 
-    from load.generator.arrivals import ModelAppearance, TraceSurvey
     from load.generator.progress import RunProgress
     from load.generator.settings import RunSettings
+    from load.generator.trace_arrivals import ModelAppearance, TraceSurvey
 
-_LEAD_S: Final = 0.1
-"""Between the order to go and the run's start: every worker has it by then."""
-_CODE: Final = str(Path(__file__).resolve().parents[2])
+_START_DELAY_S: Final = 0.1
+"""Between the command and the run's start, so that every worker receives it before."""
+_CODE_FOLDER: Final = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that can begin."""
+    """A run that is ready to start."""
 
     settings: RunSettings
-    prospect: TraceSurvey
+    survey: TraceSurvey
     missing: tuple[ModelAppearance, ...]
-    """Models that the target does not know."""
+    """Models that do not exist at the target."""
 
 
 async def prepare(settings: RunSettings) -> Prepared:
-    """Survey the trace and ask the target what it is. Raises GeneratorError."""
-    origin = parse_url(settings.url, is_grpc=settings.protocol is RequestProtocol.GRPC)
+    """Survey the trace and inspect the target. Raises GeneratorError."""
+    target = parse_url(settings.url, is_grpc=settings.protocol is RequestProtocol.GRPC)
     trace = open_trace(settings.trace, seed=settings.seed)
-    prospect = await survey_aside(trace, settings.duration_s)
-    _require_hosts(settings, prospect)
-    settings = replace(settings, processes=min(settings.processes, settings.most_in_flight))
+    survey = await survey_in_thread(trace, settings.duration_s)
+    _require_hosts(settings, survey)
+    settings = replace(settings, processes=min(settings.processes, settings.max_in_flight))
     if settings.protocol is RequestProtocol.GRPC:
-        from load.generator.grpc_sender import layout_of  # gRPC is not loaded for the others
+        from load.generator.grpc_sender import layout_of  # takes seconds to import
 
-        return Prepared(replace(settings, layout=await layout_of(origin)), prospect, ())
-    models = [(each.tenant, each.model) for each in prospect.models]
+        return Prepared(replace(settings, layout=await layout_of(target)), survey, ())
+    models = [(each.tenant, each.model) for each in survey.models]
     found = await inspect(settings.url, models, host_header=settings.host_header)
     given = settings.payloads
-    told = {
-        name: content.to_fields()
+    detected = {
+        name: content
         for name, content in found.contents.items()
         if name.partition("/")[2] not in given
     }
-    payloads = {**told, **given}
-    settings = replace(settings, layout=found.layout, payloads=payloads)
+    settings = replace(settings, layout=found.layout, payloads=detected | given)
     unknown = set(found.missing)
-    missing = tuple(each for each in prospect.models if each.name in unknown)
-    return Prepared(settings, prospect, missing)
+    missing = tuple(each for each in survey.models if each.name in unknown)
+    return Prepared(settings, survey, missing)
 
 
-def _require_hosts(settings: RunSettings, prospect: TraceSurvey) -> None:
-    for each in prospect.models:
+def _require_hosts(settings: RunSettings, survey: TraceSurvey) -> None:
+    for each in survey.models:
         for host in host_headers(settings.host_header, each.tenant, each.model).values():
             if not is_host(host):
                 raise BadTarget(
-                    f"--host-header: {host!r} is no host's name; arrival {each.arrival} of "
-                    f"{settings.trace} makes it so, for model {each.model!r} of {each.tenant!r}"
+                    f"--host-header: {host!r} is not a host name; it results from arrival "
+                    f"{each.arrival} of {settings.trace}, model {each.model!r} of {each.tenant!r}"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended."""
+    """The end of a run."""
 
     progress: RunProgress
     was_interrupted: bool
     has_idle_memory: bool
-    """Whether the target told what its idle models held."""
+    """Whether the target reported the memory of its idle models."""
 
 
-async def play(
+async def run_trace(
     prepared: Prepared,
     output: Path,
     *,
     stop: asyncio.Event,
     on_progress: Callable[[RunProgress], None],
 ) -> RunResult:
-    """Play the trace until its end or until `stop`; the records are in `output` afterwards.
+    """Send the trace until its end or until `stop`; afterwards `output` has the records.
 
     `output` is a `claimed_output`.
 
     Raises:
-        WorkerFailed: a process ended before its time; what there was is in `output`, too.
-        RecordsNotWritten: what there was is in the parts of `output`.
+        WorkerFailed: a process ended early; `output` has the records so far.
+        RecordsNotWritten: the records so far are in the parts of `output`.
     """
     settings, parts = prepared.settings, parts_folder(output)
-    about = _about(prepared)
-    write_about(parts, about)
-    crew = _WorkerPool(prepared, parts, on_progress)
+    metadata = _metadata(prepared)
+    write_metadata(parts, metadata)
+    pool = _WorkerPool(prepared, parts, on_progress)
     memory = IdleMemoryProbe(settings)
     wasted_byte_s: float | None = None
     try:
-        await crew.work(stop, memory.begin)
+        await pool.run(stop, memory.begin)
         wasted_byte_s = await memory.end()
     finally:
-        progress = crew.progress
-        about |= {
+        progress = pool.progress
+        metadata |= {
             "wasted_memory_byte_s": wasted_byte_s,
-            "interrupted": stop.is_set() or progress.done < prepared.prospect.requests,
+            "interrupted": stop.is_set() or progress.done < prepared.survey.requests,
             "sent_late": progress.late,
             "processes": settings.processes,
         }
-        await asyncio.to_thread(merge_parts, parts, output, about)
+        await asyncio.to_thread(merge_parts, parts, output, metadata)
     return RunResult(progress, stop.is_set(), wasted_byte_s is not None)
 
 
-def _about(prepared: Prepared) -> dict[str, Any]:
+def _metadata(prepared: Prepared) -> dict[str, Any]:
     settings = prepared.settings
     return {
         "kind": "live",
@@ -144,8 +143,8 @@ def _about(prepared: Prepared) -> dict[str, Any]:
         "protocol": str(settings.protocol),
         "policy": settings.policy,
         "seed": settings.seed,
-        "requests": prepared.prospect.requests,
-        "trace_s": prepared.prospect.last_s,
+        "requests": prepared.survey.requests,
+        "trace_s": prepared.survey.last_s,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "interrupted": True,
     }
@@ -158,26 +157,23 @@ class _WorkerPool:
         self, prepared: Prepared, parts: Path, on_progress: Callable[[RunProgress], None]
     ) -> None:
         self._settings = prepared.settings
-        self._requests = prepared.prospect.requests
+        self._requests = prepared.survey.requests
         self._parts = parts
         self._on_progress = on_progress
-        self._told: dict[int, dict[str, Any]] = {}
-        self._ready: list[asyncio.Event] = []
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._ready = [asyncio.Event() for _ in range(self._settings.processes)]
 
     @property
     def progress(self) -> RunProgress:
-        """How far it is."""
-        return added_up(self._requests, self._told.values())
+        return total_progress(self._requests, self._reports.values())
 
-    async def work(self, stop: asyncio.Event, before_go: Callable[[], Awaitable[None]]) -> None:
-        """Start, let go, listen; returns when all have ended. Raises WorkerFailed."""
-        count = self._settings.processes
-        self._ready = [asyncio.Event() for _ in range(count)]
-        workers = [await self._start(number) for number in range(count)]
+    async def run(self, stop: asyncio.Event, before_go: Callable[[], Awaitable[None]]) -> None:
+        """Start the workers, wait until all are ready, then until all end. Raises WorkerFailed."""
+        workers = [await self._start(number) for number in range(self._settings.processes)]
         try:
             async with asyncio.TaskGroup() as group:
                 ends = [
-                    group.create_task(self._listen(number, worker))
+                    group.create_task(self._read_reports(number, worker))
                     for number, worker in enumerate(workers)
                 ]
                 stopping = group.create_task(_stop_on(stop, workers))
@@ -185,7 +181,7 @@ class _WorkerPool:
                     await ready.wait()
                 await before_go()
                 if not stop.is_set():
-                    _say(workers, f"go {time.monotonic() + _LEAD_S}")
+                    _send_line(workers, f"go {time.monotonic() + _START_DELAY_S}".encode())
                 await asyncio.wait(ends)
                 stopping.cancel()
         except* WorkerFailed as failed:
@@ -197,8 +193,8 @@ class _WorkerPool:
                     await worker.wait()
 
     async def _start(self, number: int) -> Process:
-        orders = WorkerConfig(self._settings, number, self._parts / f"worker-{number}.arrows")
-        paths = [_CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        part = str(self._parts / f"worker-{number}.arrows")
+        paths = [_CODE_FOLDER, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "load.generator.worker",
             stdin=asyncio.subprocess.PIPE,
@@ -206,25 +202,25 @@ class _WorkerPool:
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 22,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            start_new_session=True,  # Ctrl-C reaches us, and we tell them
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops the workers
         )  # fmt: skip
-        _say([worker], orders.to_json())
+        _send_line([worker], WorkerConfig(self._settings, number, part).to_json())
         return worker
 
-    async def _listen(self, number: int, worker: Process) -> None:
+    async def _read_reports(self, number: int, worker: Process) -> None:
         assert worker.stdout is not None
         assert worker.stderr is not None
         async with asyncio.TaskGroup() as group:
             errors = group.create_task(worker.stderr.read())
             while line := await worker.stdout.readline():
-                document = json.loads(line)
-                if "ready" in document:
+                report = orjson.loads(line)
+                if "ready" in report:
                     self._ready[number].set()
                 else:
-                    self._told[number] = document
+                    self._reports[number] = report
                     self._on_progress(self.progress)
         if status := await worker.wait():
-            said = [
+            lines = [
                 text
                 for line in errors.result().decode("utf-8", "replace").splitlines()
                 if (text := line.strip(" |+-"))
@@ -232,17 +228,17 @@ class _WorkerPool:
             how = f"status {status}" if status > 0 else signal.Signals(-status).name
             raise WorkerFailed(
                 f"process {number} of the generator ended by {how}: "
-                f"{said[-1] if said else 'it said nothing'}"
+                f"{lines[-1] if lines else 'without an error message'}"
             )
 
 
 async def _stop_on(stop: asyncio.Event, workers: list[Process]) -> None:
     await stop.wait()
-    _say(workers, "stop")
+    _send_line(workers, b"stop")
 
 
-def _say(workers: list[Process], line: str) -> None:
+def _send_line(workers: list[Process], line: bytes) -> None:
     for worker in workers:
         assert worker.stdin is not None
         with suppress(ConnectionError):
-            worker.stdin.write(line.encode() + b"\n")
+            worker.stdin.write(line + b"\n")

@@ -1,20 +1,23 @@
-"""What one run of the generator is told; the same value goes to every worker process, as JSON."""
+"""Settings of a run of the load generator; every worker process gets the same value."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
+
+from load.generator.content import Content  # noqa: TC001 - pydantic resolves it in workers
 
 LATE_S: Final = 0.01
-"""A request sent later than this after its scheduled time counts as late."""
-MOST_IN_FLIGHT: Final = 4096
+"""A request that is sent later than this after its scheduled time counts as late."""
+MAX_IN_FLIGHT: Final = 4096
 TIMEOUT_S: Final = 300.0
+SERVER_NAME: Final = "pilotlight"
+"""Name of our gateway and pods in the server metadata of the V2 protocol."""
 
 
 class RequestProtocol(StrEnum):
-    """How requests are put."""
+    """Inference protocols of requests."""
 
     V1 = "v1"
     V2 = "v2"
@@ -22,19 +25,15 @@ class RequestProtocol(StrEnum):
     GRPC = "grpc"
 
 
-SERVER_NAME: Final = "pilotlight"
-"""What our gateway and pods call themselves in the V2 protocol's server metadata."""
-
-
 class Layout(StrEnum):
-    """Which paths name a model at the target."""
+    """How paths of the target name a model."""
 
     GATEWAY = "gateway"
     """`/serving/NAMESPACE/NAME/…`: the tenant is the namespace."""
     POD = "pod"
     """`/v1/models/NAMESPACE~NAME:predict`: a Pilotlight pod without a gateway."""
     PLAIN = "plain"
-    """`/v1/models/NAME:predict`: any KServe predictor; tenants are not told."""
+    """`/v1/models/NAME:predict`: any KServe predictor; tenants are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +49,13 @@ class RunSettings:
     processes: int = 1
     duration_s: float | None = None
     seed: int = 0
-    most_in_flight: int = MOST_IN_FLIGHT
-    """Over all processes, at least one each; what comes on top is an error and never sent."""
+    max_in_flight: int = MAX_IN_FLIGHT
+    """Over all processes, at least one each; a request beyond it is an error and is not sent."""
     timeout_s: float = TIMEOUT_S
-    payloads: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By `tenant/model`, or by `model`: what `payloads.Content` is made of."""
+    payloads: dict[str, Content] = field(default_factory=dict)
+    """By `tenant/model`, or by `model`."""
 
-    def most_in_flight_of(self, worker: int) -> int:
-        """One worker's share of `most_in_flight`; the shares of all add up to it."""
-        share, rest = divmod(self.most_in_flight, self.processes)
+    def worker_max_in_flight(self, worker: int) -> int:
+        """One worker's share of `max_in_flight`; the shares of all add up to it."""
+        share, rest = divmod(self.max_in_flight, self.processes)
         return share + (worker < rest)
-
-    def to_json(self) -> str:
-        """One line, for a worker."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RunSettings:
-        """What `to_json` wrote."""
-        fields = json.loads(text)
-        fields["protocol"] = RequestProtocol(fields["protocol"])
-        fields["layout"] = Layout(fields["layout"])
-        return cls(**fields)

@@ -1,13 +1,14 @@
-"""The target of a run: its address as a URL gives it."""
+"""The target of a run: its address, and the paths and host headers that name a model there."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from load.generator.errors import BadTarget
+from load.generator.settings import Layout, RequestProtocol
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
@@ -15,17 +16,16 @@ _PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
 
 @dataclass(frozen=True, slots=True)
 class TargetUrl:
-    """Where requests go."""
+    """A parsed URL."""
 
     scheme: str
     host: str
     port: int
     path: str = ""
-    """In front of every path, without a slash at its end."""
+    """Prefix of every path, without a slash at its end."""
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether TLS is spoken."""
         return self.scheme in ("https", "grpcs")
 
     @property
@@ -36,7 +36,7 @@ class TargetUrl:
 
 
 def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
-    """Read a URL; the scheme may be left out. Raises BadTarget."""
+    """Parse a URL; the scheme is optional. Raises BadTarget."""
     whole = url if "://" in url else f"{'grpc' if is_grpc else 'http'}://{url}"
     allowed = ("grpc", "grpcs", "http", "https") if is_grpc else ("http", "https")
     try:
@@ -52,13 +52,53 @@ def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
     return TargetUrl(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
 
 
+def base_url(url: str) -> str:
+    """An HTTP URL with its scheme and without a slash at its end."""
+    return (url if "://" in url else f"http://{url}").rstrip("/")
+
+
 def is_host(text: str) -> bool:
-    """Whether it may stand in a `host` header."""
+    """True if `text` is valid in a `host` header."""
     return _HOST.fullmatch(text) is not None
 
 
 def host_headers(pattern: str | None, tenant: str, model: str) -> dict[str, str]:
-    """The `host` header that a pattern such as `{model}.{tenant}.example.com` makes, if any."""
+    """The `host` header by a pattern such as `{model}.{tenant}.example.com`; empty without one."""
     if pattern is None:
         return {}
     return {"host": pattern.replace("{model}", model).replace("{tenant}", tenant)}
+
+
+def inference_path(
+    protocol: RequestProtocol, layout: Layout, *, tenant: str, model: str, is_generation: bool
+) -> str:
+    """The path of one request; for gRPC the name of the model."""
+    name = _model_segment(layout, tenant, model)
+    match protocol:
+        case RequestProtocol.V1:
+            path = f"/v1/models/{name}:predict"
+        case RequestProtocol.V2:
+            path = f"/v2/models/{name}/infer"
+        case RequestProtocol.OPENAI:
+            path = f"/openai/v1/{'completions' if is_generation else 'embeddings'}"
+        case RequestProtocol.GRPC:
+            return f"{tenant}~{model}" if layout is Layout.POD else model
+    return _prefix(layout, tenant, model, is_openai=protocol is RequestProtocol.OPENAI) + path
+
+
+def metadata_path(layout: Layout, *, tenant: str, model: str) -> str:
+    """The path of a model's V2 metadata."""
+    name = _model_segment(layout, tenant, model)
+    return f"{_prefix(layout, tenant, model, is_openai=False)}/v2/models/{name}"
+
+
+def _model_segment(layout: Layout, tenant: str, model: str) -> str:
+    return quote(f"{tenant}~{model}", safe="~") if layout is Layout.POD else quote(model, safe="")
+
+
+def _prefix(layout: Layout, tenant: str, model: str, *, is_openai: bool) -> str:
+    if layout is Layout.GATEWAY:
+        return f"/serving/{quote(tenant, safe='')}/{quote(model, safe='')}"
+    if layout is Layout.POD and is_openai:
+        return f"/serving/{_model_segment(layout, tenant, model)}"
+    return ""

@@ -1,15 +1,14 @@
-"""One process of the generator: plays its share of the trace, writes its records, tells progress.
+"""One process of the generator: sends its share of the trace, writes records, reports progress.
 
-`python -m load.generator.worker` reads its orders from standard input, a line each: what to do
-(JSON), then `go SECONDS` (the run's start by the monotonic clock that all processes share). `stop`,
-or the end of the input, which is the end of whoever started it, ends the run with what it has.
+`python -m load.generator.worker` reads lines from standard input: its configuration (JSON), then
+`go SECONDS` (the run's start by the monotonic clock, which all processes share). `stop`, or the end
+of the input when the parent process has ended, ends the run; the records so far are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import resource
 import sys
 import time
@@ -18,139 +17,126 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import pyarrow as pa
 import uvloop
+from pydantic import TypeAdapter
 
-from load.generator.arrivals import share
 from load.generator.http_sender import HttpSender
-from load.generator.pacing import Player
+from load.generator.open_loop import OpenLoop
 from load.generator.record_parts import RecordPart
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
+from load.generator.trace_arrivals import worker_share
 from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from load.generator.pacing import SendCounts
+    from load.generator.open_loop import Sender
+    from load.generator.progress import SendCounts
 
-_TELL_S: Final = 0.25
+_REPORT_INTERVAL_S: Final = 0.25
 _GC_THRESHOLD: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What one worker is to do."""
+    """The configuration of one worker."""
 
     settings: RunSettings
     worker: int
-    part: Path
+    part: str
+    """Path of its records."""
 
-    def to_json(self) -> str:
+    def to_json(self) -> bytes:
         """One line for standard input."""
-        fields = {"settings": self.settings.to_json(), "worker": self.worker}
-        return json.dumps({**fields, "part": str(self.part)})
-
-    @classmethod
-    def from_json(cls, line: str) -> WorkerConfig:
-        """What `to_json` wrote."""
-        fields = json.loads(line)
-        settings = RunSettings.from_json(fields["settings"])
-        return cls(settings, fields["worker"], Path(fields["part"]))
+        return TypeAdapter(WorkerConfig).dump_json(self)
 
 
 def main() -> None:
-    """Run one worker; its status is 0 also when it was stopped."""
-    pa.array([""])  # makes pyarrow look for pandas now, which is seconds, not during the run
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Run one worker; its exit status is 0 also when it was stopped."""
+    pa.array([""])  # makes pyarrow search for pandas now, which takes seconds, not during the run
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     gc.set_threshold(_GC_THRESHOLD)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work())
+        runner.run(_main())
 
 
-async def _work() -> None:
+async def _main() -> None:
     commands = await _standard_input()
-    orders = WorkerConfig.from_json((await commands.readline()).decode())
-    records = RecordPart(orders.part)
+    config = TypeAdapter(WorkerConfig).validate_json(await commands.readline())
+    records = RecordPart(Path(config.part))
     try:
-        await _play(orders, records, commands)
+        await _run(config, records, commands)
     finally:
         records.close()
 
 
-async def _play(orders: WorkerConfig, records: RecordPart, commands: asyncio.StreamReader) -> None:
-    settings = orders.settings
+async def _run(config: WorkerConfig, records: RecordPart, commands: asyncio.StreamReader) -> None:
+    settings = config.settings
     start_s = 0.0
 
     def now_s() -> float:
         return time.monotonic() - start_s
 
     sender = _sender(settings, now_s)
-    player = Player(settings, sender, records, now_s, settings.most_in_flight_of(orders.worker))
-    chunks = share(
+    max_in_flight = settings.worker_max_in_flight(config.worker)
+    loop = OpenLoop(settings, sender, records, now_s, max_in_flight)
+    chunks = worker_share(
         open_trace(settings.trace, seed=settings.seed),
-        worker=orders.worker,
+        worker=config.worker,
         workers=settings.processes,
         duration_s=settings.duration_s,
     )
     gc.freeze()
-    _tell({"ready": True})
-    order = (await commands.readline()).decode().split()
-    if order[:1] != ["go"]:
+    _report({"ready": True})
+    command = (await commands.readline()).decode().split()
+    if command[:1] != ["go"]:
         return
-    start_s = float(order[1])
+    start_s = float(command[1])
     async with asyncio.TaskGroup() as group:
-        playing = group.create_task(player.play(chunks))
-        asides = [
-            group.create_task(_tell_on(player.tally, records)),
-            group.create_task(_stop_on_order(commands, playing)),
+        sending = group.create_task(loop.run(chunks))
+        background = [
+            group.create_task(_report_progress(loop.counts, records)),
+            group.create_task(_cancel_on_command(commands, sending)),
         ]
-        await asyncio.wait([playing])
-        for task in asides:
+        await asyncio.wait([sending])
+        for task in background:
             task.cancel()
     await sender.close()
-    _tell(_progress(player.tally))
+    _report(loop.counts)
 
 
-def _sender(settings: RunSettings, now_s: Callable[[], float]) -> Any:
+def _sender(settings: RunSettings, now_s: Callable[[], float]) -> Sender:
     is_grpc = settings.protocol is RequestProtocol.GRPC
-    origin = parse_url(settings.url, is_grpc=is_grpc)
+    target = parse_url(settings.url, is_grpc=is_grpc)
     if is_grpc:
-        from load.generator.grpc_sender import GrpcSender  # seconds to import
+        from load.generator.grpc_sender import GrpcSender  # takes seconds to import
 
-        return GrpcSender(settings, origin, now_s)
-    return HttpSender(settings, origin, now_s)
+        return GrpcSender(settings, target, now_s)
+    return HttpSender(settings, target, now_s)
 
 
-async def _stop_on_order(commands: asyncio.StreamReader, playing: asyncio.Task[None]) -> None:
-    """Whatever comes now, or the end of the input, means stop."""
+async def _cancel_on_command(commands: asyncio.StreamReader, sending: asyncio.Task[None]) -> None:
+    """Any further line, or the end of the input, means stop."""
     await commands.readline()
-    playing.cancel()
+    sending.cancel()
 
 
-async def _tell_on(tally: SendCounts, records: RecordPart) -> None:
-    """Tell progress and write what is there, until cancelled."""
+async def _report_progress(counts: SendCounts, records: RecordPart) -> None:
+    """Report progress and flush records, until cancelled."""
     while True:
-        await asyncio.sleep(_TELL_S)
+        await asyncio.sleep(_REPORT_INTERVAL_S)
         records.flush()
-        _tell(_progress(tally))
+        _report(counts)
 
 
-def _progress(tally: SendCounts) -> dict[str, Any]:
-    return {
-        "due": tally.due,
-        "done": tally.done,
-        "in_flight": tally.in_flight,
-        "late": tally.late,
-        "by_status": dict(tally.by_status),
-        "latencies": dict(tally.latencies),
-    }
-
-
-def _tell(document: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # whoever listened is gone; the input's end says so, too
-        sys.stdout.write(json.dumps(document) + "\n")
+def _report(report: dict[str, Any] | SendCounts) -> None:
+    with suppress(BrokenPipeError):  # the parent has ended; so does the input
+        line = orjson.dumps(report, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
+        sys.stdout.buffer.write(line)
         sys.stdout.flush()
 
 

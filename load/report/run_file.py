@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from load.generator.merging import METADATA_KEY, read_parts
-from load.generator.record_parts import parts_folder
+from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts
 from load.report.errors import BadRun, BadRuns
 from load.report.run import GroupedNames, Run
 from load.schema import RECORD_SCHEMA

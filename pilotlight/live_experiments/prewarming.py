@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from load.experiments.prewarm.live import PACE, SAMPLE, live_value
 from load.generator.output_file import claimed_output
-from load.generator.run import play, prepare
+from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from pilotlight.live_experiments.liu_workloads import create_models
@@ -67,7 +67,7 @@ async def play_slice(
     await _wait_leader(platform)
     prepared = await prepare(RunSettings(piece.compressed, platform.gateway_url, seed=1))
     with claimed_output(output, overwrite=True):
-        await play(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
+        await run_trace(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)
     return replace(found, about={**found.about, "model_bytes": _model_bytes(platform.settings)})
 

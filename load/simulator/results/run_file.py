@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from load.generator.merging import METADATA_KEY
+from load.generator.record_parts import METADATA_KEY
 from load.schema import RECORD_SCHEMA
 from load.simulator.errors import CannotWrite
 

@@ -16,7 +16,7 @@ from load.generator.errors import (
     WorkerFailed,
 )
 from load.generator.output_file import claimed_output
-from load.generator.run import Prepared, RunResult, play, prepare
+from load.generator.run import Prepared, RunResult, prepare, run_trace
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import host_headers, is_host
 from load.report.run_file import read_run
@@ -90,10 +90,10 @@ async def _run(
     with claimed_output(path, overwrite=options.overwrite, inputs=files_of(settings.trace)):
         _note_missing(output, prepared)
         _note_processes(output, settings, prepared.settings)
-        return path, await _play(prepared, path)
+        return path, await _run_trace(prepared, path)
 
 
-async def _play(prepared: Prepared, path: Path) -> _PlayedRun:
+async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
     stop = asyncio.Event()
     received: list[int] = []
 
@@ -104,10 +104,10 @@ async def _play(prepared: Prepared, path: Path) -> _PlayedRun:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, on_signal, each)
-    prospect = prepared.prospect
-    with load_progress(prospect.last_s, prospect.requests) as on_progress:
+    survey = prepared.survey
+    with load_progress(survey.last_s, survey.requests) as on_progress:
         try:
-            result = await play(prepared, path, stop=stop, on_progress=on_progress)
+            result = await run_trace(prepared, path, stop=stop, on_progress=on_progress)
         except WorkerFailed as error:
             raise WorkerFailed(f"{error}; {path} holds the requests up to then") from error
     return _PlayedRun(result, received[0] if received else None)
@@ -157,9 +157,9 @@ def _settings(options: LoadRunOptions) -> RunSettings:
         processes=options.processes,
         duration_s=duration_s,
         seed=options.seed,
-        most_in_flight=options.max_in_flight,
+        max_in_flight=options.max_in_flight,
         timeout_s=timeout_s,
-        payloads={name: content.to_fields() for name, content in payloads.items()},
+        payloads=payloads,
     )
 
 
@@ -175,7 +175,7 @@ def _note_missing(output: Output, prepared: Prepared) -> None:
         f" and {len(missing) - _MAX_MODELS_NAMED} more" if len(missing) > _MAX_MODELS_NAMED else ""
     )
     output.note(
-        f"{settings.trace}: {len(missing)} of {len(prepared.prospect.models)} models do not exist "
+        f"{settings.trace}: {len(missing)} of {len(prepared.survey.models)} models do not exist "
         f"at {settings.url}: {named}{more}"
     )
 
@@ -183,6 +183,6 @@ def _note_missing(output: Output, prepared: Prepared) -> None:
 def _note_processes(output: Output, requested: RunSettings, used: RunSettings) -> None:
     if used.processes < requested.processes:
         output.note(
-            f"--max-in-flight {used.most_in_flight} is divided among the processes: "
+            f"--max-in-flight {used.max_in_flight} is divided among the processes: "
             f"{used.processes} of --processes {requested.processes} are used"
         )

@@ -55,7 +55,8 @@ def _print_lines(now_s: Callable[[], float]) -> Callable[[RunProgress], None]:
 def describe_progress(progress: RunProgress) -> str:
     """Such as `p50 12.0 ms  p99 80.2 ms  3 in flight  0 failed  0 late`."""
     times = "  ".join(
-        f"p{percent} {_milliseconds(progress.latency_s(percent / 100))}" for percent in (50, 95, 99)
+        f"p{percent} {_milliseconds(progress.latencies.percentile_s(percent / 100))}"
+        for percent in (50, 95, 99)
     )
     return (
         f"{times}  {progress.in_flight} in flight  {progress.failed} failed  {progress.late} late"

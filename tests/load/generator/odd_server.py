@@ -1,4 +1,4 @@
-"""A server that treats requests as the model they name says: well, oddly, or not at all."""
+"""A server whose responses are normal, odd or missing, by the model of the request."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
-def _answer(status: str, body: bytes, *headers: str) -> bytes:
+def _response(status: str, body: bytes, *headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
 _EVENTS = "content-type: text/event-stream"
-_ANSWERS = {
+_RESPONSES = {
     "plain": _PLAIN,
     "hold": _PLAIN,
     "together": _PLAIN,
-    "busy": _answer("503 Busy", b'{"error": "no room"}', "x-pilotlight-reason: full"),
-    "wrong": _answer("400 Bad Request", b"<p>not JSON"),
-    "openai-wrong": _answer("404 Not Found", b'{"error": {"message": "no such model"}}'),
-    "odd-headers": _answer(
+    "busy": _response("503 Busy", b'{"error": "no room"}', "x-pilotlight-reason: full"),
+    "wrong": _response("400 Bad Request", b"<p>not JSON"),
+    "openai-wrong": _response("404 Not Found", b'{"error": {"message": "no such model"}}'),
+    "odd-headers": _response(
         "200 OK", b"{}", "server-timing: infer;dur=x, load;dur=nan, queue;dur=1.5, db;dur=9",
         "x-pilotlight-start: \xff",
     ),
     "truncated": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}",
     "garbage": b"this is no HTTP\r\n\r\n",
     "closed": b"",
-    "stream": _answer("200 OK", b'data: {"a": 1}\n\ndata: [DONE]\n\n', _EVENTS),
-    "stream-broken": _answer("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
-    "stream-error": _answer("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
+    "stream": _response("200 OK", b'data: {"a": 1}\n\ndata: [DONE]\n\n', _EVENTS),
+    "stream-broken": _response("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
+    "stream-error": _response("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
 }  # fmt: skip
 _CLOSING = {"truncated", "garbage", "closed"}
 
@@ -48,7 +48,7 @@ class OddServer:
     """A running server; its counters may be read from the test's thread."""
 
     together: int = 0
-    """How many requests for `together` must be here before any is answered."""
+    """How many requests for `together` must arrive before any gets a response."""
     port: int = 0
     requests: list[str] = field(default_factory=list)
     """The first line of each inference request."""
@@ -57,7 +57,7 @@ class OddServer:
     hosts: set[tuple[str, str]] = field(default_factory=set)
     """Method and Host header of all requests."""
 
-    def asked(self, model: str) -> int:
+    def requests_for(self, model: str) -> int:
         """How many V1 requests named the model."""
         return sum(f"/{model}:" in each for each in self.requests)
 
@@ -66,18 +66,20 @@ class OddServer:
         return f"http://127.0.0.1:{self.port}"
 
     def __post_init__(self) -> None:
-        self._all_here: asyncio.Event | None = None
-        self._never: asyncio.Event | None = None  # its waiters are referred to by it alone
+        self._all_arrived: asyncio.Event | None = None
+        self._never: asyncio.Event | None = None  # the only reference to its waiters
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        self._all_here, self._never = asyncio.Event(), asyncio.Event()
-        server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
+        self._all_arrived, self._never = asyncio.Event(), asyncio.Event()
+        server = await asyncio.start_server(self._serve_connection, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
         await stop.wait()
         server.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -97,24 +99,24 @@ class OddServer:
         self.hosts.add((first.partition(" ")[0], headers["host"]))
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if first.startswith("GET"):
-            writer.write(_answer("404 Not Found", b'{"error": "no metadata"}'))
+            writer.write(_response("404 Not Found", b'{"error": "no metadata"}'))
             return True
         self.requests.append(first)
         self.bodies.append(body)
-        model = next((m for m in sorted(_ANSWERS, key=len, reverse=True)
+        model = next((m for m in sorted(_RESPONSES, key=len, reverse=True)
                       if f"/{m}:" in first or f'"{m}"'.encode() in body), "plain")  # fmt: skip
-        return await self._treat(model, writer)
+        return await self._respond(model, writer)
 
-    async def _treat(self, model: str, writer: asyncio.StreamWriter) -> bool:
+    async def _respond(self, model: str, writer: asyncio.StreamWriter) -> bool:
         if model == "hold":
             assert self._never is not None
             await self._never.wait()
         if model == "together":
-            assert self._all_here is not None
-            if self.asked("together") >= self.together:
-                self._all_here.set()
-            await self._all_here.wait()
-        writer.write(_ANSWERS[model])
+            assert self._all_arrived is not None
+            if self.requests_for("together") >= self.together:
+                self._all_arrived.set()
+            await self._all_arrived.wait()
+        writer.write(_RESPONSES[model])
         if model == "closed":
             _reset_on_close(writer)
         return model not in _CLOSING
@@ -139,7 +141,7 @@ def odd_server(together: int = 0) -> Iterator[OddServer]:
         with contextlib.closing(loop):
             loop.run_until_complete(server.serve(ready, stop))
             loop.run_until_complete(asyncio.sleep(0))
-            while tasks := asyncio.all_tasks(loop):  # connections that came last are there now
+            while tasks := asyncio.all_tasks(loop):  # includes connections accepted last
                 for task in tasks:
                     task.cancel()
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))

@@ -1,4 +1,4 @@
-"""What is sent, and how answers are read: no server needed."""
+"""Request bodies, response headers, shares of a trace and the open loop, without a server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
-from load.generator.answers import RequestResult, read_timing
-from load.generator.arrivals import TraceArrival, share, survey, survey_aside
-from load.generator.bodies import Bodies
 from load.generator.content import IMAGE, TEXT, Content, ContentKind, content_of_metadata
 from load.generator.errors import UnplayableTrace
-from load.generator.latencies import Latencies, percentile_s
-from load.generator.pacing import Player
+from load.generator.open_loop import OpenLoop
+from load.generator.progress import LatencyHistogram
 from load.generator.record_parts import RecordPart
+from load.generator.request_bodies import RequestBodies
+from load.generator.responses import RequestResult, parse_server_timing
 from load.generator.settings import RequestProtocol, RunSettings
+from load.generator.trace_arrivals import TraceArrival, survey, survey_in_thread, worker_share
+from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
 from runtime.wire.v2 import decode_request
 from tests.load.rows import trace_of
@@ -50,18 +52,18 @@ ARRIVAL = TraceArrival(7, 0.0, "team", "model", 3, 20, None)
         ),
     ],
 )
-def test_v2_bodies_are_what_a_pod_reads(
+def test_v2_bodies_can_be_decoded_by_a_pod(
     content: Content, name: str, shape: tuple[int, ...]
 ) -> None:
-    body = Bodies(RequestProtocol.V2, 0).body(ARRIVAL, content)
+    body = RequestBodies(RequestProtocol.V2, 0).body(ARRIVAL, content)
     request = decode_request(body.data, dict(body.headers)["inference-header-content-length"])
     [tensor] = request.inputs
     assert (tensor.name, tensor.shape) == (name, shape)
     assert request.is_binary
 
 
-def test_v1_bodies_hold_an_instance_per_item() -> None:
-    bodies = Bodies(RequestProtocol.V1, 0)
+def test_v1_bodies_have_an_instance_per_item() -> None:
+    bodies = RequestBodies(RequestProtocol.V1, 0)
     texts = json.loads(bodies.body(ARRIVAL, TEXT).data)["instances"]
     assert [len(text.split()) for text in texts] == [8, 8, 8]
     images = json.loads(bodies.body(ARRIVAL, IMAGE).data)["instances"]
@@ -69,16 +71,16 @@ def test_v1_bodies_hold_an_instance_per_item() -> None:
 
 
 @pytest.mark.parametrize("words", [1, 100, 5000])
-def test_openai_prompts_have_the_traces_sizes(words: int) -> None:
+def test_openai_prompts_have_the_sizes_of_the_trace(words: int) -> None:
     arrival = ARRIVAL._replace(input_size=words)
-    body = json.loads(Bodies(RequestProtocol.OPENAI, 0).body(arrival, TEXT).data)
+    body = json.loads(RequestBodies(RequestProtocol.OPENAI, 0).body(arrival, TEXT).data)
     assert len(body["prompt"].split()) == words
     assert (body["model"], body["max_tokens"], body["stream"]) == ("model", 20, True)
 
 
-def test_bodies_depend_on_seed_and_row_alone() -> None:
+def test_bodies_depend_only_on_seed_and_row() -> None:
     def body(seed: int, row: int) -> bytes:
-        return Bodies(RequestProtocol.V1, seed).body(ARRIVAL._replace(row=row), TEXT).data
+        return RequestBodies(RequestProtocol.V1, seed).body(ARRIVAL._replace(row=row), TEXT).data
 
     assert body(0, 7) == body(0, 7)
     assert len({body(0, 7), body(1, 7), body(0, 8)}) == 3
@@ -103,48 +105,50 @@ def test_bodies_depend_on_seed_and_row_alone() -> None:
         ),
     ],
 )  # fmt: skip
-def test_metadata_tell_what_a_model_takes(metadata: Any, expected: Content | None) -> None:
+def test_metadata_determine_the_content_of_a_model(metadata: Any, expected: Content | None) -> None:
     assert content_of_metadata(metadata) == expected
     if expected is not None:
-        assert Content.from_fields(json.loads(json.dumps(expected.to_fields()))) == expected
+        config = WorkerConfig(RunSettings("t", "u", payloads={"m": expected}), 0, "part")
+        assert TypeAdapter(WorkerConfig).validate_json(config.to_json()) == config
 
 
-def test_server_timing_is_read_as_far_as_it_is_ours() -> None:
+def test_server_timing_is_read_for_our_stages_only() -> None:
     text = "queue;dur=1.5, load;desc=x;dur=2, infer;dur=inf, db;dur=3, odd, network;dur="
-    assert read_timing(text) == {"queue": 1.5, "load": 2.0}
+    assert parse_server_timing(text) == {"queue": 1.5, "load": 2.0}
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
-def test_shares_of_all_workers_are_the_trace(write_trace: WriteTrace, workers: int) -> None:
+def test_shares_of_all_workers_add_up_to_the_trace(write_trace: WriteTrace, workers: int) -> None:
     path = write_trace(["a", "b"], count=1000, gap_s=0.01)
-    shares = [
-        [each.row for chunk in share(open_trace(path, seed=0), worker=worker, workers=workers,
-                                     duration_s=5.0) for each in chunk]
+    trace = open_trace(path, seed=0)
+    chunks = (
+        worker_share(trace, worker=worker, workers=workers, duration_s=5.0)
         for worker in range(workers)
-    ]  # fmt: skip
+    )
+    shares = [[arrival.row for chunk in each for arrival in chunk] for each in chunks]
     assert sorted(row for rows in shares for row in rows) == list(range(500))
     assert all(rows == sorted(rows) for rows in shares)
-    assert survey(open_trace(path, seed=0), 5.0).requests == 500
+    assert survey(trace, 5.0).requests == 500
 
 
-def test_live_percentiles_are_within_a_bucket() -> None:
+def test_live_percentiles_are_exact_to_a_bucket() -> None:
     values = np.random.default_rng(0).lognormal(-3, 1, 5000)
-    latencies = Latencies()
+    latencies = LatencyHistogram()
     for value in values:
         latencies.observe(float(value))
     for fraction in (0.5, 0.95, 0.99):
         exact = np.quantile(values, fraction)
-        assert percentile_s(latencies, fraction) == pytest.approx(exact, rel=0.06)
+        assert latencies.percentile_s(fraction) == pytest.approx(exact, rel=0.06)
 
 
-def test_a_trace_without_arrivals_in_time_is_told(tmp_path: Path) -> None:
+def test_a_trace_without_arrivals_in_time_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("at_s,tenant,model,input_size,output_size,deadline_s\n5,t,m,1,0,\n")
-    with pytest.raises(UnplayableTrace, match="holds no request within --duration 2 s"):
+    with pytest.raises(UnplayableTrace, match="has no requests within --duration 2 s"):
         survey(open_trace(str(path), seed=0), 2.0)
 
 
-def test_a_survey_that_is_cancelled_ends_with_the_next_batch() -> None:
+def test_a_cancelled_survey_ends_with_the_next_batch() -> None:
     has_begun = threading.Event()
     [batch] = trace_of([0.0])
     seen = count()
@@ -155,7 +159,7 @@ def test_a_survey_that_is_cancelled_ends_with_the_next_batch() -> None:
             yield batch
 
     async def begin_and_cancel() -> None:
-        surveying = asyncio.ensure_future(survey_aside(long_trace(), None))
+        surveying = asyncio.ensure_future(survey_in_thread(long_trace(), None))
         await asyncio.to_thread(has_begun.wait)
         surveying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -165,21 +169,25 @@ def test_a_survey_that_is_cancelled_ends_with_the_next_batch() -> None:
     assert next(seen) < 100_000
 
 
-class _Echo:
-    """Answers at once; the contract of a sender, without a network."""
+class _InstantSender:
+    """A sender without a network whose responses take 0.1 s."""
 
     async def send(
-        self, arrival: TraceArrival, content: Content, request_id: str, outcome: RequestResult
+        self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
     ) -> None:
         del arrival, content, request_id
-        outcome.sent_s, outcome.finished_s, outcome.status = 5.0, 5.1, 200
+        result.sent_s, result.finished_s, result.status = 5.0, 5.1, 200
+
+    async def close(self) -> None:
+        pass
 
 
 def test_late_sends_are_counted_and_latency_is_from_the_schedule(tmp_path: Path) -> None:
     records = RecordPart(tmp_path / "part.arrows")
-    late = time.monotonic() - 5.0  # the run began five seconds ago: everything is overdue
-    player = Player(RunSettings("t", "u"), _Echo(), records, lambda: time.monotonic() - late, 10)
-    asyncio.run(player.play(iter([[ARRIVAL, ARRIVAL._replace(row=8, at_s=4.995)]])))
+    start_s = time.monotonic() - 5.0  # the run began five seconds ago: both arrivals are overdue
+    settings = RunSettings("t", "u")
+    loop = OpenLoop(settings, _InstantSender(), records, lambda: time.monotonic() - start_s, 10)
+    asyncio.run(loop.run(iter([[ARRIVAL, ARRIVAL._replace(row=8, at_s=4.995)]])))
     records.close()
-    assert (player.tally.late, player.tally.done) == (1, 2)
-    assert percentile_s(player.tally.latencies, 1.0) == pytest.approx(5.1, rel=0.06)
+    assert (loop.counts.late, loop.counts.done) == (1, 2)
+    assert loop.counts.latencies.percentile_s(1.0) == pytest.approx(5.1, rel=0.06)

@@ -1,4 +1,4 @@
-"""gRPC: what a server of KServe's messages gets, and how its refusals are recorded."""
+"""gRPC requests with KServe's messages, and how failures are recorded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _infer(request: Any, context: grpc.ServicerContext) -> Any:
     return messages.ModelInferResponse(model_name=request.model_name)
 
 
-def _tells(request: Any, context: grpc.ServicerContext) -> Any:
+def _server_metadata(request: Any, context: grpc.ServicerContext) -> Any:
     del request, context
     return messages.ServerMetadataResponse(name="pilotlight")
 
 
 @contextmanager
 def _serving(*, is_ours: bool) -> Iterator[int]:
-    """A server of KServe's messages, by its port; ours tells what it is."""
+    """A server of KServe's messages, by its port; one like ours has server metadata."""
     methods = {
         "ModelInfer": grpc.unary_unary_rpc_method_handler(
             _infer,
@@ -47,7 +47,7 @@ def _serving(*, is_ours: bool) -> Iterator[int]:
     }
     if is_ours:
         methods["ServerMetadata"] = grpc.unary_unary_rpc_method_handler(
-            _tells,
+            _server_metadata,
             request_deserializer=messages.ServerMetadataRequest.FromString,
             response_serializer=messages.ServerMetadataResponse.SerializeToString,
         )
@@ -67,7 +67,7 @@ def _serving(*, is_ours: bool) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("is_ours", "name"), [(True, "default~good"), (False, "good")], ids=["pilotlight", "kserve"]
 )
-def test_names_the_tenant_where_the_server_is_ours(
+def test_the_tenant_is_sent_to_our_servers_only(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path, *, is_ours: bool, name: str
 ) -> None:
     output = tmp_path / "run.parquet"
@@ -80,7 +80,7 @@ def test_names_the_tenant_where_the_server_is_ours(
 
 
 @pytest.mark.slow
-def test_answers_refusals_and_absence_over_grpc(
+def test_responses_errors_and_missing_servers_over_grpc(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"

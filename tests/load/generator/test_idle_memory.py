@@ -1,4 +1,4 @@
-"""Memory that idle models held during a run: asked of gateways and pods, of nobody else."""
+"""The memory that idle models held during a run, from gateways and pods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from load.generator.output_file import claimed_output
-from load.generator.run import play, prepare
+from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from registry.domain.pod import PodPhase, PodReport
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
+def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
     floor: Floor, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     warm = floor.declare()
@@ -35,16 +35,16 @@ def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
         await registry.set_phase("other", pod.epoch, PodPhase.DRAINING)
         await pod.beat(PodReport(idle_byte_s=3e9))
         prepared = await prepare(RunSettings(trace, floor.gateway.url))
-        has_begun, stop = asyncio.Event(), asyncio.Event()
+        has_started, stop = asyncio.Event(), asyncio.Event()
         with claimed_output(output, overwrite=False):
             async with asyncio.TaskGroup() as group:
                 playing = group.create_task(
-                    play(
+                    run_trace(
                         prepared, output, stop=stop,
-                        on_progress=lambda progress: has_begun.set() if progress.done else None,
+                        on_progress=lambda progress: has_started.set() if progress.done else None,
                     )
                 )  # fmt: skip
-                await has_begun.wait()
+                await has_started.wait()
                 await pod.beat(PodReport(idle_byte_s=8e9))
                 await registry.deregister_pod("other", pod.epoch)
                 stop.set()
@@ -54,7 +54,7 @@ def test_a_run_holds_what_pods_told_in_it_also_of_one_that_left(
     assert read_run(output, "run").wasted_memory_byte_s == 5e9
 
 
-def test_of_a_server_that_is_not_ours_nothing_is_known(
+def test_idle_memory_is_unknown_for_other_servers(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     trace = write_trace(["m"], count=1, gap_s=1.0)

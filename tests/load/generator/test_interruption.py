@@ -1,4 +1,4 @@
-"""A run that ends early keeps what it has and says so."""
+"""A run that ends early keeps its records and reports it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.generator.answers import RequestResult
-from load.generator.arrivals import TraceArrival
-from load.generator.merging import read_parts
-from load.generator.record_parts import RecordPart, record_row
+from load.generator.record_parts import RecordPart, read_parts, record_row
+from load.generator.responses import RequestResult
+from load.generator.trace_arrivals import TraceArrival
 from load.report.run_file import read_run
 from tests import servers
 from tests.load.generator.odd_server import OddServer, odd_server
@@ -33,17 +32,17 @@ def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def both_came(server: OddServer) -> bool:
-    """Whether one was held, and so many were answered that the generator has heard of some."""
-    return server.asked("plain") >= 20 and server.asked("hold") > 0
+def _both_arrived(server: OddServer) -> bool:
+    """True if a request is held, and enough have responses that the generator recorded some."""
+    return server.requests_for("plain") >= 20 and server.requests_for("hold") > 0
 
 
-def test_ctrl_c_writes_the_file_and_says_so(write_trace: WriteTrace, tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_file_and_reports_it(write_trace: WriteTrace, tmp_path: Path) -> None:
     output = tmp_path / "run.parquet"
     trace = write_trace(["plain", "hold", "hold"], count=2000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        servers.wait_until(lambda: both_came(server), what="both came")
+        servers.wait_until(lambda: _both_arrived(server), what="both arrived")
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=240)
     assert run.returncode == 128 + signal.SIGINT, err
@@ -57,9 +56,7 @@ def test_ctrl_c_writes_the_file_and_says_so(write_trace: WriteTrace, tmp_path: P
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_the_first_arrival_is_no_crash(
-    write_trace: WriteTrace, tmp_path: Path
-) -> None:
+def test_ctrl_c_before_the_first_arrival(write_trace: WriteTrace, tmp_path: Path) -> None:
     output, trace = tmp_path / "run.parquet", Path(write_trace(["plain"], count=1, gap_s=1.0))
     trace.write_text("at_s,model\n3600,plain\n")
     with odd_server() as server:
@@ -70,12 +67,12 @@ def test_ctrl_c_before_the_first_arrival_is_no_crash(
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=240)
     assert run.returncode == 128 + signal.SIGINT, err
-    assert f"interrupted; {output} holds no request yet" in err
+    assert f"interrupted; {output} holds no requests" in err
     assert (out, "Traceback" in err) == ("", False)
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_message_and_the_rest_is_kept(
+def test_a_full_disk_is_one_message_and_keeps_the_records_so_far(
     write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
@@ -95,14 +92,14 @@ def test_a_full_disk_is_one_message_and_the_rest_is_kept(
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_parts_that_a_report_reads(
+def test_a_report_reads_the_parts_of_a_killed_run(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
     trace = write_trace(["plain", "hold"], count=2000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        servers.wait_until(lambda: both_came(server), what="both came")
+        servers.wait_until(lambda: _both_arrived(server), what="both arrived")
         workers = _children(run.pid)
         run.kill()
         run.communicate(timeout=240)
@@ -121,14 +118,14 @@ def test_a_killed_run_leaves_parts_that_a_report_reads(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_told_and_the_rest_is_kept(
+def test_a_killed_worker_is_reported_and_the_records_are_kept(
     write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
     trace = write_trace(["plain"], count=4000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        servers.wait_until(lambda: len(server.requests) >= 60, what="sixty requests came")
+        servers.wait_until(lambda: len(server.requests) >= 60, what="sixty requests")
         os.kill(_children(run.pid)[0], signal.SIGKILL)
         _, err = run.communicate(timeout=240)
     assert run.returncode == 1
@@ -146,7 +143,7 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.7, 0.99])
-def test_a_part_that_breaks_off_is_read_up_to_there(tmp_path: Path, kept: float) -> None:
+def test_a_truncated_part_is_read_up_to_its_end(tmp_path: Path, kept: float) -> None:
     path = tmp_path / "worker-0.arrows"
     part = RecordPart(path)
     for row in range(3000):

@@ -1,4 +1,4 @@
-"""What a run may write to: nothing is lost that was not given away."""
+"""Which files a run may write: existing ones are replaced only with `--overwrite`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def test_an_output_that_exists_is_left_alone(
+def test_an_existing_output_is_not_replaced(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
@@ -45,7 +45,7 @@ def test_a_trace_is_never_overwritten_by_its_own_run(
     assert Path(trace).read_bytes() == before
 
 
-def test_overwriting_takes_away_what_an_interrupted_run_left(tmp_path: Path) -> None:
+def test_overwriting_removes_the_parts_of_an_interrupted_run(tmp_path: Path) -> None:
     output = tmp_path / "run.parquet"
     output.write_text("old")
     with claimed_output(output, overwrite=True) as parts:
@@ -55,7 +55,7 @@ def test_overwriting_takes_away_what_an_interrupted_run_left(tmp_path: Path) -> 
     assert not output.exists()
 
 
-def test_what_an_interrupted_run_left_stays(tmp_path: Path) -> None:
+def test_the_parts_of_an_interrupted_run_are_kept(tmp_path: Path) -> None:
     output = tmp_path / "run.parquet"
     with claimed_output(output, overwrite=False) as parts:
         (parts / "worker-0.arrows").write_text("records")
@@ -90,7 +90,9 @@ def test_two_runs_at_once_never_share_an_output(tmp_path: Path, *, overwrite: bo
         pytest.param("x" * 300, "File name too long", id="long"),
     ],
 )
-def test_what_is_no_file_is_refused_and_left(tmp_path: Path, name: str, problem: str) -> None:
+def test_other_things_than_files_are_refused_and_left(
+    tmp_path: Path, name: str, problem: str
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
     with (

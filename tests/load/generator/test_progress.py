@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: a bar with percentiles on a terminal, lines elsewhere."""
+"""Display of a run's progress: a bar with percentiles on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from load.generator.latencies import Latencies
-from load.generator.progress import RunProgress
+from load.generator.progress import LatencyHistogram, RunProgress
 from pilotlight.commands.load_runs.progress import describe_progress, load_progress
 from tests.load.generator.odd_server import odd_server
 
@@ -51,7 +50,7 @@ def _read_all(master: int) -> bytes:
     try:
         while piece := os.read(master, 65_536):
             content += piece
-    except OSError:  # how Linux says that nobody writes any more
+    except OSError:  # Linux raises it when the last writer has closed the terminal
         pass
     return content
 
@@ -75,22 +74,28 @@ def test_a_terminal_shows_a_bar_with_live_percentiles(
     assert ran.out.startswith("records ")
 
 
-def test_elsewhere_there_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock_s = [0.0]
     with load_progress(60.0, 600, now_s=lambda: clock_s[0]) as on_progress:
         for clock_s[0] in (0.25, 9.75, 10.0, 10.25, 19.75, 20.0, 25.0):
-            on_progress(RunProgress(600, done=int(clock_s[0] * 10), in_flight=3))
+            on_progress(RunProgress(requests=600, done=int(clock_s[0] * 10), in_flight=3))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == ["100/600 requests", "200/600 requests"]
     assert lines[0].endswith("p50 -  p95 -  p99 -  3 in flight  0 failed  0 late")
 
 
-def test_percentiles_are_of_answers_and_failures_are_counted() -> None:
-    latencies = Latencies()
+def test_percentiles_cover_responses_and_failures_are_counted() -> None:
+    latencies = LatencyHistogram()
     for latency_s in [0.01] * 90 + [20.0] * 10:
         latencies.observe(latency_s)
     progress = RunProgress(
-        200, done=105, late=2, by_status=Counter({200: 100, 503: 4, 0: 1}), latencies=latencies
+        requests=200,
+        done=105,
+        late=2,
+        by_status=Counter({200: 100, 503: 4, 0: 1}),
+        latencies=latencies,
     )
     found = re.fullmatch(
         r"p50 ([\d.]+) ms  p95 (\d+) ms  p99 \2 ms  0 in flight  5 failed  2 late",

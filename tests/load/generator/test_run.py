@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def test_records_every_request_with_what_the_gateway_tells(
+def test_records_every_request_with_the_headers_of_the_gateway(
     cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     warm, cold = floor.declare(), floor.declare()
@@ -74,15 +74,15 @@ def test_other_protocols_reach_pods_by_their_own_paths(
               "--protocol", protocol)  # fmt: skip
     assert ran.status == 0, ran.err
     rows = parquet.read_table(output).to_pylist()
-    told = ("status", "error", "tenant", "entry_pod", "start", "infer_ms")
-    assert {tuple(row[each] for each in told) for row in rows} == {
+    columns = ("status", "error", "tenant", "entry_pod", "start", "infer_ms")
+    assert {tuple(row[each] for each in columns) for row in rows} == {
         (200, None, "team", "pod-a", "warm", 2.0)
     }
     assert pods.counts("pod-a")["asked"] == len(rows) == 20
     assert pods.counts("pod-a")["paths"] == [path.format(segment=spec.name.path_segment)]
 
 
-def test_models_that_the_gateway_does_not_know_are_told_with_their_first_arrival(
+def test_unknown_models_are_reported_with_their_first_arrival(
     cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     known = floor.declare()

@@ -1,4 +1,4 @@
-"""What servers get of a run's flags: bodies as given, hosts as asked for, so many at a time."""
+"""Requests as a server receives them: payloads, host headers, and how many at a time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ PNG = base64.b64decode(
 )
 
 
-def test_payloads_are_sent_as_they_were_given(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
+def test_payloads_are_sent_unchanged(cli: Cli, write_trace: WriteTrace, tmp_path: Path) -> None:
     whole, drawn = tmp_path / "body.json", tmp_path / "cat.png"
     whole.write_bytes(b'{ "instances" : [[1, 2.50]] }')
     drawn.write_bytes(PNG)
@@ -51,7 +49,7 @@ def test_payloads_are_sent_as_they_were_given(
     assert [type(text) for text in texts] == [words] * 2
 
 
-def test_the_host_that_was_asked_for_reaches_the_server(
+def test_the_host_header_reaches_the_server(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     trace = write_trace(["a", "b"], count=4, gap_s=0.01, tenant="team")
@@ -65,7 +63,7 @@ def test_the_host_that_was_asked_for_reaches_the_server(
     assert {host for method, host in server.hosts if method == "GET"} >= hosts
 
 
-def test_a_model_that_makes_no_host_is_told_before_anything_is_sent(
+def test_a_model_without_a_valid_host_is_refused_before_anything_is_sent(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     trace = write_trace(["a", "ü b"], count=4, gap_s=0.01)
@@ -75,13 +73,13 @@ def test_a_model_that_makes_no_host_is_told_before_anything_is_sent(
         assert server.requests == []
     assert ran.status == 2
     [line] = ran.err.splitlines()
-    assert f"'ü b.example.com' is no host's name; arrival 2 of {trace}" in line
+    assert f"'ü b.example.com' is not a host name; it results from arrival 2 of {trace}" in line
 
 
 @pytest.mark.parametrize(
     ("processes", "most"), [pytest.param(3, 2, id="fewer"), pytest.param(2, 3, id="remainder")]
 )
-def test_processes_share_the_bound_on_requests_under_way(
+def test_processes_share_the_bound_on_requests_in_flight(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path, processes: int, most: int
 ) -> None:
     output = tmp_path / "run.parquet"
@@ -90,7 +88,7 @@ def test_processes_share_the_bound_on_requests_under_way(
         ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
                   "--processes", str(processes), "--max-in-flight", str(most),
                   "--timeout", "1s")  # fmt: skip
-        assert server.asked("hold") == most
+        assert server.requests_for("hold") == most
     assert ran.status == 0, ran.err
     sent = [row["sent_s"] is not None for row in parquet.read_table(output).to_pylist()]
     assert (len(sent), sum(sent)) == (8, most)
@@ -99,7 +97,7 @@ def test_processes_share_the_bound_on_requests_under_way(
 
 @given(most=st.integers(1, 10_000), processes=st.integers(1, 256))
 def test_shares_of_the_bound_add_up_and_differ_by_one_at_most(most: int, processes: int) -> None:
-    settings = RunSettings("t", "u", processes=min(processes, most), most_in_flight=most)
-    shares = [settings.most_in_flight_of(worker) for worker in range(settings.processes)]
+    settings = RunSettings("t", "u", processes=min(processes, most), max_in_flight=most)
+    shares = [settings.worker_max_in_flight(worker) for worker in range(settings.processes)]
     assert sum(shares) == most
     assert 1 <= min(shares) <= max(shares) <= min(shares) + 1

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from load.generator.merging import METADATA_KEY
+from load.generator.record_parts import METADATA_KEY
 from load.report.run_file import read_run
 from load.schema import RECORD_SCHEMA
 from load.stages import STAGES

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from load.errors import InvalidTrace
-from load.generator.arrivals import share
+from load.generator.trace_arrivals import worker_share
 from load.schema import RECORD_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.errors import WrongTrace
@@ -337,6 +337,6 @@ def test_a_trace_that_breaks_off_leaves_what_was_answered_by_then() -> None:
 
 def test_requests_have_the_names_that_a_live_run_gives_them() -> None:
     rows: list[Row] = [(0.0, "m"), (1.0, "unheard-of"), (2.0, "m")]
-    [live] = share(trace(rows), worker=0, workers=1, duration_s=None)
+    [live] = worker_share(trace(rows), worker=0, workers=1, duration_s=None)
     named = run(cluster({}), rows, seed=7)
     assert [row["request_id"] for row in named] == [f"7-{each.row}" for each in live]

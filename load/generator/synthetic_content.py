@@ -1,11 +1,17 @@
-"""Texts of any length from a seeded sequence of common English words: about one token a word."""
+"""Seeded texts of any length, of common English words (about a token each), and small images."""
 
 from __future__ import annotations
 
+import base64
+import io
 import random
+from functools import cache
 from typing import Final
 
-_COMMON: Final = """
+import numpy as np
+from PIL import Image
+
+_COMMON_WORDS: Final = """
 about after again air all also an and answer any are as at away back be because been before
 began best better between big book both boy but by call came can car change city close come
 could country day did different do does done door down draw each early earth eat end enough
@@ -25,19 +31,37 @@ until up us use very voice wait walk want war warm was watch water way we week w
 what when where which while white who whole why will wind with without wood word work world
 would write year you young your
 """
-_LENGTH: Final = 4096
+_SEQUENCE_WORDS: Final = 4096
 _STRIDE: Final = 2_654_435_761
-"""Knuth's multiplicative hash: neighbouring rows begin far apart in the sequence."""
+"""Knuth's multiplicative hash: texts of neighbouring rows start far apart in the sequence."""
+_IMAGE_PIXELS: Final = 224
+_IMAGES: Final = 8
 
 
 class SyntheticText:
-    """A sequence of words drawn once; a text is a stretch of it, chosen by the request's row."""
+    """A random sequence of words; a text is a section of it, chosen by the request's row."""
 
     def __init__(self, seed: int) -> None:
-        self._drawn = random.Random(seed).choices(_COMMON.split(), k=_LENGTH)
+        self._words = random.Random(seed).choices(_COMMON_WORDS.split(), k=_SEQUENCE_WORDS)
 
     def text(self, row: int, words: int) -> str:
-        """A text of so many words, the same for the same seed, row and length."""
-        at = row * _STRIDE % _LENGTH
-        repeats = (at + words) // _LENGTH + 1
-        return " ".join((self._drawn * repeats)[at : at + words])
+        """A text of `words` words, the same for the same seed, row and length."""
+        at = row * _STRIDE % _SEQUENCE_WORDS
+        repeats = (at + words) // _SEQUENCE_WORDS + 1
+        return " ".join((self._words * repeats)[at : at + words])
+
+
+def synthetic_image(seed: int, row: int) -> bytes:
+    """One of eight JPEGs of 224 x 224 pixels, in base64."""
+    return _image(seed, row % _IMAGES)
+
+
+@cache
+def _image(seed: int, number: int) -> bytes:
+    rng = np.random.default_rng((seed, number))
+    coarse = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    size = (_IMAGE_PIXELS, _IMAGE_PIXELS)
+    image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=85)
+    return base64.b64encode(file.getvalue())

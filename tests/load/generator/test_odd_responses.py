@@ -1,4 +1,4 @@
-"""Whatever a server does, a run ends with a row for each request that says so."""
+"""A run records every request and its failure, whatever the server does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import parquet
 
-from load.generator.arrivals import TraceArrival
 from load.generator.http_sender import HttpSender
-from load.generator.merging import read_parts
-from load.generator.pacing import Player
-from load.generator.record_parts import RecordPart
+from load.generator.open_loop import OpenLoop
+from load.generator.record_parts import RecordPart, read_parts
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
+from load.generator.trace_arrivals import TraceArrival
 from tests import servers
 from tests.load.generator.odd_server import odd_server
 
@@ -30,9 +29,7 @@ def _rows(path: Path) -> dict[str, dict[str, Any]]:
     return {row["model"]: row for row in parquet.read_table(path).to_pylist()}
 
 
-def test_each_odd_answer_is_a_row_that_says_what_it_was(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
+def test_every_odd_response_is_recorded(cli: Cli, write_trace: WriteTrace, tmp_path: Path) -> None:
     models = ["plain", "busy", "wrong", "odd-headers", "truncated", "garbage", "closed", "hold"]
     output = tmp_path / "run.parquet"
     trace = write_trace(models, count=len(models), gap_s=0.01)
@@ -41,52 +38,52 @@ def test_each_odd_answer_is_a_row_that_says_what_it_was(
                   "--timeout", "4s")  # fmt: skip
     assert ran.status == 0, ran.err
     rows = _rows(output)
-    said = {model: (row["status"], row["error"]) for model, row in rows.items()}
-    assert said == {
+    seen = {model: (row["status"], row["error"]) for model, row in rows.items()}
+    assert seen == {
         "plain": (200, None),
         "busy": (503, "HTTP 503: no room"),
         "wrong": (400, "HTTP 400: <p>not JSON"),
         "odd-headers": (200, None),
-        "truncated": (200, "the connection was closed or broken inside its answer"),
-        "garbage": (0, "the connection was closed or broken before it answered"),
-        "closed": (0, "the connection was closed or broken before it answered"),
-        "hold": (0, "no whole answer within --timeout 4 s"),
+        "truncated": (200, "the connection was closed or broken inside the response"),
+        "garbage": (0, "the connection was closed or broken before the response"),
+        "closed": (0, "the connection was closed or broken before the response"),
+        "hold": (0, "no complete response within --timeout 4 s"),
     }
-    told = ("policy", "reason", "entry_pod", "predict_pod", "start", "queue_ms", "infer_ms")
-    assert all(rows["plain"][column] is None for column in told)
+    columns = ("policy", "reason", "entry_pod", "predict_pod", "start", "queue_ms", "infer_ms")
+    assert all(rows["plain"][column] is None for column in columns)
     assert rows["busy"]["reason"] == "full"
     assert (rows["odd-headers"]["queue_ms"], rows["odd-headers"]["infer_ms"]) == (1.5, None)
     assert "no response: 3" in ran.out
 
 
-def _play(
-    models: list[str], folder: Path, url: str, *, output_size: int = 0, most: int = 100,
+def _send(
+    models: list[str], folder: Path, url: str, *, output_size: int = 0, max_in_flight: int = 100,
     **settings: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Play arrivals of one moment in this process; the rows by request."""
+    """Send requests that arrive together from this process; returns the records."""
     arrivals = [
         TraceArrival(row, 0.0, "default", model, 2, output_size, None)
         for row, model in enumerate(models)
     ]
 
-    async def play() -> None:
+    async def send() -> None:
         start_s = time.monotonic()
         run = RunSettings("trace", url, **settings)
         sender = HttpSender(run, parse_url(url, is_grpc=False), lambda: time.monotonic() - start_s)
         records = RecordPart(folder / "worker-0.arrows")
-        player = Player(run, sender, records, lambda: time.monotonic() - start_s, most)
-        await player.play(iter([arrivals]))
+        loop = OpenLoop(run, sender, records, lambda: time.monotonic() - start_s, max_in_flight)
+        await loop.run(iter([arrivals]))
         await sender.close()
         records.close()
 
-    asyncio.run(play())
+    asyncio.run(send())
     return [row for batch in read_parts(folder) for row in batch.to_pylist()]
 
 
-def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> None:
+def test_an_openai_stream_succeeds_only_if_it_is_complete(tmp_path: Path) -> None:
     models = ["stream", "stream-broken", "stream-error", "openai-wrong"]
     with odd_server() as server:
-        rows = _play(models, tmp_path, server.url, protocol=RequestProtocol.OPENAI, output_size=5)
+        rows = _send(models, tmp_path, server.url, protocol=RequestProtocol.OPENAI, output_size=5)
     assert {row["model"]: row["error"] for row in rows} == {
         "stream": None,
         "stream-broken": "the stream ended without [DONE]",
@@ -95,16 +92,16 @@ def test_streams_of_openai_count_as_answered_only_when_whole(tmp_path: Path) -> 
     }
 
 
-def test_arrivals_do_not_wait_for_answers(tmp_path: Path) -> None:
+def test_arrivals_do_not_wait_for_responses(tmp_path: Path) -> None:
     with odd_server(together=30) as server:
-        rows = _play(["together"] * 30, tmp_path, server.url, timeout_s=120.0)
+        rows = _send(["together"] * 30, tmp_path, server.url, timeout_s=120.0)
     assert [row["status"] for row in rows] == [200] * 30
 
 
-def test_what_is_over_the_bound_is_an_error_and_delays_nobody(tmp_path: Path) -> None:
+def test_requests_beyond_the_bound_fail_at_once(tmp_path: Path) -> None:
     models = ["hold", "hold", "plain", "plain", "hold", "plain"]
     with odd_server() as server:
-        rows = _play(models, tmp_path, server.url, most=2, timeout_s=3.0)
+        rows = _send(models, tmp_path, server.url, max_in_flight=2, timeout_s=3.0)
         assert len(server.requests) == 2
     unsent = [row for row in rows if row["sent_s"] is None]
     assert len(unsent) == 4
@@ -120,12 +117,12 @@ def test_an_unreachable_url_is_one_message_before_anything_is_written(
     ran = cli("load", "run", "--trace", trace, "--url", url, "-o", str(output))
     assert ran.status == 1
     [line] = ran.err.splitlines()
-    assert f"nobody answers at {url}" in line
+    assert f"no server responds at {url}" in line
     assert "pilotlight up" in line
     assert list(tmp_path.glob("run*")) == []
 
 
-def test_all_mistakes_in_flags_are_told_together(
+def test_all_mistakes_in_flags_are_reported_together(
     cli: Cli, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     (tmp_path / "body.txt").write_text("no JSON")
@@ -137,12 +134,12 @@ def test_all_mistakes_in_flags_are_told_together(
     )  # fmt: skip
     assert ran.status == 2
     assert len(ran.err.splitlines()) == 8
-    for said in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json", "{name}"):
-        assert said in ran.err
+    for part in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json", "{name}"):
+        assert part in ran.err
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a"])
-def test_a_wrong_url_is_told(cli: Cli, write_trace: WriteTrace, url: str) -> None:
+def test_a_wrong_url_is_refused(cli: Cli, write_trace: WriteTrace, url: str) -> None:
     ran = cli("load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", url)
     assert ran.status == 2
     assert len(ran.err.splitlines()) == 1
@@ -150,7 +147,7 @@ def test_a_wrong_url_is_told(cli: Cli, write_trace: WriteTrace, url: str) -> Non
 
 
 @pytest.mark.parametrize("trace", ["absent.parquet", "poisson:rate=fast", "soap:x"])
-def test_a_wrong_trace_is_told(cli: Cli, tmp_path: Path, trace: str) -> None:
+def test_a_wrong_trace_is_refused(cli: Cli, tmp_path: Path, trace: str) -> None:
     ran = cli("load", "run", "--trace", trace, "--url", "http://127.0.0.1:1",
               "-o", str(tmp_path / "run.parquet"))  # fmt: skip
     assert ran.status == 2

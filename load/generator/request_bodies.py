@@ -1,0 +1,147 @@
+"""Request bodies: an arrival and the content of its model, encoded in the protocol of the run.
+
+`input_size` counts items (texts, images, rows of a batch), each text of eight words; for OpenAI's
+completions it counts the words of the prompt, about one token each.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from load.generator.content import Content, ContentKind
+from load.generator.settings import RequestProtocol
+from load.generator.synthetic_content import SyntheticText, synthetic_image
+
+if TYPE_CHECKING:
+    from load.generator.trace_arrivals import TraceArrival
+
+_WORDS_PER_ITEM: Final = 8
+_JSON: Final = (("content-type", "application/json"),)
+_DTYPES: Final = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32,
+    "UINT64": np.uint64, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32,
+    "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """Bytes to send, and the headers that describe them."""
+
+    data: bytes
+    headers: tuple[tuple[str, str], ...] = _JSON
+    is_streamed: bool = False
+    """Whether it requests server-sent events."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """One V2 input in its binary form."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class RequestBodies:
+    """Encodes bodies; the same seed, row and content give the same bytes."""
+
+    def __init__(self, protocol: RequestProtocol, seed: int) -> None:
+        self._protocol = protocol
+        self._seed = seed
+        self._text = SyntheticText(seed)
+
+    def body(self, arrival: TraceArrival, content: Content) -> RequestBody:
+        """The body of one HTTP request."""
+        if content.kind is ContentKind.BODY:
+            return RequestBody(base64.b64decode(content.data))
+        if self._protocol is RequestProtocol.OPENAI:
+            return self._openai(arrival)
+        if self._protocol is RequestProtocol.V1:
+            return _json({"instances": self._instances(arrival, content)})
+        return _binary(self.tensors(arrival, content))
+
+    def tensors(self, arrival: TraceArrival, content: Content) -> list[RawTensor]:
+        """The V2 inputs of one request."""
+        if content.kind is ContentKind.TENSORS:
+            return [self._random_tensor(arrival, *each) for each in content.inputs]
+        items = self._items(arrival, content)
+        data = b"".join(map(_length_prefixed, items))
+        return [RawTensor(content.tensor, "BYTES", (len(items),), data)]
+
+    def _items(self, arrival: TraceArrival, content: Content) -> list[bytes]:
+        count = max(1, arrival.input_size)
+        if content.kind is ContentKind.IMAGE and content.data:
+            return [content.data.encode()] * count
+        rows = range(arrival.row, arrival.row + count)
+        if content.kind is ContentKind.IMAGE:
+            return [synthetic_image(self._seed, row) for row in rows]
+        return [self._text.text(row, _WORDS_PER_ITEM).encode() for row in rows]
+
+    def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
+        if content.kind is ContentKind.TENSORS:
+            tensor = self._random_tensor(arrival, *content.inputs[0])
+            array: np.ndarray[Any, Any] = np.frombuffer(tensor.data, _DTYPES[tensor.datatype])
+            values: list[Any] = array.reshape(tensor.shape).tolist()
+            return values
+        texts = [item.decode() for item in self._items(arrival, content)]
+        if content.kind is ContentKind.IMAGE:
+            return [{"image_bytes": {"b64": text}} for text in texts]
+        return texts
+
+    def _random_tensor(
+        self, arrival: TraceArrival, name: str, datatype: str, shape: tuple[int, ...]
+    ) -> RawTensor:
+        variable = [max(1, arrival.input_size), *[1] * len(shape)]
+        sizes = tuple(size if size > 0 else variable[axis] for axis, size in enumerate(shape))
+        if datatype == "BYTES":
+            item = _length_prefixed(self._text.text(arrival.row, _WORDS_PER_ITEM).encode())
+            return RawTensor(name, datatype, sizes, item * int(np.prod(sizes)))
+        values = np.random.default_rng((self._seed, arrival.row)).random(sizes, np.float32)
+        if not datatype.startswith("FP"):
+            values *= 2  # 0 and 1: within every vocabulary
+        return RawTensor(name, datatype, sizes, values.astype(_DTYPES[datatype]).tobytes())
+
+    def _openai(self, arrival: TraceArrival) -> RequestBody:
+        if arrival.output_size <= 0:
+            texts = [item.decode() for item in self._items(arrival, Content())]
+            return _json({"model": arrival.model, "input": texts})
+        prompt = self._text.text(arrival.row, max(1, arrival.input_size))
+        fields = {"prompt": prompt, "max_tokens": arrival.output_size, "stream": True}
+        return _json({"model": arrival.model, **fields}, is_streamed=True)
+
+
+def _length_prefixed(item: bytes) -> bytes:
+    """One element of a BYTES tensor."""
+    return len(item).to_bytes(4, "little") + item
+
+
+def _json(document: dict[str, Any], *, is_streamed: bool = False) -> RequestBody:
+    return RequestBody(json.dumps(document).encode(), is_streamed=is_streamed)
+
+
+def _binary(tensors: list[RawTensor]) -> RequestBody:
+    """V2's binary tensors: a JSON header, then the bytes of each tensor."""
+    inputs = [
+        {
+            "name": each.name,
+            "shape": each.shape,
+            "datatype": each.datatype,
+            "parameters": {"binary_data_size": len(each.data)},
+        }
+        for each in tensors
+    ]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    return RequestBody(
+        b"".join((header, *(each.data for each in tensors))),
+        (
+            ("content-type", "application/octet-stream"),
+            ("inference-header-content-length", str(len(header))),
+        ),
+    )

@@ -1,0 +1,103 @@
+"""The result of one request: times, status, and the headers and errors of its response."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from load.stages import STAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_KEPT_BYTES: Final = 4096
+"""Of a response, from its end: for the text of an error."""
+_MAX_ERROR_LENGTH: Final = 300
+_OUR_HEADERS: Final = {
+    b"x-pilotlight-pod": "entry_pod",
+    b"x-pilotlight-predict-pod": "predict_pod",
+    b"x-pilotlight-policy": "policy",
+    b"x-pilotlight-reason": "reason",
+    b"x-pilotlight-start": "start",
+}
+
+
+@dataclass(slots=True)
+class RequestResult:
+    """Filled in while a request runs. Times in seconds since the run's start, None if not reached.
+
+    Other servers than Pilotlight's leave the fields from `policy` on empty.
+    """
+
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+    finished_s: float | None = None
+    status: int = 0
+    """0: no response."""
+    error: str | None = None
+    policy: str | None = None
+    reason: str | None = None
+    entry_pod: str | None = None
+    predict_pod: str | None = None
+    start: str | None = None
+    stages_ms: dict[str, float] = field(default_factory=dict)
+
+    def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        for name, value in headers:
+            if name == b"server-timing":
+                self.stages_ms = parse_server_timing(value.decode("latin-1"))
+            elif name in _OUR_HEADERS:
+                setattr(self, _OUR_HEADERS[name], value.decode("latin-1").strip())
+
+    def fail(self, error: str) -> None:
+        self.error = error[:_MAX_ERROR_LENGTH]
+
+
+def parse_server_timing(value: str) -> dict[str, float]:
+    """Milliseconds by stage of a `server-timing` header; entries of another form are left out."""
+    found: dict[str, float] = {}
+    for part in value.split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        for parameter in parameters:
+            key, _, number = parameter.partition("=")
+            if key == "dur" and name in STAGES:
+                try:
+                    milliseconds = float(number)
+                except ValueError:
+                    continue
+                if math.isfinite(milliseconds):
+                    found[name] = milliseconds
+    return found
+
+
+def http_error(status: int, body: bytes) -> str:
+    """The error of a response with a status other than 2xx."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = body.decode("utf-8", "replace").strip()
+    return f"HTTP {status}: {_message(document)}"
+
+
+def stream_error(tail: bytes) -> str | None:
+    """Why a stream of server-sent events is incomplete; None for a complete one."""
+    events = [line[5:].strip() for line in tail.split(b"\n") if line.startswith(b"data:")]
+    for event in events:
+        try:
+            document = orjson.loads(event)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(document, dict) and "error" in document:
+            return _message(document)
+    is_complete = bool(events) and events[-1] == b"[DONE]"
+    return None if is_complete else "the stream ended without [DONE]"
+
+
+def _message(document: Any) -> str:
+    if isinstance(document, dict):
+        inner = document.get("error", document.get("detail", document))
+        return str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
+    return str(document)
