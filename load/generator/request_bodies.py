@@ -85,7 +85,7 @@ class RequestBodies:
         return [self._text.text(row, _WORDS_PER_ITEM).encode() for row in rows]
 
     def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
-        if content.kind is ContentKind.TENSORS:
+        if content.kind is ContentKind.TENSORS and content.inputs[0][1] != "BYTES":
             tensor = self._random_tensor(arrival, *content.inputs[0])
             array: np.ndarray[Any, Any] = np.frombuffer(tensor.data, _DTYPES[tensor.datatype])
             values: list[Any] = array.reshape(tensor.shape).tolist()

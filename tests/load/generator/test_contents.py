@@ -70,6 +70,12 @@ def test_v1_bodies_have_an_instance_per_item() -> None:
     assert [set(each) for each in images] == [{"image_bytes"}] * 3
 
 
+def test_v1_instances_are_texts_if_the_first_of_several_inputs_is_text() -> None:
+    content = Content(ContentKind.TENSORS, inputs=(("q", "BYTES", (-1,)), ("x", "FP32", (-1,))))
+    body = RequestBodies(RequestProtocol.V1, 0).body(ARRIVAL, content)
+    assert [len(text.split()) for text in json.loads(body.data)["instances"]] == [8, 8, 8]
+
+
 @pytest.mark.parametrize("words", [1, 100, 5000])
 def test_openai_prompts_have_the_sizes_of_the_trace(words: int) -> None:
     arrival = ARRIVAL._replace(input_size=words)
