@@ -35,7 +35,7 @@ def measure_copies(
 ) -> Copies:
     """Both in turn, after one of each that is not counted."""
     engine = subject.engine
-    buffer, slab = engine.pinned(pinned_bytes), engine.allocate(pinned_bytes)
+    buffer, slab = engine.allocate_pinned(pinned_bytes), engine.allocate(pinned_bytes)
     pinned, load = [], []
     for _ in range(repeats + 1):
         begun_s = time.perf_counter()

@@ -51,7 +51,7 @@ def measure_cycles(
     for _ in range(cycles + 1):
         skeleton = filled_skeleton(folder, opened(), skeletons, memory)
         infer(skeleton.network, memory.device)
-        skeletons.give_back(skeleton)
+        skeletons.put_back(skeleton)
         del skeleton
         gc.collect()
         result.allocated.append(subject.allocated_bytes())

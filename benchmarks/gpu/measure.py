@@ -85,7 +85,7 @@ def measure(subject: Subject, plan: Plan) -> Measured:
             repeats=plan.repeats,
             inferences=plan.inferences,
         )
-        skeleton.take_out()
+        skeleton.detach()
         cycles = measure_cycles(subject, memory, plan.served, served, cycles=plan.cycles)
         starts = measure_starts(plan.started, memory, repeats=plan.repeats)
     return Measured(copies, serving, cycles, rings, starts, is_from_host)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory
-from runtime.engines.networks.network import build_skeleton, signature_of
+from runtime.engines.networks.network import build_skeleton, skeleton_key
 from runtime.engines.networks.skeletons import Skeleton, Skeletons
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
@@ -76,9 +76,9 @@ def _way(
     def end() -> None:
         skeleton = in_use.pop()
         if is_kept:
-            skeletons.give_back(skeleton)
+            skeletons.put_back(skeleton)
         else:
-            skeleton.take_out()
+            skeleton.detach()
 
     return Contestant(name, load, starts, end, is_ours=True)
 
@@ -93,13 +93,13 @@ def filled_skeleton(
     finally:
         source.close()
     tensors = source.layout.tensors
-    signature = signature_of(folder, None, tensors)
+    key = skeleton_key(folder, None, tensors)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     skeleton = skeletons.take(
-        signature,
-        lambda: build_skeleton(folder, None, shapes, signature=signature, device=memory.device),
+        key,
+        lambda: build_skeleton(folder, None, shapes, key=key, device=memory.device),
     )
-    skeleton.put_in(weights.tensors)
+    skeleton.attach(weights.tensors)
     return skeleton
 
 

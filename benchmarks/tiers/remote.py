@@ -52,7 +52,7 @@ def _ours(model: str, cache: DiskCache) -> Contestant:
 
     def end() -> None:
         key, skeleton = in_use.pop()
-        skeleton.take_out()
+        skeleton.detach()
         cache.discard(key)
 
     return Contestant("Pilotlight", load, (Start.S3,), end, is_ours=True)

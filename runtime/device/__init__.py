@@ -1,1 +1,1 @@
-"""The device: its memory, and the worker that runs one batch at a time."""
+"""The device: its memory, its queue, and the worker that runs one batch at a time."""

@@ -1,10 +1,10 @@
-"""Which of a model's waiting requests leave together when the device is free.
+"""Selects which of a model's queued requests form the next batch.
 
 Pure, and free of torch, so that the simulator forms the same batches. The most urgent request
-leads; others join it in the order of their deadlines while the batch stays within its bounds, among
-them the share that is computed for padding. Times in seconds of one clock.
+leads; others join it in the order of their deadlines while the batch stays within its limits, among
+them the share of padding. Times in seconds of one clock.
 
-Source: Zhang et al. 2025, section 6.1 (one batch at a time on a device, made of what waits).
+Source: Zhang et al. 2025, section 6.1 (one batch at a time on a device, formed from its queue).
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MAX_SEQUENCES: Final = 16
-"""Requests of a generating model that make tokens at once, where nothing else is said."""
+"""Default number of requests of a model that generate tokens at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedRows:
-    """One request that waits for the device."""
+    """One request in the device's queue."""
 
     sequence: int
-    """Order of arrival, different for each."""
+    """Order of arrival, unique."""
     due_s: float
-    """When it is most urgent: its deadline, or a stand-in for those that have none."""
+    """Its deadline, or an assumed one."""
     enqueued_at_s: float
     deadline_s: float | None = None
     rows: int = 1
-    """Items of the request; they are never parted."""
+    """Items of the request, always inferred in one batch."""
     tokens_per_row: int = 1
-    """Width of its tensors in tokens; 1 where nothing is padded."""
+    """Width of its tensors; 1 if nothing is padded."""
     batch_key: Hashable = None
-    """Requests of one kind can share a batch; None: it runs alone."""
+    """Requests of one key can share a batch; None: it runs alone."""
 
     @property
     def urgency(self) -> tuple[float, int]:
-        """The smaller, the sooner."""
+        """Requests are ordered by it, the smallest first."""
         return (self.due_s, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Bounds of a model's batches."""
+    """Limits of a model's batches."""
 
     max_rows: int = 8
-    """Items in one inference; a request that has more runs alone."""
+    """Items in one inference; a request with more runs alone."""
     max_wait_s: float = 0.0
-    """How long the device may stay idle for a batch to fill."""
+    """How long an idle device may wait for a batch to fill."""
     max_padding: float = 0.5
     """Share of a batch's tokens that may be padding between requests."""
     max_tokens: int = 16_384
-    """Items times the longest one's tokens, which is what memory on the way grows with."""
+    """Items times the longest one's tokens; memory for activations is proportional to it."""
     inference_s: float = 0.0
-    """Time of an inference: no batch waits to fill for so long that it misses a deadline."""
+    """Expected time of an inference: a batch stops waiting this long before a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that go together, the most urgent first, and from when on."""
+    """Requests inferred together, the most urgent first, and the time at which they may start."""
 
     members: tuple[QueuedRows, ...]
     ready_s: float
 
 
-def form_batch(waiting: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> Batch | None:
-    """The next batch of one model; None where nobody waits. The caller takes its members out."""
-    if not waiting:
+def form_batch(queued: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> Batch | None:
+    """The next batch of one model, None for an empty queue. The caller removes its members."""
+    if not queued:
         return None
-    leader, *others = sorted(waiting, key=lambda each: each.urgency)
+    leader, *others = sorted(queued, key=lambda each: each.urgency)
     if leader.batch_key is None:
         return Batch((leader,), now_s)
     members, rows, tokens, width = (
@@ -94,7 +94,7 @@ def form_batch(waiting: Sequence[QueuedRows], now_s: float, limits: BatchLimits)
 
 
 def _ready_s(members: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> float:
-    """When a batch that is not full goes all the same."""
+    """When a batch that is not full may start."""
     filled_s = min(each.enqueued_at_s for each in members) + limits.max_wait_s
     deadlines_s = [each.deadline_s for each in members if each.deadline_s is not None]
     return max(now_s, min([filled_s, *(end_s - limits.inference_s for end_s in deadlines_s)]))

@@ -1,6 +1,6 @@
-"""What CUDA does for staged memory: slabs, pinned buffers, and copies on a stream of their own.
+"""CUDA's implementation of `CopyEngine`: slabs, pinned buffers, and a separate stream for copies.
 
-Importable without a GPU; CUDA is first touched when a `CudaEngine` is made.
+Can be imported without a GPU; CUDA is initialised by the constructor of `CudaEngine`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class CudaEngine:
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """One block of the caching allocator; raises DeviceFull.
 
-        It belongs to the default stream, where inference runs and where it is freed: copies into
-        it are over before anybody sees it, so the copy stream needs no record of it.
+        It belongs to the default stream, where inference runs and where it is freed. Copies into
+        it are complete before any inference uses it, so the copy stream needs no record of it.
         """
         try:
             slab = self._block(size_bytes)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # blocks of other sizes may be all that is in the way
+            torch.cuda.empty_cache()  # cached blocks of other sizes may take the memory
             try:
                 slab = self._block(size_bytes)
             except torch.OutOfMemoryError as error:
@@ -34,29 +34,27 @@ class CudaEngine:
                 raise DeviceFull(
                     f"{self.device} has {free} of {total} bytes free, {size_bytes} are needed"
                 ) from error
-        # A block is handed out again while kernels of the default stream may still read what was
-        # in it: copies wait for those once, and then run beside whatever comes later.
+        # The allocator reuses a block while kernels of the default stream may still read its old
+        # contents: copies wait for those kernels once, and then run concurrently with later ones.
         self._copies.wait_stream(torch.cuda.default_stream(self.device))
         return slab
 
     def _block(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
-    def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Page-locked memory."""
+    def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> CudaCopyDone:
-        """Begin a copy on the copy stream."""
+        """Start a copy on the copy stream."""
         with torch.cuda.stream(self._copies):
             target.copy_(source, non_blocking=True)
-            # Who waits for it sleeps: by default CUDA spins, and takes a core from inference.
+            # Blocking: by default, waiting for an event spins, and takes a core from inference.
             done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             done.record(self._copies)
         return CudaCopyDone(done)
 
-    def settle(self, slab: torch.Tensor) -> None:
-        """Wait for the copy stream."""
+    def synchronize(self, slab: torch.Tensor) -> None:
         del slab
         self._copies.synchronize()
 
@@ -68,5 +66,4 @@ class CudaCopyDone:
         self._event = event
 
     def wait(self) -> None:
-        """Block this thread, not the device."""
         self._event.synchronize()

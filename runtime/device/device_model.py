@@ -1,4 +1,4 @@
-"""A model's place at the device: how its requests run, alone and together, and its bounds."""
+"""A model on the device: its inference function, its batch limits, and whether it is broken."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a request brings to the device, and with what it can share a batch."""
+    """The input of one inference, and its size for batching."""
 
     content: Any
     rows: int = 1
     tokens_per_row: int = 1
     batch_key: Hashable = None
-    """Payloads of one kind can be inferred together; None: alone."""
+    """Payloads of one key can be inferred in one batch; None: alone."""
 
 
 @dataclass(eq=False, slots=True)
 class DeviceModel:
-    """One model on the device. Mutable: its policy may change, and it may break."""
+    """One model. Mutable: its policy may change, and it may break."""
 
     key: str = ""
-    """`namespace/name@generation`; empty: work that belongs to no model."""
+    """`namespace/name@generation`; empty for work that belongs to no model."""
     name: str = ""
-    """Its name in metrics."""
+    """In metrics."""
     infer: Callable[[Sequence[Any]], list[Any]] = list
-    """The results of one inference over the contents of several payloads; runs on the device."""
+    """One inference over the contents of several payloads, with a result for each."""
     policy: ModelPolicy = field(default_factory=ModelPolicy)
     max_rows: int | None = None
-    """Most items that the network takes at once; None: as many as fit."""
+    """Limit of the network's batch dimension; None: no limit."""
     broken_reason: str | None = None
-    """Why nothing of it runs any more."""
+    """Set once an inference of the model hung: nothing of it runs any more."""
 
     def limits(self, times: BatchTimes) -> BatchLimits:
-        """The bounds of its next batch."""
         wait_s = self.policy.max_batch_wait_s
         wanted = self.policy.max_batch_size or times.max_rows(self.key)
         return BatchLimits(

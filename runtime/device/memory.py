@@ -1,6 +1,6 @@
 """Memory of a device, one slab per model: on a CPU the mapped file itself, else an allocation.
 
-What a load took is given back whole when its tensors go; nothing of a model lies elsewhere.
+All weights of a model are in its slab, so that releasing its tensors frees all of its memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory(Protocol):
-    """Puts weights on a device. Methods block and are called in threads, many at once."""
+    """Puts weights on a device. Methods block and are thread-safe."""
 
     device: torch.device
 
@@ -26,16 +26,15 @@ class DeviceMemory(Protocol):
         """The tensors of `source` on the device; raises DeviceFull, LoadFailed, LoadCancelled."""
 
     def close(self) -> None:
-        """Give back what the device's own working memory took."""
+        """Release buffers and threads."""
 
 
 class CpuMemory:
-    """The memory of a CPU pod: weights are mapped, from tier `host` or `disk`, never copied."""
+    """The memory of a CPU pod: weights in tier `host` or `disk` are mapped, never copied."""
 
     device = torch.device("cpu")
 
     def put(self, source: WeightSource) -> DeviceWeights:
-        """Map the source."""
         try:
             return DeviceWeights(source.map_tensors(), source.layout.size_bytes)
         except (MemoryError, OSError) as error:
@@ -44,11 +43,11 @@ class CpuMemory:
             ) from error
 
     def close(self) -> None:
-        """Nothing of its own is held."""
+        """Holds nothing."""
 
 
 def open_device(name: str) -> DeviceMemory:
-    """The memory of `cpu`, of `cuda`, or for `auto` of CUDA where there is one; raises NoDevice."""
+    """The memory of `cpu` or `cuda`; `auto` selects CUDA if available. Raises NoDevice."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CpuMemory()
     if not torch.cuda.is_available():

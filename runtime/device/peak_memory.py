@@ -1,4 +1,4 @@
-"""How much memory one inference takes for a while, and how much there is."""
+"""Memory that one inference needs temporarily, and memory that is available."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 
 CPU = "cpu"
-"""The kind of device, as pods tell it, whose memory is that of the machine."""
+"""As in `PodInfo.device`: its memory is the machine's or the container's."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""What resets the high-water mark of resident memory, see proc(5)."""
+"""Resets the high-water mark of resident memory, see proc(5)."""
 MEMORY_INFO = Path("/proc/meminfo")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 class PeakMemory:
-    """Measures from its making to `taken_bytes`, for a kind of device."""
+    """Measures from its construction to `used_bytes`."""
 
     def __init__(self, device: str) -> None:
         self._is_known = True
@@ -34,10 +34,10 @@ class PeakMemory:
             self._is_known = False
         self._before = _status_bytes("VmRSS")
 
-    def taken_bytes(self) -> int | None:
-        """The most that was used beyond what was at first; None where the system does not say.
+    def used_bytes(self) -> int | None:
+        """The peak above the initial memory; None if the system does not report it.
 
-        On a CPU it is resident memory of the whole process, other work of that time included.
+        On a CPU it is resident memory of the whole process, concurrent work included.
         """
         if not self._is_cpu:
             return max(0, torch.cuda.max_memory_allocated() - self._before)
@@ -45,10 +45,10 @@ class PeakMemory:
 
 
 def available_bytes(device: str) -> int:
-    """Memory that an inference could take now: of the GPU, else of the machine or container."""
+    """Memory available to an inference: of the GPU, else of the machine or container."""
     if device != CPU:
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(torch.cuda.mem_get_info()[0]) + unused  # torch keeps what was freed
+        return int(torch.cuda.mem_get_info()[0]) + unused  # torch keeps freed memory
     found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text())
     available = int(found.group(1)) * 1024 if found else 0
     try:

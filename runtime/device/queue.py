@@ -1,4 +1,4 @@
-"""What waits for the device, per model, and the choice of what runs next.
+"""The device's queue, per model, and the choice of the next batch.
 
 Owned by the device worker, which locks around every call, or by a simulated device.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASSUMED_DEADLINE_S: Final = 60.0
-"""Jobs without a deadline are ordered as if theirs were this far away, so that none starves."""
+"""Of jobs without a deadline, from when they were queued, so that none of them starves."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -31,19 +31,19 @@ Q = TypeVar("Q", bound="Queued")
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult(Generic[Result]):
-    """What a job gave and how long it took. Times in seconds."""
+    """The result of a job and its times in seconds."""
 
     value: Result
     wait_s: float
     compute_s: float
-    """Of the whole inference, which is what the requester saw of the device."""
+    """Of the whole batch."""
     rows: int = 1
-    """Items in that inference, other requests' included."""
+    """Items in the batch, other requests' included."""
 
 
 @dataclass(eq=False, slots=True)
 class Queued:
-    """What waits for the device: whose, and since when."""
+    """An entry of the queue."""
 
     model: DeviceModel
     queued: QueuedRows
@@ -51,30 +51,29 @@ class Queued:
 
 @dataclass(eq=False, slots=True)
 class Job(Queued):
-    """One request at the device, or one piece of work."""
+    """One inference, or other work for the device."""
 
     content: Any
     infer: Callable[[Sequence[Any]], list[Any]]
-    """The results for the contents of several jobs of its kind."""
+    """One inference over the contents of several jobs of its batch key."""
     future: asyncio.Future[InferenceResult[Any]]
     is_running: bool = False
 
 
 class DeviceQueue(Generic[Q]):
-    """Waiting jobs by model and order of arrival."""
+    """Queued jobs by model and order of arrival."""
 
     def __init__(self, times: BatchTimes) -> None:
         self._times = times
         self._jobs: dict[DeviceModel, dict[int, Q]] = {}
         self._count = 0
         self._earliest_s = math.inf
-        """No deadline of those that wait is before this."""
+        """Lower bound of the queued jobs' deadlines."""
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, job: Q) -> None:
-        """One more waits."""
         self._jobs.setdefault(job.model, {})[job.queued.sequence] = job
         self._count += 1
         deadline_s = job.queued.deadline_s
@@ -82,7 +81,7 @@ class DeviceQueue(Generic[Q]):
             self._earliest_s = deadline_s
 
     def remove(self, job: Q) -> bool:
-        """Take a job out; False: it had left already."""
+        """Remove a job; False if it is not in the queue."""
         jobs = self._jobs.get(job.model, {})
         if jobs.pop(job.queued.sequence, None) is None:
             return False
@@ -92,13 +91,13 @@ class DeviceQueue(Generic[Q]):
         return True
 
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
-        """The jobs of the most urgent batch that is ready, else when to look again."""
+        """The jobs of the most urgent batch that is ready; without one, when the next will be."""
         wake_s = math.inf
         models = self._jobs
         for model in sorted(models, key=self._urgency) if len(models) > 1 else list(models):
             jobs = self._jobs[model]
-            waiting = [job.queued for job in jobs.values()]
-            batch = form_batch(waiting, now_s, model.limits(self._times))
+            queued = [job.queued for job in jobs.values()]
+            batch = form_batch(queued, now_s, model.limits(self._times))
             if batch is not None and batch.ready_s <= now_s:
                 taken = [jobs[each.sequence] for each in batch.members]
                 for job in taken:
@@ -111,37 +110,35 @@ class DeviceQueue(Generic[Q]):
     def _urgency(self, model: DeviceModel) -> tuple[float, int]:
         return min(job.queued.urgency for job in self._jobs[model].values())
 
-    def take_late(self, now_s: float) -> list[Q]:
-        """Those whose deadline is over."""
+    def take_expired(self, now_s: float) -> list[Q]:
+        """Remove the jobs whose deadline has passed."""
         if now_s < self._earliest_s:
             return []
-        late = self._take(
+        expired = self._take(
             lambda job: job.queued.deadline_s is not None and job.queued.deadline_s <= now_s
         )
-        waiting = [job.queued for jobs in self._jobs.values() for job in jobs.values()]
-        deadlines_s = [each.deadline_s for each in waiting if each.deadline_s is not None]
+        queued = [job.queued for jobs in self._jobs.values() for job in jobs.values()]
+        deadlines_s = [each.deadline_s for each in queued if each.deadline_s is not None]
         self._earliest_s = min(deadlines_s, default=math.inf)
-        return late
+        return expired
 
     def take_model(self, model: DeviceModel) -> list[Q]:
-        """All of one model."""
         return self._take(lambda job: job.model is model)
 
     def take_all(self) -> list[Q]:
-        """Everything."""
         return self._take(lambda job: True)
 
-    def _take(self, is_wanted: Callable[[Q], bool]) -> list[Q]:
-        jobs = [job for jobs in self._jobs.values() for job in jobs.values() if is_wanted(job)]
+    def _take(self, matches: Callable[[Q], bool]) -> list[Q]:
+        jobs = [job for jobs in self._jobs.values() for job in jobs.values() if matches(job)]
         for job in jobs:
             self.remove(job)
         return jobs
 
 
-def settle(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
-    """Hand outcomes to the waiting callers, on their event loop, with one wake-up for all."""
+def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
+    """Resolve the jobs' futures on their event loop, with one wake-up for all of them."""
 
-    def hand_over() -> None:
+    def set_outcomes() -> None:
         for job, outcome in outcomes:
             if job.future.done():
                 continue
@@ -153,6 +150,6 @@ def settle(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> 
     if not outcomes:
         return
     try:
-        outcomes[0][0].future.get_loop().call_soon_threadsafe(hand_over)
-    except RuntimeError:  # the event loop is closed: nobody waits any more
+        outcomes[0][0].future.get_loop().call_soon_threadsafe(set_outcomes)
+    except RuntimeError:  # the event loop is closed
         logger.debug("device job ended after its event loop")

@@ -1,9 +1,9 @@
 """Device memory that is not host memory: one allocation per model, filled through a pinned ring.
 
-Bytes are read from the source into a buffer of the ring while the buffers before it are copied to
-the device on a stream of their own, beside running inference. A buffer is filled again only when
-its copy is over, and taken only for bytes that are there: a slow download holds none up. What
-allocates and copies is a `CopyEngine`: CUDA, or a fake one in tests.
+Bytes are read from the source into a buffer of the ring while earlier buffers are copied to the
+device on a separate stream, concurrently with inference. A buffer is reused only after its copy,
+and taken only for bytes that have arrived: a slow download blocks none. A `CopyEngine` allocates
+and copies: CUDA, or a fake one in tests.
 """
 
 from __future__ import annotations
@@ -27,73 +27,72 @@ if TYPE_CHECKING:
     from runtime.weights.weight_source import SlabPart, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
-"""As ServerlessLLM has it; large enough that the start of a copy costs nothing."""
+"""The size of ServerlessLLM; large enough that starting a copy costs nothing."""
 BUFFERS = 8
 READERS = 4
-"""Threads that fill buffers; one alone copies 5 to 10 GB/s, a bus of PCIe Gen5 takes 50."""
+"""Threads that fill buffers; one thread copies 5 to 10 GB/s, PCIe Gen5 transfers 50."""
 
 
 class CopyDone(Protocol):
-    """Stands for one copy under way."""
+    """One copy in progress."""
 
     def wait(self) -> None:
-        """Return once the copy is over."""
+        """Block this thread until the copy is complete."""
 
 
 class CopyEngine(Protocol):
-    """What a device offers. Methods may be called from many threads."""
+    """A device's memory operations. Methods are thread-safe."""
 
     device: torch.device
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory on the device; raises DeviceFull."""
 
-    def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Uint8 memory of the host that the device can read by itself."""
+    def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
+        """Page-locked uint8 memory of the host, which the device can read by itself."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> CopyDone:
-        """Begin copying pinned memory to the device, after the copies begun before it."""
+        """Start copying pinned memory to the device, after all copies started earlier."""
 
-    def settle(self, slab: torch.Tensor) -> None:
-        """Return once all copies into the slab are over and the device's work may read it."""
+    def synchronize(self, slab: torch.Tensor) -> None:
+        """Block until all copies into the slab are complete and inference may read it."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """A buffer of the ring. Mutable: belongs to whoever took it."""
+    """A buffer of the ring. Mutable: owned by the thread that took it."""
 
     memory: torch.Tensor
-    in_flight: CopyDone | None = None
+    copy: CopyDone | None = None
 
 
 class StagingRing:
-    """Pinned buffers, made once: pinning costs as much as several copies."""
+    """Pinned buffers, allocated once: pinning costs as much as several copies."""
 
     def __init__(self, engine: CopyEngine, *, buffers: int, buffer_bytes: int) -> None:
         self.buffer_bytes = buffer_bytes
         self._free: queue.SimpleQueue[_Buffer] = queue.SimpleQueue()
         for _ in range(buffers):
-            self._free.put(_Buffer(engine.pinned(buffer_bytes)))
+            self._free.put(_Buffer(engine.allocate_pinned(buffer_bytes)))
 
     def take(self) -> _Buffer:
-        """The buffer that has been in flight longest, once its copy is over."""
+        """The buffer returned longest ago; waits for its copy."""
         buffer = self._free.get()
         try:
-            if buffer.in_flight is not None:
-                buffer.in_flight.wait()
-                buffer.in_flight = None
+            if buffer.copy is not None:
+                buffer.copy.wait()
+                buffer.copy = None
         except BaseException:
             self._free.put(buffer)
             raise
         return buffer
 
-    def give_back(self, buffer: _Buffer) -> None:
-        """Let others have the buffer after its copy."""
+    def put_back(self, buffer: _Buffer) -> None:
         self._free.put(buffer)
 
 
 class StagedMemory:
-    """Slabs on a device that an engine reaches. One ring serves all loads of the pod."""
+    """Slabs on a device. All loads of the pod share one ring."""
 
     def __init__(
         self,
@@ -109,9 +108,9 @@ class StagedMemory:
         self._readers = ThreadPoolExecutor(readers, "reader")
 
     def put(self, source: WeightSource) -> DeviceWeights:
-        """Allocate a slab and fill it with parts as they can be read.
+        """Allocate a slab and fill it with the source's parts as they become readable.
 
-        Raises DeviceFull, LoadFailed, LoadCancelled; nothing of the slab is left then.
+        Raises DeviceFull, LoadFailed, LoadCancelled; the slab is freed then.
         """
         layout = source.layout
         slab = self._engine.allocate(layout.size_bytes)
@@ -119,29 +118,29 @@ class StagedMemory:
             self._fill(slab, source)
             source.wait_verified()
         except BaseException as error:
-            self._engine.settle(slab)  # no copy may still write to memory that is given back
-            traceback.clear_frames(error.__traceback__)  # which the error would keep alive
+            self._engine.synchronize(slab)  # no copy may write to freed memory
+            traceback.clear_frames(error.__traceback__)  # they would keep the slab alive
             del slab
             raise
-        self._engine.settle(slab)
+        self._engine.synchronize(slab)
         tensors = {tensor.name: view_of(slab, tensor) for tensor in layout.tensors}
         return DeviceWeights(tensors, layout.size_bytes)
 
     def _fill(self, slab: torch.Tensor, source: WeightSource) -> None:
-        """Copy all parts; after an error those under way end before it is raised."""
+        """Copy all parts; an error is raised after the copies in progress have ended."""
         has_failed = threading.Event()
         copies: list[Future[None]] = []
         try:
             for part in source.parts(self._ring.buffer_bytes):
                 if has_failed.is_set():
                     break
-                copy = _unless(has_failed, self._copy_part)
+                copy = _skip_after_failure(has_failed, self._copy_part)
                 copies.append(self._readers.submit(copy, slab, source, part))
         except BaseException:
             has_failed.set()
-            _await_ends(copies)
+            _wait_all(copies)
             raise
-        _await_ends(copies)
+        _wait_all(copies)
         for each in copies:
             each.result()
 
@@ -151,26 +150,26 @@ class StagedMemory:
             staged = buffer.memory.narrow(0, 0, part.size_bytes)
             source.read_into(part.offset, staged.numpy().data)
             target = slab.narrow(0, part.offset, part.size_bytes)
-            buffer.in_flight = self._engine.copy(target, staged)
+            buffer.copy = self._engine.copy(target, staged)
         finally:
-            self._ring.give_back(buffer)
+            self._ring.put_back(buffer)
 
     def close(self) -> None:
-        """End the readers; pinned memory goes with the object."""
+        """Stop the readers; pinned memory is freed with the object."""
         self._readers.shutdown(wait=True, cancel_futures=True)
 
 
-def _await_ends(copies: Sequence[Future[None]]) -> None:
-    """As `concurrent.futures.wait`, which never returns for what `shutdown` cancelled."""
+def _wait_all(copies: Sequence[Future[None]]) -> None:
+    """Like `concurrent.futures.wait`, which never returns for futures cancelled by `shutdown`."""
     for each in copies:
         with suppress(CancelledError):
             each.exception()
 
 
-def _unless(
+def _skip_after_failure(
     has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, SlabPart], None]
 ) -> Callable[[torch.Tensor, WeightSource, SlabPart], None]:
-    """Parts that come after a failed one are not read."""
+    """Skips the parts after a failed one."""
 
     def run(slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         if has_failed.is_set():

@@ -1,4 +1,4 @@
-"""Inference in steps: each is a job of the device, and other models have it in between."""
+"""Inference in steps: each step is a job of the device, and other models run in between."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Steps = Generator[None, None, "tuple[Tensor, ...]"]
 
 @runtime_checkable
 class Stepwise(Protocol):
-    """A task whose inferences are long and can be interrupted."""
+    """A processor whose inferences are long and consist of steps."""
 
     def steps(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> Steps:
-        """The outputs; yields where others may have the device. Runs on the device."""
+        """The outputs; yields between steps. Runs in the device's thread."""
 
 
 async def run_steps(
@@ -32,7 +32,7 @@ async def run_steps(
 ) -> InferenceResult[Any]:
     """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
 
-    A caller that is cancelled, and a deadline that passes, end it at the next step.
+    Cancellation of the caller, or a passed deadline, ends it at the next step.
     """
     wait_s = compute_s = 0.0
     outputs: tuple[Tensor, ...] | None = None
@@ -41,13 +41,13 @@ async def run_steps(
         try:
             next(steps)
         except StopIteration as end:
-            made: tuple[Tensor, ...] = end.value
-            return made
+            value: tuple[Tensor, ...] = end.value
+            return value
         return None
 
     while outputs is None:
-        ran = await device.run(advance, model=model, deadline_s=deadline_s)
-        outputs = ran.value
-        wait_s += ran.wait_s
-        compute_s += ran.compute_s
+        result = await device.run(advance, model=model, deadline_s=deadline_s)
+        outputs = result.value
+        wait_s += result.wait_s
+        compute_s += result.compute_s
     return InferenceResult(outputs, wait_s, compute_s, len(outputs[0].data))

@@ -1,1 +1,1 @@
-"""What runs each format of models: transformers networks, exported programs, diffusion."""
+"""The engines of each model format: transformers' networks, exported programs, diffusion."""

@@ -1,13 +1,13 @@
-"""What kind of model a folder holds, and how its skeleton is built."""
+"""The format of a model's folder, and its skeleton. Imports optional formats on first use."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING
 
-from runtime.engines.images.pipeline import build_pipeline, is_pipeline, signature_of_pipeline
 from runtime.engines.networks import network
-from runtime.engines.programs.program import build_program, digest_of_program, program_path
+from runtime.errors import ModelInvalid
+from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +20,37 @@ if TYPE_CHECKING:
     from runtime.weights.safetensors_files import StoredTensor
 
 
-def signature_of(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """What two models must have in common to use one skeleton."""
+def is_pipeline(folder: Path) -> bool:
+    """Whether the folder holds a pipeline of diffusers."""
+    return (folder / PIPELINE_INDEX).exists()
+
+
+def program_path(folder: Path) -> Path | None:
+    """The folder's exported program, None without one; raises ModelInvalid for several."""
+    files = sorted(folder.rglob(f"*{PROGRAM_SUFFIX}"))
+    found = [path for path in files if not is_hidden(path, folder)]
+    if len(found) > 1:
+        raise ModelInvalid(f"the model has several programs: {[path.name for path in found]}")
+    return found[0] if found else None
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a file is the cache's own, such as a partial download of a library."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
+    """Equal for models that can use one skeleton."""
     program = program_path(folder)
     if program is not None:
-        return hashlib.sha256(f"program {digest_of_program(program)}".encode()).hexdigest()
+        from runtime.engines.programs.program import program_digest
+
+        return hashlib.sha256(f"program {program_digest(program)}".encode()).hexdigest()
     if is_pipeline(folder):
-        return signature_of_pipeline(folder, tensors)
-    return network.signature_of(folder, declared, tensors)
+        from runtime.engines.images.pipeline import pipeline_key
+
+        return pipeline_key(folder, tensors)
+    return network.skeleton_key(folder, declared, tensors)
 
 
 def build_skeleton(
@@ -35,14 +58,18 @@ def build_skeleton(
     declared: Task | None,
     tensors: Sequence[StoredTensor],
     *,
-    signature: str,
+    key: str,
     device: torch.device,
 ) -> Skeleton:
-    """A skeleton for weights of these names and shapes; raises ModelInvalid. Blocks."""
+    """A skeleton for weights of these names and shapes; raises LoadFailed. Blocks."""
     program = program_path(folder)
     if program is not None:
-        return build_program(program, signature, device)
+        from runtime.engines.programs.program import build_program
+
+        return build_program(program, key, device)
     if is_pipeline(folder):
-        return build_pipeline(folder, tensors, signature=signature, device=device)
+        from runtime.engines.images.pipeline import build_pipeline
+
+        return build_pipeline(folder, tensors, key=key, device=device)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    return network.build_skeleton(folder, declared, shapes, signature=signature, device=device)
+    return network.build_skeleton(folder, declared, shapes, key=key, device=device)

@@ -1,1 +1,1 @@
-"""Making text token by token: what an engine is, the one of transformers, tokens to text."""
+"""Text generation token by token: the engine's interface, transformers' engine, decoding."""

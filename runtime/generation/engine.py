@@ -1,7 +1,7 @@
-"""What makes tokens: an engine serves one model and takes several prompts at once.
+"""The interface of generation engines: one engine per model, several prompts at once.
 
-The rest of the runtime knows engines by this interface alone. The engine of transformers is
-`transformers_engine`; one of another library takes its place by offering the same.
+The runtime uses engines through this interface only. `transformers_engine` implements it with
+transformers; another library's engine can replace it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Finish(StrEnum):
-    """Why an answer ended, in OpenAI's words."""
+    """Why a generation ended, with OpenAI's values."""
 
     STOP = "stop"
-    """The model ended it, or a stop string did."""
+    """The model generated an end token, or a stop string."""
     LENGTH = "length"
-    """The most tokens that were asked for are made."""
+    """The requested number of tokens was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen, with OpenAI's parameters and ranges."""
+    """Sampling parameters, with OpenAI's names and ranges."""
 
     max_tokens: int
     seed: int
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 selects the likeliest token."""
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -38,28 +38,28 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """Tokens that are new, and why there will be no more; None: there will be."""
+    """New tokens; `finish` is None until the last chunk."""
 
     token_ids: tuple[int, ...]
     finish: Finish | None
 
 
 class GenerationEngine(Protocol):
-    """One model's generation. All methods belong to the event loop."""
+    """One model's generation. All methods are called on the event loop."""
 
     context_tokens: int
-    """Most tokens of a prompt and its answer together."""
+    """Limit of a prompt and its new tokens together."""
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TokenChunk, None]:
-        """New tokens as they are made; closing the generator ends the work at the next token.
+        """New tokens as they are generated; closing the generator stops at the next token.
 
         Raises:
             InferenceFailed: the network or the engine failed.
             NoRoomToInfer: the device had no room for a step.
-            QueueFull: too much waits for the device.
+            QueueFull: the device's queue is full.
         """
 
     def close(self) -> None:
-        """Let go of the network and of all memory."""
+        """Release the network and all memory."""

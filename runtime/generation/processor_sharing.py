@@ -1,7 +1,7 @@
-"""What each of several answers under way takes of a device that they share.
+"""Shares of a device's time for concurrent generations (processor sharing).
 
-While n are under way each takes 1/n of the time (processor sharing), so that the shares of all add
-up to the time in which any was: their mean is the reciprocal of the throughput.
+While n generations are active, each uses 1/n of the time. All shares add up to the time in which
+any was active, so their mean is the reciprocal of the throughput.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DeviceShare:
-    """One answer's share; `seconds` stands once it is over."""
+    """One generation's share; `seconds` is set at its end."""
 
     seconds: float = 0.0
 
 
 class ProcessorSharing:
-    """The account of one device. Pure but for the clock that it is given, in seconds."""
+    """The time of one device. Pure except for the given clock, in seconds."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._under_way = 0
-        self._at_s = now_s()
-        self._given_s = 0.0
-        """What somebody has taken who was under way all the time."""
+        self._active = 0
+        self._updated_s = now_s()
+        self._share_s = 0.0
+        """The share of a generation that is active all the time."""
 
     def enter(self) -> float:
-        """One more is under way; the mark is what `leave` asks for."""
-        self._pass_time()
-        self._under_way += 1
-        return self._given_s
+        """Start a generation; returns the mark for `leave`."""
+        self._update()
+        self._active += 1
+        return self._share_s
 
     def leave(self, mark_s: float) -> float:
-        """One is over: the seconds that it took."""
-        self._pass_time()
-        self._under_way -= 1
-        return self._given_s - mark_s
+        """End a generation; returns its share in seconds."""
+        self._update()
+        self._active -= 1
+        return self._share_s - mark_s
 
     @contextmanager
     def measure(self) -> Iterator[DeviceShare]:
-        """The share of what runs inside."""
+        """Measure the share of the block."""
         share, mark_s = DeviceShare(), self.enter()
         try:
             yield share
         finally:
             share.seconds = self.leave(mark_s)
 
-    def _pass_time(self) -> None:
+    def _update(self) -> None:
         now_s = self._now_s()
-        if self._under_way:
-            self._given_s += (now_s - self._at_s) / self._under_way
-        self._at_s = now_s
+        if self._active:
+            self._share_s += (now_s - self._updated_s) / self._active
+        self._updated_s = now_s

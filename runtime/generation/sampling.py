@@ -1,9 +1,9 @@
-"""Choosing the next token of each request by that request's own parameters.
+"""Selects the next token of each request by that request's own parameters.
 
-The engine takes the largest score of each row. Noise drawn from the Gumbel distribution and added
-to scaled scores makes the largest one a sample of their softmax, so one batch can hold requests
-that sample and requests that do not, each with its own seed. The noise depends on the seed and the
-token's position alone: the same request gives the same answer in whatever company.
+The engine takes the largest score of each row. Adding Gumbel noise to scaled scores makes the
+largest one a sample of their softmax, so one batch can mix requests with and without sampling, each
+with its own seed. The noise depends only on the seed and the token's position: a request has the
+same result in every batch.
 """
 
 from __future__ import annotations
@@ -27,56 +27,60 @@ if TYPE_CHECKING:
     )
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""Spreads neighbouring seeds and positions over all seeds (Knuth's multiplicative hashing)."""
+"""Spreads adjacent seeds and positions over all seeds (Knuth's multiplicative hashing)."""
 SEED_MASK = (1 << 63) - 1
 
 
 class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # untyped
-    """Transformers' hook for scores, given each request's `Sampling` and prompt length."""
+    """Transformers' logits processor, with each request's `Sampling` and prompt length."""
 
-    supported_kwargs = {"sampling": Sampling, "prompt_tokens": int}  # noqa: RUF012  # their type
+    supported_kwargs = {"sampling": Sampling, "prompt_tokens": int}  # noqa: RUF012  # transformers' type
     ignored_kwargs = ()
 
     def __init__(self) -> None:
         self._rows: list[RequestState] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        """Nothing is kept in their tensor: parameters are read from the requests."""
+        """Parameters are read from the requests, not from transformers' tensor."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests: Sequence[FutureRequestState]) -> torch.Tensor:
-        """Remember whose scores come next, in the order of the rows."""
+        """Store the requests of the next scores, in the order of the rows."""
         self._rows = [request.state for request in requests]
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        """Scores of shape (tokens, vocabulary) whose largest entries are the choice."""
+        """Scores of shape (tokens, vocabulary) whose largest entries are the next tokens."""
         del tensor_arg
         rows = [
-            adjusted(
+            adjust_scores(
                 scores[index],
                 state.logit_processor_kwargs["sampling"],
-                made=_made(state),
+                generated=_generated(state),
             )
             for index, state in enumerate(self._rows)
         ]
         return torch.cat([torch.stack(rows), scores[len(rows) :]])
 
 
-def _made(state: RequestState) -> list[int]:
-    """What a request has made so far; a request put aside has it at the end of its prompt."""
+def _generated(state: RequestState) -> list[int]:
+    """A request's new tokens; a preempted request has some of them at the end of its prompt."""
     ids: list[int] = state.initial_tokens + state.generated_tokens
     return ids[state.logit_processor_kwargs["prompt_tokens"] :]
 
 
-def adjusted(scores: torch.Tensor, sampling: Sampling, *, made: Sequence[int]) -> torch.Tensor:
-    """One request's scores, of shape (vocabulary,), so that the largest is its next token.
+def adjust_scores(
+    scores: torch.Tensor, sampling: Sampling, *, generated: Sequence[int]
+) -> torch.Tensor:
+    """One request's scores, of shape (vocabulary,), whose largest is its next token.
 
-    Penalties as OpenAI defines them: a token that was made c times loses
+    Penalties as OpenAI defines them: a token that was generated c times loses
     c * frequency_penalty, and presence_penalty once if c > 0.
     """
-    if made and (sampling.frequency_penalty or sampling.presence_penalty):
-        ids, counts = torch.unique(torch.tensor(made, device=scores.device), return_counts=True)
+    if generated and (sampling.frequency_penalty or sampling.presence_penalty):
+        ids, counts = torch.unique(
+            torch.tensor(generated, device=scores.device), return_counts=True
+        )
         scores = scores.clone()
         scores[ids] -= counts * sampling.frequency_penalty + sampling.presence_penalty
     if sampling.temperature == 0:
@@ -84,7 +88,7 @@ def adjusted(scores: torch.Tensor, sampling: Sampling, *, made: Sequence[int]) -
     scores = scores / sampling.temperature
     if sampling.top_p < 1:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores[None])[0]
-    return scores + _gumbel_noise(scores, sampling.seed, len(made))
+    return scores + _gumbel_noise(scores, sampling.seed, len(generated))
 
 
 def _gumbel_noise(like: torch.Tensor, seed: int, position: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: no half characters, and an end at the first stop string."""
+"""Incremental decoding of tokens: no partial characters, and an end at the first stop string."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-HALF = "\ufffd"
-"""What bytes that are no whole character decode to."""
-MOST_HELD = 16
-"""Tokens that end in half a character wait for the rest no longer than this."""
+REPLACEMENT = "\ufffd"
+"""Decoded from bytes that are a partial character."""
+MAX_HELD_TOKENS = 16
+"""Tokens that end in a partial character are held back for at most so many tokens."""
 
 
 class TextStream:
-    """One answer's text. Decoding one token takes some 20 us, too little to leave the loop for."""
+    """One choice's text. Decoding a token takes about 20 us, too little to use a thread for."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
         self._ids: list[int] = []
-        self._before = 0
-        """Tokens from here on are decoded again for what follows: some join with a neighbour."""
-        self._told = 0
-        """Tokens before this have been given out as text."""
+        self._context_start = 0
+        """Tokens from here on are decoded again with new ones: some depend on their neighbour."""
+        self._returned = 0
+        """Number of tokens that were returned as text."""
         self._held = ""
         """Text that may be the beginning of a stop string."""
         self.is_stopped = False
-        """Whether a stop string came; nothing follows then."""
+        """Whether a stop string ended the text."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain after these tokens; it may be empty."""
+        """The text that further tokens cannot change; it may be empty."""
         self._ids.extend(token_ids)
-        return self._give(self._decoded(is_end=False), is_end=False)
+        return self._up_to_stop(self._new_text(is_end=False), is_end=False)
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
-        return self._give(self._decoded(is_end=True), is_end=True)
+        """The held text, after the last token."""
+        return self._up_to_stop(self._new_text(is_end=True), is_end=True)
 
-    def _decoded(self, *, is_end: bool) -> str:
-        known = self._decode(self._ids[self._before : self._told])
-        text = self._decode(self._ids[self._before :])
-        is_waiting = len(self._ids) - self._told < MOST_HELD
-        if text.endswith(HALF) and is_waiting and not is_end:
+    def _new_text(self, *, is_end: bool) -> str:
+        known = self._decode(self._ids[self._context_start : self._returned])
+        text = self._decode(self._ids[self._context_start :])
+        may_hold = len(self._ids) - self._returned < MAX_HELD_TOKENS
+        if text.endswith(REPLACEMENT) and may_hold and not is_end:
             return ""
-        self._before, self._told = self._told, len(self._ids)
+        self._context_start, self._returned = self._returned, len(self._ids)
         return text[len(known) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def _give(self, text: str, *, is_end: bool) -> str:
+    def _up_to_stop(self, text: str, *, is_end: bool) -> str:
         if self.is_stopped:
             return ""
         text = self._held + text
-        ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
+        positions = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if positions:
             self.is_stopped = True
             self._held = ""
-            return text[: min(ends)]
-        kept = 0 if is_end else _overlap(text, self._stops)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+            return text[: min(positions)]
+        held = 0 if is_end else _overlap(text, self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
 
 def _overlap(text: str, stops: Sequence[str]) -> int:

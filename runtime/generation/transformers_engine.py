@@ -1,8 +1,8 @@
-"""Continuous batching with transformers' own paged cache and scheduler, a step at a time.
+"""Continuous batching with transformers' paged cache and scheduler, one step at a time.
 
-Transformers' manager would run a thread of its own beside the device worker. Here its parts are
-driven instead: each step (one token for every request under way, and a piece of new prompts) is one
-job of the device worker, so other models take their turns between steps.
+Transformers' manager would run a thread of its own beside the device worker. This engine uses its
+parts instead: each step (one token for every active request, and a part of new prompts) is one job
+of the device worker, so that other models run between steps.
 """
 
 from __future__ import annotations
@@ -39,33 +39,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP_TOKENS = 512
-"""Tokens of one step: long prompts go in over several, so that no step takes the device long."""
+"""Tokens of one step: long prompts take several steps, so that no step is long."""
 
 
-class _Inboxes(OutputRouter):  # type: ignore[misc]  # transformers ships no types here
-    """Hands what a step made to those who wait for it, on their event loop."""
+class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no types here
+    """Queues the outputs of each step by request, on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self.open: dict[str, deque[GenerationOutput]] = {}
+        self.queues: dict[str, deque[GenerationOutput]] = {}
 
     def deliver(self, output: GenerationOutput) -> None:
-        """One request's news, from the device's thread."""
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
-        """The news of a step, from the device's thread."""
-        self._loop.call_soon_threadsafe(self._hand_over, outputs)
+        """Called in the device's thread."""
+        self._loop.call_soon_threadsafe(self._append, outputs)
 
-    def _hand_over(self, outputs: list[GenerationOutput]) -> None:
+    def _append(self, outputs: list[GenerationOutput]) -> None:
         for output in outputs:
-            if output.request_id in self.open:
-                self.open[output.request_id].append(output)
+            if output.request_id in self.queues:
+                self.queues[output.request_id].append(output)
 
 
 class TransformersEngine:
-    """One network's generation. It has no task of its own: those who wait take turns to step."""
+    """One network's generation, without a task of its own: waiting requests take turns to step."""
 
     def __init__(
         self,
@@ -75,9 +74,9 @@ class TransformersEngine:
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Made in the device's thread.
+        """Called in the device's thread.
 
-        Raises ModelInvalid for an architecture it cannot run, DeviceFull without room for a cache.
+        Raises ModelInvalid for an unsupported architecture, DeviceFull without room for a cache.
         """
         shape = cache_shape(network.config, limits)
         self.context_tokens = shape.context_tokens
@@ -85,11 +84,11 @@ class TransformersEngine:
         self._device_model = device_model
         self._limits = limits
         self._eos_ids = _eos_ids(network)
-        self._inboxes = _Inboxes(loop)
+        self._outputs = _Outputs(loop)
         self._sequence = itertools.count()
         self._turn = asyncio.Lock()
         self._failure: MemoryError | None = None
-        """Where the last step that failed had no room; without its frames, which hold tensors."""
+        """Set if the last failed step was out of memory; without its frames, which hold tensors."""
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=shape.pages,
@@ -103,15 +102,17 @@ class TransformersEngine:
             self._manager = network.init_continuous_batching(
                 GenerationConfig(do_sample=False, eos_token_id=self._eos_ids), config
             )
-            self._manager.output_router = self._inboxes
-            self._manager.logit_processor = _sampling_alone()
+            self._manager.output_router = self._outputs
+            self._manager.logit_processor = _logits_processors()
             self._processor = self._manager._create_batch_processor()
-            _stay_on_one_stream(self._processor)
-        except Exception as error:  # each kind of attention it does not know fails in its own way
+            _use_default_stream(self._processor)
+        except Exception as error:  # each unsupported kind of attention fails in its own way
             if is_device_lost(error):
                 raise
             if is_out_of_memory(error):
-                raise DeviceFull(f"there is no room for a key-value cache: {error}") from error
+                raise DeviceFull(
+                    f"the device has no room for a key-value cache: {error}"
+                ) from error
             raise ModelInvalid(
                 f"{network.config.model_type} cannot generate with continuous batching: {error}"
             ) from error
@@ -119,11 +120,11 @@ class TransformersEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TokenChunk, None]:
-        """New tokens as they are made; see `Engine`."""
+        """See `GenerationEngine`."""
         request_id = str(next(self._sequence))
-        inbox: deque[GenerationOutput] = deque()
-        self._inboxes.open[request_id] = inbox
-        told = 0
+        outputs: deque[GenerationOutput] = deque()
+        self._outputs.queues[request_id] = outputs
+        returned = 0
         is_finished = False
         try:
             self._manager.add_request(
@@ -136,48 +137,49 @@ class TransformersEngine:
                 prompt_tokens=len(prompt_ids),
             )
             while not is_finished:
-                await self._step_until(inbox)
-                output = inbox.popleft()
+                await self._step_until(outputs)
+                output = outputs.popleft()
                 is_finished = output.is_finished()
                 if output.error is not None:
                     kind = NoRoomToInfer if self._failure else InferenceFailed
                     raise kind(f"generation failed: {output.error}") from self._failure
-                token_ids = tuple(output.generated_tokens[told:])
-                told += len(token_ids)
+                token_ids = tuple(output.generated_tokens[returned:])
+                returned += len(token_ids)
                 yield TokenChunk(token_ids, self._finish(token_ids) if is_finished else None)
         finally:
-            del self._inboxes.open[request_id]
+            del self._outputs.queues[request_id]
             if not is_finished:
                 self._manager.cancel_request(request_id)
 
     def close(self) -> None:
-        """Drop the network and the cache."""
         del self._processor, self._manager
 
     def _finish(self, token_ids: tuple[int, ...]) -> Finish:
         ended = bool(token_ids) and token_ids[-1] in self._eos_ids
         return Finish.STOP if ended else Finish.LENGTH
 
-    async def _step_until(self, inbox: deque[GenerationOutput]) -> None:
-        """Return when there is news; whoever has none when the device is free makes a step."""
-        while not inbox:
+    async def _step_until(self, outputs: deque[GenerationOutput]) -> None:
+        """Return once there are outputs; requests without any take turns to make a step."""
+        while not outputs:
             async with self._turn:
-                if inbox:
+                if outputs:
                     return
-                has_worked = (await self._device.run(self._step, model=self._device_model)).value
-            if not has_worked and not inbox:
-                raise InferenceFailed("the engine has no work, though a request waits for tokens")
+                has_stepped = (await self._device.run(self._step, model=self._device_model)).value
+            if not has_stepped and not outputs:
+                raise InferenceFailed("the engine has no work, but a request waits for tokens")
 
     def _step(self) -> bool:
-        """One token for every request, in the device's thread; False: there was nothing to do."""
+        """Generate a token for every request, in the device's thread; False if there is no work."""
         processor = self._processor
-        processor.scheduler.max_requests_per_batch = self._limits.at_once(self._device_model.policy)
+        processor.scheduler.max_requests_per_batch = self._limits.batch_size(
+            self._device_model.policy
+        )
         try:
             if not processor.prepare_next_batch():
                 return False
             processor._generation_step(self._manager.model)
             processor.update_batch()
-        except Exception as error:  # whatever a network raises ends the requests of this step
+        except Exception as error:  # a network may raise any error
             logger.exception("a generation step failed")
             self._failure = MemoryError(str(error)) if is_out_of_memory(error) else None
             processor.fail_all_requests(error)
@@ -186,25 +188,25 @@ class TransformersEngine:
         return True
 
 
-def _stay_on_one_stream(processor: Any) -> None:
-    """Compute where the inputs of a step are written, on the stream of all other inference.
+def _use_default_stream(processor: Any) -> None:
+    """Compute on the stream of all other inference, where the inputs of a step are written.
 
-    Transformers would compute on a stream of its own beside it, and waits there neither for the
-    last input nor for weights; memory that one stream frees is none for the other, either.
+    On a stream of its own, transformers would wait neither for the last input nor for weights, and
+    memory freed on one stream could not be reused on the other.
     """
     processor.inputs_and_outputs.compute_stream = None
     processor.offloading_manager._compute_stream = None
 
 
-def _sampling_alone() -> ContinuousBatchingLogitsProcessorList:
-    """Our choice of tokens, and none of transformers' processors."""
+def _logits_processors() -> ContinuousBatchingLogitsProcessorList:
+    """`PerRequestSampling`, without transformers' own processors."""
     processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([PerRequestSampling()]))
     processors.tensors_required = 1
     return processors
 
 
 def _eos_ids(network: PreTrainedModel) -> list[int]:
-    """Tokens that end an answer; none where the model names none."""
+    """Tokens that end a generation; [-1] if the model names none."""
     declared = network.generation_config.eos_token_id
     if declared is None:
         declared = network.config.get_text_config().eos_token_id

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.engines.building import build_skeleton, signature_of
+from runtime.engines.building import build_skeleton, skeleton_key
 from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
@@ -119,7 +119,7 @@ class ModelLoader:
             yield
         except Exception as error:
             if is_device_lost(error):
-                self.device.lose(error)
+                self.device.mark_lost(error)
                 raise PodDraining(f"the pod's device failed while {spec.key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
                 raise DeviceFull(f"{spec.key} has no room: {error}") from error
@@ -129,7 +129,7 @@ class ModelLoader:
         self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
     ) -> tuple[ServedModel, Callable[[], None]]:
         weights, skeleton = await self._weights_and_skeleton(spec, found, ticket)
-        skeleton.put_in(weights.tensors)
+        skeleton.attach(weights.tensors)
         model = ServedModel(
             spec,
             processor=found.processor,
@@ -143,7 +143,7 @@ class ModelLoader:
                 await self._start_generator(model, skeleton.network)
         except BaseException:
             model.stop()
-            skeleton.take_out()  # it is not kept: what made it fail may lie in it
+            skeleton.detach()  # it is not kept: what made it fail may lie in it
             weights.release()
             raise
         return model, lambda: self._release(model, skeleton, weights)
@@ -162,7 +162,7 @@ class ModelLoader:
                 weights.release()
             raise skeleton
         if isinstance(weights, BaseException):
-            self.skeletons.give_back(skeleton)
+            self.skeletons.put_back(skeleton)
             raise weights
         return weights, skeleton
 
@@ -183,19 +183,19 @@ class ModelLoader:
 
     def _skeleton(self, spec: ModelSpec, found: ResolvedWeights) -> Skeleton:
         tensors = found.weights.layout.tensors
-        signature = signature_of(found.folder, spec.task, tensors)
+        key = skeleton_key(found.folder, spec.task, tensors)
         return self.skeletons.take(
-            signature,
+            key,
             lambda: build_skeleton(
-                found.folder, spec.task, tensors, signature=signature, device=self.memory.device
+                found.folder, spec.task, tensors, key=key, device=self.memory.device
             ),
         )
 
     def _release(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
         if model.is_broken:  # a thread may be in it for ever
-            skeleton.take_out()
+            skeleton.detach()
         else:
-            self.skeletons.give_back(skeleton)
+            self.skeletons.put_back(skeleton)
         weights.release()
 
     async def _warm_up(self, model: ServedModel, skeleton: Skeleton) -> None:

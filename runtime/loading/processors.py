@@ -11,13 +11,12 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from runtime.engines.programs.program import is_hidden
+from runtime.engines.building import is_hidden
 from runtime.errors import ModelInvalid
 from runtime.loading.single_flight import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.threads import in_thread
-from runtime.weights.archive import Archive
 
 if TYPE_CHECKING:
     import asyncio
@@ -118,6 +117,8 @@ def _digest(folder: Path, declared: Task | None) -> str:
         is_weights = ".safetensors" in path.name  # they may be on their way just now
         if path.suffix == PROGRAM_SUFFIX:
             if not is_hidden(path, folder):
+                from runtime.weights.archive import Archive
+
                 digest.update(Archive(path).program_bytes())
         elif not is_weights and not path.name.startswith(".") and path.is_file():
             digest.update(f"{path.relative_to(folder)}:{path.stat().st_size}:".encode())

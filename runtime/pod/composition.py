@@ -24,8 +24,8 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY
 from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.model_sync import ModelSync
+from runtime.profiling.profile_sync import ProfileSync
 from runtime.profiling.profiler import Profiler
-from runtime.profiling.stored import Profiles
 from runtime.protocols.grpc_server import GrpcServer
 from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
@@ -106,7 +106,7 @@ class PodComponents:
     end_notifier: InferenceEndNotifier
     follower: ModelSync
     hangs: Watchdog
-    profiles: Profiles
+    profiles: ProfileSync
     cache: DiskCache
     service: PredictService
     store: ModelStore
@@ -135,7 +135,7 @@ def assemble(ground: PodContext) -> PodComponents:
     """All parts of a pod; none runs yet."""
     settings, loading = ground.settings, _loading(ground)
     kind = ground.info.device
-    profiles = Profiles(
+    profiles = ProfileSync(
         ground.device.times,
         watch=loading.watch,
         agent=loading.agent,
@@ -276,7 +276,7 @@ def _servers(
     ground: PodContext,
     loading: _Loading,
     service: PredictService,
-    profiles: Profiles,
+    profiles: ProfileSync,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
     """Every protocol that the pod speaks, over the same service."""

@@ -72,7 +72,7 @@ class _PodLife:
         device = DeviceWorker(
             threads=settings.threads,
             max_queued=settings.device_queue,
-            time_limit_s=settings.inference_timeout,
+            timeout_s=settings.inference_timeout,
         )
         device.start()
         try:

@@ -1,1 +1,1 @@
-"""Profiles: what a model costs by batch size, taken on request and refined in service."""
+"""Profiles: a model's latency and memory by batch size, measured on request and in service."""

@@ -1,7 +1,7 @@
-"""Takes a model's profile on the device: latency and memory per batch size, beside live requests.
+"""Profiles a model on the device: latency and memory per batch size, while requests are served.
 
-Sizes double until throughput stops growing or memory ends. Every inference is a job of its own with
-the least urgency, so that requests go in between.
+Sizes double until throughput stops growing or memory is exhausted. Every inference is a separate
+job with the lowest urgency, so that requests take precedence.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
     from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.served_model import ServedModel
-    from runtime.profiling.stored import Profiles
+    from runtime.profiling.profile_sync import ProfileSync
     from runtime.wire.tensors import Tensor
 
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.8
-"""Of what is available; a batch twice as large must fit into it to be tried."""
+"""Of the available memory; a batch twice as large is tried only if it fits into this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """What to measure."""
+    """What to measure. The fields are those of the HTTP request."""
 
     most_rows: int = 64
     tokens: int = 32
-    """Length of the texts; pictures have but one size."""
+    """Length of texts; images have one size."""
     repeats: int = 5
 
 
@@ -61,7 +61,7 @@ class Profiler:
         *,
         coordinator: LoadCoordinator,
         device: DeviceWorker,
-        profiles: Profiles,
+        profiles: ProfileSync,
         threads: Executor,
     ) -> None:
         self._coordinator = coordinator
@@ -71,39 +71,41 @@ class Profiler:
         self._turn = asyncio.Lock()
 
     async def profile(self, spec: ModelSpec, plan: ProfilePlan) -> Profile:
-        """The model's profile, also stored in the registry; raises as an inference does."""
+        """Measure the model's profile and store it in the registry; raises as an inference does."""
         async with self._turn:
             acquired = await self._coordinator.acquire(spec)
             try:
-                profile = await self._take(acquired.model, plan)
+                profile = await self._sweep(acquired.model, plan)
             finally:
                 await self._coordinator.release(acquired)
-            await self._profiles.keep(profile)
-        logger.info("profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
+            await self._profiles.store(profile)
+        logger.info("model profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
         return profile
 
-    async def _take(self, model: ServedModel, plan: ProfilePlan) -> Profile:
+    async def _sweep(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
-        takes = model.processor.batching.max_rows or plan.most_rows
-        for rows in sizes(min(plan.most_rows, takes)):
+        limit = model.processor.batching.max_rows or plan.most_rows
+        for rows in batch_sizes(min(plan.most_rows, limit)):
             available = await in_thread(self._threads, available_bytes, self._profiles.device)
             if points and not _fits(points[-1], available):
-                return self._made(model, points, LIMITED_BY_MEMORY)
+                return self._profile(model, points, LIMITED_BY_MEMORY)
             try:
                 points.append(await self._measure(model, rows, plan))
             except Exception as error:
                 if not points or not is_out_of_memory(error):
                     raise
-                return self._made(model, points, LIMITED_BY_MEMORY)
+                return self._profile(model, points, LIMITED_BY_MEMORY)
             if has_stopped_growing(points):
-                return self._made(model, points, "throughput")
-        return self._made(model, points, "size")
+                return self._profile(model, points, "throughput")
+        return self._profile(model, points, "size")
 
-    def _made(self, model: ServedModel, points: Sequence[ProfilePoint], limited_by: str) -> Profile:
+    def _profile(
+        self, model: ServedModel, points: Sequence[ProfilePoint], limited_by: str
+    ) -> Profile:
         return Profile(model.spec.key, self._profiles.device, tuple(points), limited_by)
 
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
-        """The first inference of a size sets things up and is not timed; it shows the memory."""
+        """The first inference of a size initialises buffers: it measures memory, not time."""
         batching = model.processor.batching
         tokens = max(1, min(plan.tokens, batching.max_tokens))
         inputs = await in_thread(self._threads, batching.example, rows, tokens)
@@ -115,20 +117,20 @@ class Profiler:
         def infer() -> _Measured:
             peak, begun_s = PeakMemory(self._profiles.device), time.monotonic()
             model.infer_together([inputs])
-            return _Measured(time.monotonic() - begun_s, peak.taken_bytes())
+            return _Measured(time.monotonic() - begun_s, peak.used_bytes())
 
-        late_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
-        return (await self._device.run(infer, model=model.device_model, due_s=late_s)).value
+        due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
+        return (await self._device.run(infer, model=model.device_model, due_s=due_s)).value
 
 
-def sizes(max_rows: int) -> list[int]:
+def batch_sizes(max_rows: int) -> list[int]:
     """1, 2, 4 and so on, and the largest itself."""
     doubled = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
     return [*doubled, max_rows]
 
 
 def has_stopped_growing(points: Sequence[ProfilePoint]) -> bool:
-    """Whether neither of the last two sizes brought more than the best before them."""
+    """Whether neither of the last two sizes has a higher throughput than the best before them."""
     if len(points) < 3:
         return False
     best = max(point.rows_per_s for point in points[:-2])
@@ -136,5 +138,5 @@ def has_stopped_growing(points: Sequence[ProfilePoint]) -> bool:
 
 
 def _fits(last: ProfilePoint, available: int) -> bool:
-    """Whether twice as much as the last size took is there."""
+    """Whether a batch twice as large fits into the available memory."""
     return last.memory_bytes is None or 2 * last.memory_bytes < MEMORY_SHARE * available

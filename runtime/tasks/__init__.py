@@ -1,1 +1,1 @@
-"""What models do with a request: one module per task, `task.py` says what each must offer."""
+"""What models do with a request: a module per task; `task.py` has the interface of all of them."""

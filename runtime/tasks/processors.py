@@ -1,20 +1,17 @@
-"""Which class serves which task, and how a model's small files become its processor."""
+"""The processor class of each task, and how a model's small files become its processor."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import Task
-from runtime.engines.images.pipeline import is_pipeline
+from runtime.engines.building import is_pipeline, program_path
 from runtime.engines.networks.configuration import read_config, task_of
-from runtime.engines.programs.program import program_path
 from runtime.errors import ModelInvalid
+from runtime.tasks.classification import TextClassification
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
-from runtime.tasks.tensors import TensorProgram
-from runtime.tasks.text_classification import TextClassification
 from runtime.tasks.text_generation import TextGeneration
-from runtime.tasks.text_to_image import TextToImage
 from runtime.tasks.text_to_text import TextToText
 
 if TYPE_CHECKING:
@@ -33,11 +30,18 @@ PROCESSORS: Mapping[Task, Callable[[Path, Any], Processor]] = {
 
 
 def load_processor(folder: Path, declared: Task | None) -> Processor:
-    """The processor of the model whose small files are in `folder`; raises ModelInvalid."""
+    """The processor of the model whose small files are in `folder`; raises ModelInvalid.
+
+    Exported programs and image generation are optional: imported with the first such model.
+    """
     program = program_path(folder)
     if program is not None:
+        from runtime.tasks.tensor_program import TensorProgram
+
         return TensorProgram(program, declared)
     if is_pipeline(folder):
+        from runtime.tasks.text_to_image import TextToImage
+
         return TextToImage(folder, declared)
     config = read_config(folder)
     task = task_of(config, declared)

@@ -1,7 +1,7 @@
-"""What every task offers: reading inputs, the three stages, and writing outputs.
+"""The interface of all tasks: reading inputs, the three stages, and writing outputs.
 
-A processor is a task with the small files of one model (tokenizer, labels): it can pre- and
-postprocess without weights, which is how an entry pod serves a model that infers elsewhere.
+A processor is a task with the small files of one model (tokenizer, labels). It can preprocess and
+postprocess without weights, so an entry pod can serve a model whose inference runs at another pod.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Processor(Protocol):
-    """One model's task. All methods block and are called in threads; all are safe to share."""
+    """One model's task. All methods block and are thread-safe."""
 
     @property
     def batching(self) -> Batching:
-        """What its tensors must be, and how those of several requests make one batch."""
+        """How its tensors are validated and batched."""
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:
         """Items from a V1 body; raises InvalidRequest."""
@@ -31,22 +31,22 @@ class Processor(Protocol):
         """Items from a V2 body; raises InvalidRequest."""
 
     def preprocess(self, items: Sequence[Any]) -> tuple[Tensor, ...]:
-        """What the network takes."""
+        """The network's inputs."""
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the network; called by the device worker alone."""
+        """Run the network; called in the device's thread only."""
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The answer's V2 outputs from what the network gave."""
+        """V2 outputs from the network's outputs."""
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """The answer's V1 predictions from its V2 outputs."""
+        """V1 predictions from V2 outputs."""
 
     def warm_up(self, network: PreTrainedModel) -> None:
-        """One short inference; called by the device worker alone."""
+        """One short inference; called in the device's thread only."""
 
     def input_types(self) -> list[dict[str, Any]]:
-        """The V2 metadata of the inputs."""
+        """V2 metadata of the inputs."""
 
     def output_types(self) -> list[dict[str, Any]]:
-        """The V2 metadata of the outputs."""
+        """V2 metadata of the outputs."""

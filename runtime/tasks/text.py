@@ -1,4 +1,4 @@
-"""Texts in: reading them from V1 and V2 bodies, and turning them into token tensors."""
+"""Texts: reading them from V1 and V2 bodies, tokens from texts, and texts from tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-MOST_TOKENS = 512
-"""Texts are cut here where the model's own files set no limit."""
+DEFAULT_MAX_TOKENS = 512
+"""Texts are truncated here if the model's own files set no limit."""
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -37,56 +37,83 @@ VOCABULARY_FILES = (
     "tokenizer.model",
 )
 
-TEXT_INPUT: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
-TEXT_OUTPUT = TEXT_INPUT
+TEXT_TYPE: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
 
 
-def texts_of_instances(instances: Sequence[Any]) -> list[str]:
-    """Strings, or objects with a string `text`."""
-    check_item_count(len(instances))
-    texts = []
-    for index, instance in enumerate(instances):
-        text = instance.get("text") if isinstance(instance, dict) else instance
-        if not isinstance(text, str):
-            raise InvalidRequest(
-                f"instances[{index}] must be a string or an object with a string 'text',"
-                f" was {_described(instance)}"
-            )
-        texts.append(text)
-    return texts
+class TextInputs:
+    """The common half of processors that take texts."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self.encoder = encoder
+
+    def read_instances(self, instances: Sequence[Any]) -> list[str]:
+        """Strings, or objects with a string `text`."""
+        check_item_count(len(instances))
+        texts = []
+        for index, instance in enumerate(instances):
+            text = instance.get("text") if isinstance(instance, dict) else instance
+            if not isinstance(text, str):
+                raise InvalidRequest(
+                    f"instances[{index}] must be a string or an object with a string 'text',"
+                    f" was {_describe(instance)}"
+                )
+            texts.append(text)
+        return texts
+
+    def read_tensors(self, tensors: Sequence[Tensor]) -> list[str]:
+        """One tensor of UTF-8 strings."""
+        tensor = single_input(tensors, "text")
+        if tensor.datatype != BYTES:
+            raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
+        check_item_count(tensor.data.size)
+        try:
+            return [value.decode("utf-8") for value in tensor.data.ravel()]
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"input {tensor.name!r} must hold UTF-8: {error}") from error
+
+    def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
+        return self.encoder.encode(items)
+
+    def input_types(self) -> list[dict[str, Any]]:
+        return [TEXT_TYPE]
 
 
-def texts_of_tensors(tensors: Sequence[Tensor]) -> list[str]:
-    """One tensor of UTF-8 strings."""
-    tensor = single_input(tensors, "text")
-    if tensor.datatype != BYTES:
-        raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
-    check_item_count(tensor.data.size)
-    try:
-        return [value.decode("utf-8") for value in tensor.data.ravel()]
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input {tensor.name!r} must hold UTF-8: {error}") from error
+class TextOutputs:
+    """The common half of processors whose networks generate tokens."""
+
+    encoder: TextEncoder
+
+    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        token_ids = outputs[0].data.astype(np.int64, copy=False)
+        texts = self.encoder.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return (bytes_tensor("text", [text.encode() for text in texts]),)
+
+    def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
+        return [value.decode() for value in outputs[0].data]
+
+    def output_types(self) -> list[dict[str, Any]]:
+        return [TEXT_TYPE]
 
 
 class TextEncoder:
     """A model's tokenizer."""
 
     def __init__(self, folder: Path, config: PretrainedConfig, *, takes_types: bool = True) -> None:
-        """Read it; `takes_types` is off for networks that know no token types."""
+        """Read it; `takes_types` is False for networks without token types."""
         from transformers import AutoTokenizer
 
-        # Without any of these, transformers makes up a tokenizer that knows five special tokens.
+        # Without any of these files, transformers invents a tokenizer of five special tokens.
         if not any((folder / name).exists() for name in VOCABULARY_FILES):
             raise ModelInvalid(f"the model has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         try:
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, config=config, trust_remote_code=False, local_files_only=True
             )
-        except BaseException as error:  # in as many ways as there are kinds; Rust panics, too
+        except BaseException as error:  # a panic in Rust is not an Exception
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
         limit = min(
             self.tokenizer.model_max_length,
-            getattr(config, "max_position_embeddings", None) or MOST_TOKENS,
+            getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS,
         )
         self.max_tokens = int(min(limit, 100_000))
         self._vocabulary: int = config.vocab_size
@@ -96,25 +123,25 @@ class TextEncoder:
             names.append("token_type_ids")
         self._names = tuple(names)
 
-    def batching(self, *, end_ids: frozenset[int] = frozenset()) -> PaddedBatching:
-        """How its tensors are joined: on the side where the tokenizer pads, with its padding."""
+    def batching(self, *, eos_ids: frozenset[int] = frozenset()) -> PaddedBatching:
+        """Batching with the tokenizer's padding, on the side where the tokenizer pads."""
         padding = self.tokenizer.pad_token_id or 0
         rules = {
-            "input_ids": TensorRule("INT64", padding=padding, high=self._vocabulary),
-            "attention_mask": TensorRule("INT64", high=2),
+            "input_ids": TensorRule("INT64", padding=padding, upper_bound=self._vocabulary),
+            "attention_mask": TensorRule("INT64", upper_bound=2),
         }
         if "token_type_ids" in self._names:
-            rules["token_type_ids"] = TensorRule("INT64", high=self._token_types)
+            rules["token_type_ids"] = TensorRule("INT64", upper_bound=self._token_types)
         return PaddedBatching(
             rules,
-            needed=("input_ids", "attention_mask"),
+            required=("input_ids", "attention_mask"),
             max_tokens=self.max_tokens,
             pads_left=self.tokenizer.padding_side == "left",
-            end_ids=end_ids,
+            eos_ids=eos_ids,
         )
 
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> tuple[Tensor, ...]:
-        """Token tensors, padded to the longest text and cut at the model's limit, or at another."""
+        """Token tensors, padded to the longest text and truncated."""
         encoded = self.tokenizer(
             list(texts),
             padding=True,
@@ -127,41 +154,30 @@ class TextEncoder:
             for name in self._names
         )
 
-    def decoded(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Texts from the tokens that a network gave."""
-        token_ids = outputs[0].data.astype(np.int64, copy=False)
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return (bytes_tensor("text", [text.encode() for text in texts]),)
-
-
-def text_predictions(outputs: Sequence[Tensor]) -> list[Any]:
-    """One string per text."""
-    return [value.decode() for value in outputs[0].data]
-
 
 def torch_inputs(
-    inputs: Sequence[Tensor], network: PreTrainedModel, needed: str = "input_ids"
+    inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
 ) -> dict[str, torch.Tensor]:
-    """The network's keyword arguments on its device; raises InvalidRequest where they are wrong."""
+    """The network's keyword arguments on its device; raises InvalidRequest."""
     arguments = {}
     for tensor in inputs:
         if tensor.datatype == BYTES:
             raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
         array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
         arguments[tensor.name] = torch.from_numpy(array).to(network.device)
-    if needed not in arguments:
-        raise InvalidRequest(f"inference needs a tensor {needed!r}, got {sorted(arguments)}")
+    if required not in arguments:
+        raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
     return arguments
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with {sorted(map(str, value))[:4]}"
     return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-def end_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
-    """The tokens at which generation of a row ends, as transformers finds them."""
+def eos_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
+    """The tokens that end a generated row, in the files where transformers looks for them."""
     path = folder / "generation_config.json"
     stored = read_json(path).get("eos_token_id") if path.exists() else None
     found = stored if stored is not None else getattr(config, "eos_token_id", None)

@@ -1,4 +1,4 @@
-"""Text to image: prompts to PNG pictures in base64."""
+"""Text to image: prompts to PNG images in base64. Imported when such a model is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.engines.images.image_requests import (
     ImageRequest,
     SideLimits,
     instances_of,
-    read_image_requests,
+    parse_image_requests,
 )
 from runtime.engines.images.pipeline import check_index
 from runtime.engines.networks.configuration import read_json
@@ -30,39 +30,38 @@ if TYPE_CHECKING:
     from runtime.engines.images.pipeline import Pipeline
 
 WARM_UP_STEPS = 2
-TOKENS = 77
-"""CLIP's context, where the tokenizer does not say."""
+MAX_TOKENS = 77
+"""CLIP's context, if the tokenizer sets no limit."""
 
 
 class TextToImage:
-    """Prompts to pictures."""
+    """Prompts to images."""
 
     def __init__(self, folder: Path, declared: Task | None) -> None:
         from transformers import AutoTokenizer
 
         if declared not in {None, Task.TEXT_TO_IMAGE}:
-            raise ModelInvalid(f"the model makes images and serves no task {declared.value!r}")
+            raise ModelInvalid(f"the model makes images, but task {declared.value!r} is declared")
         check_index(folder)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 folder / "tokenizer", local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # missing or odd files
+        except Exception as error:  # missing or invalid files
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
-        self._most_tokens = min(self._tokenizer.model_max_length, TOKENS)
+        self._most_tokens = min(self._tokenizer.model_max_length, MAX_TOKENS)
         self._scale, self.sides = _sizes(folder)
         self.batching = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
 
     def read_instances(self, instances: Sequence[Any]) -> list[ImageRequest]:
-        """Objects with a prompt."""
-        return read_image_requests(instances, self.sides)
+        return parse_image_requests(instances, self.sides)
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[ImageRequest]:
-        """Tensors by the same names."""
-        return read_image_requests(instances_of(tensors), self.sides, where="images")
+        """Tensors with the names of the V1 fields."""
+        return parse_image_requests(instances_of(tensors), self.sides, where="images")
 
     def preprocess(self, items: Sequence[ImageRequest]) -> tuple[Tensor, ...]:
-        """Tokens and numbers, a row for each image."""
+        """Tokens and parameters, a row for each image."""
         numbers = {
             "seed": [item.seed for item in items],
             "steps": [item.steps for item in items],
@@ -89,11 +88,11 @@ class TextToImage:
     def steps(
         self, network: Pipeline, inputs: Sequence[Tensor]
     ) -> Generator[None, None, tuple[Tensor, ...]]:
-        """The pixels of all images; yields between pieces of work on the device."""
+        """The pixels of all images; yields between steps on the device."""
         arrays = named_arrays(inputs)
-        pictures = []
+        images = []
         for row in range(len(arrays["seed"])):
-            order = DiffusionJob(
+            job = DiffusionJob(
                 arrays["prompt_ids"][row : row + 1],
                 arrays["negative_ids"][row : row + 1],
                 seed=int(arrays["seed"][row]),
@@ -102,11 +101,11 @@ class TextToImage:
                 height=int(arrays["height"][row]),
                 guidance=float(arrays["guidance"][row]),
             )
-            pictures.append((yield from diffuse(network, order, self._scale)))
-        return (numeric_tensor("pixels", np.stack(pictures)),)
+            images.append((yield from diffuse(network, job, self._scale)))
+        return (numeric_tensor("pixels", np.stack(images)),)
 
     def infer(self, network: Pipeline, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """All steps in one go."""
+        """All steps at once."""
         steps = self.steps(network, inputs)
         while True:
             try:
@@ -116,22 +115,19 @@ class TextToImage:
                 return outputs
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Pictures in base64."""
         return (bytes_tensor("image", [_png(pixels) for pixels in outputs[0].data]),)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """One object per image."""
-        return [{"image": {"b64": picture.decode()}} for picture in outputs[0].data]
+        return [{"image": {"b64": image.decode()}} for image in outputs[0].data]
 
     def warm_up(self, network: Pipeline) -> None:
-        """A small image of two steps."""
         side = self.sides.multiple * 2
-        wish = {"prompt": "warm", "num_inference_steps": WARM_UP_STEPS}
-        wishes = self.read_instances([{**wish, "width": side, "height": side}])
-        self.infer(network, self.preprocess(wishes))
+        image = {"prompt": "warm", "num_inference_steps": WARM_UP_STEPS}
+        requests = self.read_instances([{**image, "width": side, "height": side}])
+        self.infer(network, self.preprocess(requests))
 
     def input_types(self) -> list[dict[str, Any]]:
-        """The prompt; the others may be left out."""
+        """All inputs but the prompt are optional."""
         numbers = ("seed", "num_inference_steps", "width", "height")
         return [
             {"name": "prompt", "datatype": BYTES, "shape": [-1]},
@@ -141,12 +137,11 @@ class TextToImage:
         ]
 
     def output_types(self) -> list[dict[str, Any]]:
-        """A picture per prompt."""
         return [{"name": "image", "datatype": BYTES, "shape": [-1]}]
 
 
 def _sizes(folder: Path) -> tuple[int, SideLimits]:
-    """Pixels per latent element, and the sizes of images; raises ModelInvalid."""
+    """Pixels per latent element, and the limits of images' sides; raises ModelInvalid."""
     unet, vae = (
         read_json(folder / "unet" / "config.json"),
         read_json(folder / "vae" / "config.json"),
@@ -154,7 +149,7 @@ def _sizes(folder: Path) -> tuple[int, SideLimits]:
     channels, blocks = vae.get("block_out_channels"), unet.get("block_out_channels")
     size = unet.get("sample_size")
     if not isinstance(channels, list) or not isinstance(blocks, list) or type(size) is not int:
-        raise ModelInvalid("unet/config.json and vae/config.json must say sizes and channels")
+        raise ModelInvalid("unet/config.json and vae/config.json must hold sizes and channels")
     scale = 2 ** (len(channels) - 1)
     return scale, SideLimits(size * scale, scale * 2 ** (len(blocks) - 1))
 

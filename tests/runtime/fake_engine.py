@@ -62,7 +62,7 @@ class FakeEngine:
         with self._lock:
             self.allocated_bytes -= size_bytes
 
-    def pinned(self, size_bytes: int) -> torch.Tensor:
+    def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         self.pinned_bytes += size_bytes
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
@@ -73,7 +73,7 @@ class FakeEngine:
             self._stream.put(copy)
         return copy
 
-    def settle(self, slab: torch.Tensor) -> None:
+    def synchronize(self, slab: torch.Tensor) -> None:
         last = self.copy(slab.narrow(0, 0, 0), torch.empty(0, dtype=torch.uint8))
         last.wait()
 

@@ -25,6 +25,6 @@ def load_network(
         weights = CpuMemory().put(source)
     finally:
         source.close()
-    skeleton = build_skeleton(folder, task, source.layout.tensors, signature="", device=device)
-    skeleton.put_in(weights.tensors)
+    skeleton = build_skeleton(folder, task, source.layout.tensors, key="", device=device)
+    skeleton.attach(weights.tensors)
     return skeleton.network

@@ -6,7 +6,7 @@ import pytest
 
 from registry.domain.profile import Profile, ProfilePoint, best_rows
 from runtime.device.batch_times import INITIAL_MAX_ROWS, MAX_ROWS, BatchTimes, best_max_rows
-from runtime.profiling.profiler import has_stopped_growing, sizes
+from runtime.profiling.profiler import batch_sizes, has_stopped_growing
 
 KEY = "default/m@1"
 
@@ -49,7 +49,7 @@ def test_a_size_counts_after_a_few_samples() -> None:
 
 def test_live_times_refine_a_stored_profile() -> None:
     times = BatchTimes()
-    times.adopt(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
+    times.load(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
     for _ in range(3):
         times.observe(KEY, 1, 0.5)
     (profile,) = times.take_updates("cpu")
@@ -59,15 +59,15 @@ def test_live_times_refine_a_stored_profile() -> None:
 
 def test_no_larger_batch_than_memory_holds() -> None:
     times = BatchTimes()
-    times.adopt(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
+    times.load(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
     assert times.max_rows(KEY) == 4
-    times.ran_out_of_memory(KEY, 4)
+    times.record_out_of_memory(KEY, 4)
     assert times.max_rows(KEY) == 2
 
 
 def test_forgotten_models_begin_anew() -> None:
     times = BatchTimes()
-    times.adopt(Profile(KEY, "cpu", points(n1=10, n2=20)))
+    times.load(Profile(KEY, "cpu", points(n1=10, n2=20)))
     times.forget(KEY)
     assert times.max_rows(KEY) == INITIAL_MAX_ROWS
     assert times.keys() == set()
@@ -78,7 +78,7 @@ def test_forgotten_models_begin_anew() -> None:
     [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])],
 )
 def test_profiled_sizes_double_up_to_the_largest(most: int, expected: list[int]) -> None:
-    assert sizes(most) == expected
+    assert batch_sizes(most) == expected
 
 
 def test_growth_has_stopped_after_two_sizes_without() -> None:

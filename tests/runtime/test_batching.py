@@ -123,7 +123,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
         assert network is not None
         network.generation_config.eos_token_id = min(ended)
         network.generation_config.min_new_tokens = None
-        object.__setattr__(model.processor.batching, "end_ids", frozenset({min(ended)}))
+        object.__setattr__(model.processor.batching, "eos_ids", frozenset({min(ended)}))
     batched, single = infer_all(together, requests), one_by_one(alone, requests)
     widths = set()
     for got, expected in zip(batched, single, strict=True):

@@ -74,7 +74,7 @@ def test_what_torch_keeps_of_freed_memory_is_available() -> None:
 def test_the_peak_of_an_inference_is_seen() -> None:
     peak = PeakMemory("cuda:0")
     torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
-    taken = peak.taken_bytes()
+    taken = peak.used_bytes()
     assert taken is not None
     assert 64 * MIB <= taken < 80 * MIB
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, max_queued=64, time_limit_s=300.0)
+    worker = DeviceWorker(threads=1, max_queued=64, timeout_s=300.0)
     worker.start()
     yield worker
     worker.close()
@@ -265,7 +265,7 @@ async def _expect(request: Coroutine[Any, Any, Any], error: type[Exception]) -> 
 
 
 def test_the_pods_time_limit_counts_where_the_model_has_none() -> None:
-    worker = DeviceWorker(threads=1, max_queued=8, time_limit_s=0.05)
+    worker = DeviceWorker(threads=1, max_queued=8, timeout_s=0.05)
     worker.start()
     model = Model()
 

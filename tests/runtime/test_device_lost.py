@@ -20,7 +20,7 @@ from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, InferenceFailed, PodDraining
-from runtime.tasks.tensors import TensorProgram
+from runtime.tasks.tensor_program import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 

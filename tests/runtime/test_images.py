@@ -133,7 +133,7 @@ def test_each_picture_of_a_request_has_a_seed_of_its_own(folder: Path, tmp_path:
     [
         pytest.param({}, "a string 'prompt'", id="no prompt"),
         pytest.param({"prompt": 1}, "a string 'prompt'", id="number"),
-        pytest.param({**WISH, "steps": 1}, r"has fields \['steps'\]", id="unknown"),
+        pytest.param({**WISH, "steps": 1}, r"has unknown fields \['steps'\]", id="unknown"),
         pytest.param({**WISH, "width": 33}, "a multiple of 4", id="odd"),
         pytest.param({**WISH, "height": 4096}, "from 4 to 2048", id="large"),
         pytest.param({**WISH, "num_inference_steps": 0}, "from 1 to 200", id="no steps"),

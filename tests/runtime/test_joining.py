@@ -13,13 +13,15 @@ from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = PaddedBatching(
     {
-        "input_ids": TensorRule("INT64", padding=9, high=10),
-        "attention_mask": TensorRule("INT64", high=2),
+        "input_ids": TensorRule("INT64", padding=9, upper_bound=10),
+        "attention_mask": TensorRule("INT64", upper_bound=2),
     },
-    needed=("input_ids", "attention_mask"),
+    required=("input_ids", "attention_mask"),
     max_tokens=8,
 )
-IMAGE = PaddedBatching({"pixel_values": TensorRule("FP32", trailing=(3, 2, 2))}, ("pixel_values",))
+IMAGE = PaddedBatching(
+    {"pixel_values": TensorRule("FP32", trailing_shape=(3, 2, 2))}, ("pixel_values",)
+)
 
 
 def ids(*rows: list[int]) -> Tensor:
@@ -57,7 +59,7 @@ def test_the_mask_and_the_order_are_filled_in() -> None:
         pytest.param(TEXT, [], "inference needs", id="nothing"),
         pytest.param(TEXT, [bytes_tensor("text", [b"x"])], "inference needs", id="bytes"),
         pytest.param(TEXT, [mask([1])], "needs a tensor 'input_ids'", id="mask-alone"),
-        pytest.param(TEXT, [ids([1]), ids([1])], "there twice", id="twice"),
+        pytest.param(TEXT, [ids([1]), ids([1])], "have one name", id="twice"),
         pytest.param(TEXT, [ids([1]), pixels()], "got 'pixel_values'", id="unknown"),
         pytest.param(TEXT, [ids([10])], "must hold 0 to 9, held 10 to 10", id="too-high"),
         pytest.param(TEXT, [ids([-1, 3])], "held -1 to 3", id="negative"),
@@ -119,7 +121,7 @@ def test_another_number_of_rows_is_an_error() -> None:
 
 
 def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
-    batching = dataclasses.replace(TEXT, end_ids=frozenset({1}))
+    batching = dataclasses.replace(TEXT, eos_ids=frozenset({1}))
     tokens = np.array(
         [[0, 5, 1, 0, 0], [0, 6, 7, 1, 0], [0, 5, 6, 7, 8], [1, 5, 1, 0, 0]], dtype=np.int64
     )

@@ -156,7 +156,7 @@ def test_bad_files_of_weights_are_told(
         pytest.param({"model_type": None}, "model_type None", id="none"),
         pytest.param({"hidden_size": 64}, "do not fit config.json", id="other-shape"),
         pytest.param({"num_hidden_layers": 3}, "weights are missing", id="more-layers"),
-        pytest.param({"hidden_size": 33}, "gives no network", id="absurd-shape"),
+        pytest.param({"hidden_size": 33}, "no network for task", id="absurd-shape"),
     ],
 )
 def test_configurations_that_do_not_fit_are_told(

@@ -10,7 +10,7 @@ import torch
 
 from runtime.engines.programs.index_checks import CHECKS, with_index_checks
 from runtime.errors import InvalidRequest
-from runtime.tasks.tensors import TensorProgram
+from runtime.tasks.tensor_program import TensorProgram
 from runtime.wire.tensors import numeric_tensor
 from tests.runtime.networks import load_network
 

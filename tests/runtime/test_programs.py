@@ -17,7 +17,7 @@ from pilotlight.sample_models.make_model import make_model
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
-from runtime.tasks.tensors import TensorProgram
+from runtime.tasks.tensor_program import TensorProgram
 from runtime.weights.weight_source import DiskWeights
 from runtime.wire.tensors import Tensor, numeric_tensor
 from tests.runtime import archives
@@ -57,7 +57,7 @@ class Loaded:
     def joins(self) -> bool:
         with torch.inference_mode():
             self.processor.warm_up(self.network)
-        return self.network.are_rows_apart
+        return self.network.are_rows_independent
 
 
 def tensor(name: str, values: Any, dtype: type = np.float32) -> Tensor:
@@ -431,7 +431,7 @@ def test_only_operators_on_tensors_are_allowed(sound: Path, tmp_path: Path, targ
         archives.nodes_of(document)[0]["target"] = target
 
     archive = changed(sound, tmp_path / "m" / "m.pt2", edited(PROGRAM, edit))
-    with pytest.raises(ModelInvalid, match="is not served"):
+    with pytest.raises(ModelInvalid, match="is not supported"):
         Loaded(archive)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from runtime.generation.engine import Sampling
-from runtime.generation.sampling import adjusted
+from runtime.generation.sampling import adjust_scores
 
 SCORES = torch.tensor([1.0, 3.0, 2.0, -1.0])
 
 
 def choice(sampling: Sampling, made: list[int] | None = None) -> int:
-    return int(adjusted(SCORES, sampling, made=made or []).argmax())
+    return int(adjust_scores(SCORES, sampling, generated=made or []).argmax())
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:

@@ -196,7 +196,7 @@ def test_no_buffer_is_filled_before_its_copy_is_over(tmp_path: Path) -> None:
 
 def test_fake_engine_notices_a_buffer_that_is_reused_too_early() -> None:
     engine = FakeEngine()
-    slab, buffer = engine.allocate(8), engine.pinned(8)
+    slab, buffer = engine.allocate(8), engine.allocate_pinned(8)
     engine.may_copy.clear()
     copy = engine.copy(slab, buffer)
     buffer.fill_(1)

@@ -148,7 +148,7 @@ def test_requests_that_end_or_leave_give_their_pages_back(
         cache.evict_cached_blocks()
         cache.pool.try_to_free_sectors()
         assert cache.compute_free_capacity() == 1.0
-        assert not engine._inboxes.open
+        assert not engine._outputs.queues
 
     with_engine(network, device, test)
 

@@ -106,12 +106,12 @@ class SimulatedDevice:
         model = self._device_models.get(key)
         if model is None:
             model = self._device_models[key] = DeviceModel(key, key, policy=plan.spec.policy)
-            self._times.adopt(Profile(key, "simulated", plan.infer))
+            self._times.load(Profile(key, "simulated", plan.infer))
         return model
 
     def _next(self) -> None:
         now_s = self._events.now_s
-        for each in self._queue.take_late(now_s):
+        for each in self._queue.take_expired(now_s):
             if isinstance(each, QueuedInference):  # iterations have no deadline
                 self._late(each.request)
         taken, wake_s = self._queue.take_next(now_s)

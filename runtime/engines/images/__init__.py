@@ -1,1 +1,1 @@
-"""Diffusion pipelines: text to image, one step at a time."""
+"""Diffusion pipelines for text to image; optional, imported when such a model is loaded."""

@@ -1,7 +1,7 @@
-"""Making one image, a piece of work at a time, so that other models have the device in between.
+"""Generates one image in steps, so that other models can use the device in between.
 
 Source: Rombach et al. 2022 (latent diffusion); Ho and Salimans 2022, eq. 6 (guidance without a
-classifier); the order of the steps is that of diffusers' StableDiffusionPipeline.
+classifier); the steps and their order are those of diffusers' StableDiffusionPipeline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionJob:
-    """One image as it is asked for."""
+    """The parameters of one image."""
 
     prompt_ids: npt.NDArray[np.int64]
     """[1, tokens]."""
@@ -31,35 +31,35 @@ class DiffusionJob:
     seed: int
     steps: int
     width: int
-    """In pixels, a multiple of the decoder's factor."""
+    """In pixels, a multiple of the decoder's scale."""
     height: int
     guidance: float
-    """1 or less: the prompt alone."""
+    """1 or less: without guidance."""
 
 
 def diffuse(
-    pipeline: Pipeline, order: DiffusionJob, scale: int
+    pipeline: Pipeline, job: DiffusionJob, scale: int
 ) -> Generator[None, None, npt.NDArray[np.uint8]]:
-    """Pixels [height, width, 3]; yields after each piece of work. Runs on the device.
+    """Pixels [height, width, 3]; yields between steps. Runs in the device's thread.
 
     Args:
-        pipeline: the model's parts.
-        order: the image.
+        pipeline: the model.
+        job: the image's parameters.
         scale: pixels per element of the latent image, in each direction.
     """
     device = pipeline.device
-    embeddings = _embeddings(pipeline, order, device)
+    embeddings = _embeddings(pipeline, job, device)
     scheduler = pipeline.new_scheduler()
-    scheduler.set_timesteps(order.steps, device=device)
-    # Drawn on the CPU, so that a seed gives one image whatever the device.
-    generator = torch.Generator("cpu").manual_seed(order.seed)
-    shape = (1, pipeline.unet.config.in_channels, order.height // scale, order.width // scale)
+    scheduler.set_timesteps(job.steps, device=device)
+    # Sampled on the CPU, so that a seed gives the same image on all devices.
+    generator = torch.Generator("cpu").manual_seed(job.seed)
+    shape = (1, pipeline.unet.config.in_channels, job.height // scale, job.width // scale)
     noise = torch.randn(shape, generator=generator, dtype=embeddings.dtype)
     latents = noise.to(device) * scheduler.init_noise_sigma
-    extra = _extra(scheduler, generator)
+    extra = _step_arguments(scheduler, generator)
     for time in scheduler.timesteps:
         yield
-        latents = _step(pipeline, scheduler, latents, time, embeddings, order.guidance, extra)
+        latents = _step(pipeline, scheduler, latents, time, embeddings, job.guidance, extra)
     yield
     decoded = pipeline.vae.decode(
         latents / pipeline.vae.config.scaling_factor, return_dict=False, generator=generator
@@ -68,11 +68,11 @@ def diffuse(
     return np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())
 
 
-def _embeddings(pipeline: Pipeline, order: DiffusionJob, device: torch.device) -> torch.Tensor:
-    """Of the prompt; with guidance, of what is to be kept away from before it."""
-    rows = [order.prompt_ids]
-    if order.guidance > 1:
-        rows.insert(0, order.negative_ids)
+def _embeddings(pipeline: Pipeline, job: DiffusionJob, device: torch.device) -> torch.Tensor:
+    """Embeddings of the prompt; with guidance, preceded by those of the negative prompt."""
+    rows = [job.prompt_ids]
+    if job.guidance > 1:
+        rows.insert(0, job.negative_ids)
     ids = torch.from_numpy(np.concatenate(rows)).to(device)
     embeddings: torch.Tensor = pipeline.text_encoder(ids)[0]
     return embeddings.to(pipeline.unet.dtype)
@@ -87,16 +87,16 @@ def _step(
     guidance: float,
     extra: dict[str, Any],
 ) -> torch.Tensor:
-    given = scheduler.scale_model_input(torch.cat([latents] * len(embeddings)), time)
-    noise = pipeline.unet(given, time, encoder_hidden_states=embeddings, return_dict=False)[0]
+    scaled = scheduler.scale_model_input(torch.cat([latents] * len(embeddings)), time)
+    noise = pipeline.unet(scaled, time, encoder_hidden_states=embeddings, return_dict=False)[0]
     if len(embeddings) > 1:
-        without, towards = noise.chunk(2)
-        noise = without + guidance * (towards - without)
+        negative, positive = noise.chunk(2)
+        noise = negative + guidance * (positive - negative)
     result: torch.Tensor = scheduler.step(noise, time, latents, **extra, return_dict=False)[0]
     return result
 
 
-def _extra(scheduler: Any, generator: torch.Generator) -> dict[str, Any]:
-    """Schedules that draw noise on their way take a generator, the others refuse one."""
+def _step_arguments(scheduler: Any, generator: torch.Generator) -> dict[str, Any]:
+    """Schedulers that sample noise take a generator, the others refuse one."""
     takes = inspect.signature(scheduler.step).parameters
     return {"generator": generator} if "generator" in takes else {}

@@ -1,4 +1,4 @@
-"""What the tensors of an image request must be. Images are made one by one, not in batches."""
+"""Validation of an image request's tensors. Images are generated one by one, not in batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guid
 
 @dataclass(frozen=True, slots=True)
 class ImageBatching:
-    """The rules of one model."""
+    """Implements `Batching` for one model."""
 
     sides: SideLimits
     vocabulary_size: int
@@ -38,7 +38,6 @@ class ImageBatching:
     max_rows: int | None = 1
 
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The inputs in order; raises InvalidRequest."""
         named = {tensor.name: tensor for tensor in inputs}
         if sorted(named) != sorted(NAMES) or len(inputs) != len(NAMES):
             raise InvalidRequest(f"inference needs {list(NAMES)}, got {sorted(named)[:8]}")
@@ -71,26 +70,21 @@ class ImageBatching:
         return tuple(named[name] for name in NAMES)
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
-        """Images."""
         return len(inputs[0].data)
 
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
-        """Each runs alone."""
         del inputs, network
         return None
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
-        """Nothing is padded."""
         del inputs
         return 1
 
     def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        """The only request."""
         (inputs,) = requests
         return tuple(inputs)
 
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """To the only request."""
         del rows
         return [tuple(outputs)]
 

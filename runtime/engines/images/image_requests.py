@@ -1,4 +1,4 @@
-"""What a request for images may ask for: V1 instances and V2 tensors to one list of wishes."""
+"""Requests for images: V1 instances and V2 tensors to validated parameters, one set per image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_IMAGES = 16
 MAX_STEPS = 200
 MAX_SIDE = 2048
-"""Of a side."""
+"""In pixels."""
 MAX_SEED = 2**63 - 1
 MAX_GUIDANCE = 100.0
 DEFAULT_STEPS = 30
@@ -31,19 +31,18 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class SideLimits:
-    """The size of images where a request does not say, and what sides must be multiples of."""
+    """The default side of an image, and the number of which sides must be multiples."""
 
     default: int
     multiple: int
 
     def allow(self, side: int) -> bool:
-        """Whether an image may be so wide or high."""
         return self.multiple <= side <= MAX_SIDE and side % self.multiple == 0
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """One image."""
+    """The parameters of one image."""
 
     prompt: str
     negative_prompt: str
@@ -54,21 +53,22 @@ class ImageRequest:
     guidance: float
 
 
-def read_image_requests(
+def parse_image_requests(
     instances: Sequence[Any], sides: SideLimits, *, where: str = "instances"
 ) -> list[ImageRequest]:
-    """The images of a V1 body; `where` is its list, for messages. Raises InvalidRequest."""
+    """The images of a V1 body; `where` names its list in errors. Raises InvalidRequest."""
     if not 0 < len(instances) <= MAX_IMAGES:
-        raise InvalidRequest(f"a request must ask for 1 to {MAX_IMAGES} images, {len(instances)}"
-                             " were asked for")  # fmt: skip
-    wishes = [_wish(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
-    if len({(wish.width, wish.height) for wish in wishes}) > 1:
+        raise InvalidRequest(
+            f"a request must ask for 1 to {MAX_IMAGES} images, asked for {len(instances)}"
+        )
+    images = [_parse(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
+    if len({(image.width, image.height) for image in images}) > 1:
         raise InvalidRequest("all images of a request must have one width and one height")
-    return wishes
+    return images
 
 
 def instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """A V2 body as V1 instances: each tensor has one value for each image, or one for all."""
+    """A V2 body as V1 instances: each tensor has one value per image, or one for all images."""
     named = {tensor.name: tensor for tensor in tensors}
     prompts = named.get("prompt")
     if prompts is None or prompts.datatype != BYTES:
@@ -92,58 +92,62 @@ def _column(tensor: Tensor, count: int) -> list[Any]:
     return values if len(values) == count else values * count
 
 
-def _wish(instance: Any, place: str, sides: SideLimits) -> ImageRequest:
+def _parse(instance: Any, path: str, sides: SideLimits) -> ImageRequest:
     if isinstance(instance, str):
         instance = {"prompt": instance}
     if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
         raise InvalidRequest(
-            f"{place} must be an object with a string 'prompt', was {reprlib.repr(instance)}"
+            f"{path} must be an object with a string 'prompt', was {reprlib.repr(instance)}"
         )
     if unknown := sorted(set(map(str, instance)) - set(FIELDS)):
-        raise InvalidRequest(f"{place} has fields {unknown[:5]}; there are {', '.join(FIELDS)}")
+        raise InvalidRequest(
+            f"{path} has unknown fields {unknown[:5]}; allowed are {', '.join(FIELDS)}"
+        )
     negative = instance.get("negative_prompt", "")
     if not isinstance(negative, str):
-        raise InvalidRequest(f"{place}: 'negative_prompt' must be a string")
+        raise InvalidRequest(f"{path}: 'negative_prompt' must be a string")
     return ImageRequest(
         prompt=instance["prompt"],
         negative_prompt=negative,
-        seed=_whole(instance, "seed", place, default=0, low=0, high=MAX_SEED),
-        steps=_whole(
-            instance, "num_inference_steps", place, default=DEFAULT_STEPS, low=1, high=MAX_STEPS
+        seed=_parse_int(instance, "seed", path, default=0, low=0, high=MAX_SEED),
+        steps=_parse_int(
+            instance, "num_inference_steps", path, default=DEFAULT_STEPS, low=1, high=MAX_STEPS
         ),
-        width=_side(instance, "width", place, sides),
-        height=_side(instance, "height", place, sides),
-        guidance=_guidance(instance, place),
+        width=_parse_side(instance, "width", path, sides),
+        height=_parse_side(instance, "height", path, sides),
+        guidance=_parse_guidance(instance, path),
     )
 
 
-def _whole(
-    instance: Mapping[str, Any], name: str, place: str, *, default: int, low: int, high: int
+def _parse_int(
+    instance: Mapping[str, Any], name: str, path: str, *, default: int, low: int, high: int
 ) -> int:
     value = instance.get(name, default)
     if type(value) is not int or not low <= value <= high:
         raise InvalidRequest(
-            f"{place}: {name!r} must be a whole number from {low} to {high},"
+            f"{path}: {name!r} must be a whole number from {low} to {high},"
             f" was {reprlib.repr(value)}"
         )
     return value
 
 
-def _side(instance: Mapping[str, Any], name: str, place: str, sides: SideLimits) -> int:
-    value = _whole(instance, name, place, default=sides.default, low=sides.multiple, high=MAX_SIDE)
+def _parse_side(instance: Mapping[str, Any], name: str, path: str, sides: SideLimits) -> int:
+    value = _parse_int(
+        instance, name, path, default=sides.default, low=sides.multiple, high=MAX_SIDE
+    )
     if value % sides.multiple:
         raise InvalidRequest(
-            f"{place}: {name!r} must be a multiple of {sides.multiple}, was {value}"
+            f"{path}: {name!r} must be a multiple of {sides.multiple}, was {value}"
         )
     return value
 
 
-def _guidance(instance: Mapping[str, Any], place: str) -> float:
+def _parse_guidance(instance: Mapping[str, Any], path: str) -> float:
     value = instance.get("guidance_scale", DEFAULT_GUIDANCE)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_GUIDANCE:
         raise InvalidRequest(
-            f"{place}: 'guidance_scale' must be a number from 0 to {MAX_GUIDANCE:g},"
+            f"{path}: 'guidance_scale' must be a number from 0 to {MAX_GUIDANCE:g},"
             f" was {reprlib.repr(value)}"
         )
     return float(value)

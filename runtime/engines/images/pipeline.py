@@ -1,7 +1,7 @@
-"""A Stable Diffusion pipeline without weights: text encoder, denoiser, decoder and schedule.
+"""A Stable Diffusion pipeline without weights: text encoder, denoiser, decoder and scheduler.
 
-The parts are built from their configuration files by classes that transformers and diffusers have
-built in. diffusers is an extra, imported only when such a model is loaded.
+The parts are built from their configuration files by classes of transformers and diffusers.
+diffusers is an optional extra, imported only when such a model is loaded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.network import SKELETON_LOCK, build_transformer
 from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid
+from runtime.storage.listing import PIPELINE_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,22 +26,21 @@ if TYPE_CHECKING:
 
     from runtime.weights.safetensors_files import StoredTensor
 
-INDEX = "model_index.json"
-SCHEDULE = "scheduler/scheduler_config.json"
+SCHEDULER = "scheduler/scheduler_config.json"
 PIPELINE = "StableDiffusionPipeline"
 PARTS: Mapping[str, tuple[str, str]] = {
     "text_encoder": ("transformers", "CLIPTextModel"),
     "unet": ("diffusers", "UNet2DConditionModel"),
     "vae": ("diffusers", "AutoencoderKL"),
 }
-"""The parts that have weights, and the class each must be of."""
+"""The library and class of each part with weights."""
 OLD_NAMES = {
     ".to_q.": ".query.",
     ".to_k.": ".key.",
     ".to_v.": ".value.",
     ".to_out.0.": ".proj_attn.",
 }
-"""What decoders of before 2023 call the weights of their attention."""
+"""Names of attention weights in decoders from before 2023."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +55,34 @@ class Pipeline:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
         device: torch.device = next(self.unet.parameters()).device
         return device
 
     def new_scheduler(self) -> Any:
-        """A schedule of its own for each image: it counts the steps."""
+        """A scheduler for one image; it has state."""
         return self.scheduler_class.from_config(dict(self.scheduler_config))
 
 
-def is_pipeline(folder: Path) -> bool:
-    """Whether a model's folder holds a pipeline of diffusers."""
-    return (folder / INDEX).exists()
-
-
 def check_index(folder: Path) -> None:
-    """Raise ModelInvalid for a pipeline of another kind."""
-    index = read_json(folder / INDEX)
+    """Raise ModelInvalid for a pipeline of another class."""
+    index = read_json(folder / PIPELINE_INDEX)
     name = index.get("_class_name")
     if name != PIPELINE:
-        raise ModelInvalid(f"{INDEX} names the pipeline {name!r}; {PIPELINE} is served")
+        raise ModelInvalid(
+            f"{PIPELINE_INDEX} names the pipeline {name!r}; only {PIPELINE} is supported"
+        )
     for part, (library, kind) in PARTS.items():
         if index.get(part) != [library, kind]:
             raise ModelInvalid(
-                f"{INDEX} has {part} {index.get(part)!r}; {[library, kind]} is served"
+                f"{PIPELINE_INDEX} has {part} {index.get(part)!r}; only {[library, kind]} is"
+                " supported"
             )
 
 
-def signature_of_pipeline(folder: Path, tensors: Sequence[StoredTensor]) -> str:
-    """What two models must have in common to use one skeleton: all configuration, all tensors."""
+def pipeline_key(folder: Path, tensors: Sequence[StoredTensor]) -> str:
+    """Digest of configuration and tensors: equal for models that can use one skeleton."""
     digest = hashlib.sha256()
-    for name in (INDEX, *(f"{part}/config.json" for part in PARTS), SCHEDULE):
+    for name in (PIPELINE_INDEX, *(f"{part}/config.json" for part in PARTS), SCHEDULER):
         path = folder / name
         digest.update(path.read_bytes() if path.exists() else b"-")
     rows = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
@@ -94,28 +91,28 @@ def signature_of_pipeline(folder: Path, tensors: Sequence[StoredTensor]) -> str:
 
 
 def build_pipeline(
-    folder: Path, tensors: Sequence[StoredTensor], *, signature: str, device: torch.device
+    folder: Path, tensors: Sequence[StoredTensor], *, key: str, device: torch.device
 ) -> Skeleton:
     """The pipeline without weights; raises LoadFailed. Blocks."""
     check_index(folder)
     diffusers = _diffusers()
     stored = {tensor.name: tensor.shape for tensor in tensors}
-    encoder, places = build_transformer(
-        folder / "text_encoder", "CLIPTextModel", _below(stored, "text_encoder/"), device
+    encoder, encoder_slots = build_transformer(
+        folder / "text_encoder", "CLIPTextModel", _without_prefix(stored, "text_encoder/"), device
     )
-    placed = [
+    slots = [
         ParameterSlot(each.entries, each.name, each.empty, f"text_encoder/{each.stored}")
-        for each in places
+        for each in encoder_slots
     ]
     built = {}
     for part in ("unet", "vae"):
         network = _network(getattr(diffusers, PARTS[part][1]), folder / part)
-        placed += _places(network, f"{part}/", stored)
+        slots += _find_slots(network, f"{part}/", stored)
         network.eval().requires_grad_(requires_grad=False)
         built[part] = network
     kind, config = _scheduler(diffusers, folder)
     pipeline = Pipeline(encoder, built["unet"], built["vae"], kind, config)
-    return Skeleton(signature, pipeline, tuple(placed))
+    return Skeleton(key, pipeline, tuple(slots))
 
 
 def _diffusers() -> ModuleType:
@@ -123,7 +120,7 @@ def _diffusers() -> ModuleType:
         import diffusers
     except ImportError as error:
         raise LoadFailed(
-            "the model makes images, which needs diffusers: install the extra text-to-image"
+            "the model generates images, which needs diffusers: install the extra text-to-image"
             " (pip install 'pilotlight[text-to-image]') in the pods' environment"
         ) from error
     module: ModuleType = diffusers
@@ -135,19 +132,21 @@ def _network(kind: Any, folder: Path) -> Any:
     try:
         with SKELETON_LOCK, torch.device("meta"):
             return kind.from_config(config)
-    except Exception as error:  # each part fails on an absurd shape in its own way
+    except Exception as error:  # parts fail on invalid shapes in different ways
         raise ModelInvalid(
-            f"{folder.name}/config.json gives no {kind.__name__}: {error}"
+            f"no {kind.__name__} can be built from {folder.name}/config.json: {error}"
         ) from error
 
 
 def _scheduler(diffusers: ModuleType, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-    config = read_json(folder / SCHEDULE)
+    config = read_json(folder / SCHEDULER)
     name = str(config.get("_class_name"))
     kind: Any = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
-    is_schedule = isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)
-    if not is_schedule:
-        raise ModelInvalid(f"scheduler_config.json names {name[:80]!r}, no scheduler of diffusers")
+    is_scheduler = isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)
+    if not is_scheduler:
+        raise ModelInvalid(
+            f"scheduler_config.json names {name[:80]!r}, which is no scheduler of diffusers"
+        )
     try:
         kind.from_config(dict(config))
     except Exception as error:
@@ -155,10 +154,10 @@ def _scheduler(diffusers: ModuleType, folder: Path) -> tuple[Any, Mapping[str, A
     return kind, config
 
 
-def _places(
+def _find_slots(
     network: Any, prefix: str, stored: Mapping[str, tuple[int, ...]]
 ) -> list[ParameterSlot]:
-    places, wrong = [], []
+    slots, wrong = [], []
     for name, empty in network.state_dict(keep_vars=True).items():
         path, _, leaf = name.rpartition(".")
         module = network.get_submodule(path)
@@ -169,10 +168,10 @@ def _places(
         elif stored[found] != tuple(empty.shape):
             wrong.append(f"{name} has shape {list(stored[found])}, {list(empty.shape)} is needed")
         else:
-            places.append(ParameterSlot(entries, leaf, empty, found))
+            slots.append(ParameterSlot(entries, leaf, empty, found))
     if wrong:
         raise ModelInvalid(f"weights do not fit {prefix}config.json: {'; '.join(wrong[:3])}")
-    return places
+    return slots
 
 
 def _names_of(name: str) -> list[str]:
@@ -182,5 +181,7 @@ def _names_of(name: str) -> list[str]:
     return [name, old]
 
 
-def _below(stored: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, tuple[int, ...]]:
+def _without_prefix(
+    stored: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(prefix): s for name, s in stored.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A model's configuration files: what it is, without running anything that came with it."""
+"""A model's configuration files: its architecture and task, read without running its code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-TASK_OF_ENDING = {
+TASK_OF_SUFFIX = {
     "ForConditionalGeneration": Task.TEXT_TO_TEXT,
     "ForCausalLM": Task.TEXT_GENERATION,
     "LMHeadModel": Task.TEXT_GENERATION,
@@ -21,11 +21,11 @@ TASK_OF_ENDING = {
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
     "Model": Task.TEXT_EMBEDDING,
 }
-"""What an architecture's name says of its task, where the InferenceService does not."""
+"""The task by the suffix of the architecture's name, if the InferenceService declares none."""
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The configuration of a model; raises ModelInvalid where it cannot be served."""
+    """The configuration of a model; raises ModelInvalid if the model cannot be served."""
     from transformers import CONFIG_MAPPING  # heavy: only a process that loads models needs it
 
     fields = read_json(folder / "config.json")
@@ -42,19 +42,19 @@ def read_config(folder: Path) -> PretrainedConfig:
     fields.pop("quantization_config", None)
     try:
         config: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(fields)
-    except Exception as error:  # validation of a config differs per architecture
+    except Exception as error:  # architectures validate their configuration in different ways
         raise ModelInvalid(f"config.json is not valid for model_type {kind!r}: {error}") from error
     return config
 
 
 def task_of(config: PretrainedConfig, declared: Task | None) -> Task:
-    """The declared task, or the one that the configuration's architecture implies."""
+    """The declared task, or the one of the configuration's architecture; raises ModelInvalid."""
     if declared is not None:
         return declared
     names = config.architectures or []
     for name in names:
-        for ending, task in TASK_OF_ENDING.items():
-            if name.endswith(ending):
+        for suffix, task in TASK_OF_SUFFIX.items():
+            if name.endswith(suffix):
                 return task
     raise ModelInvalid(
         f"config.json names architectures {list(names)}, which imply no known task;"

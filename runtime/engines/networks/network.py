@@ -1,4 +1,4 @@
-"""The network of a model: a skeleton without memory, built from configuration files alone."""
+"""A transformers network without weights, built from configuration files alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SKELETON_LOCK = threading.Lock()
 """Building a network changes process-wide defaults of torch (dtype): one at a time, 30 ms each."""
 
 Shapes = dict[str, tuple[int, ...]]
-"""Per stored tensor."""
+"""By the names of the stored tensors."""
 
 
-def signature_of(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """What two models must have in common to use one skeleton: configuration, task, tensors."""
+def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
+    """Digest of configuration, task and tensors: equal for models that can use one skeleton."""
     digest = hashlib.sha256(repr(declared).encode())
     for name in ("config.json", "generation_config.json"):
         path = folder / name
@@ -45,33 +45,33 @@ def build_skeleton(
     declared: Task | None,
     shapes: Shapes,
     *,
-    signature: str,
+    key: str,
     device: torch.device,
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
     Args:
-        folder: holds the model's small files.
-        declared: the task, where the InferenceService names one.
-        shapes: of the tensors that the model's files hold.
-        signature: of the architecture.
-        device: where the values that no file holds are put.
+        folder: of the model's small files.
+        declared: the task that the InferenceService names, if it does.
+        shapes: of the tensors in the model's files.
+        key: of the skeleton, see `skeleton_key`.
+        device: for buffers that no file holds.
     """
     config = read_config(folder)
     network = _network(config, task_of(config, declared))
-    places = _places(network, shapes)
+    slots = _find_slots(network, shapes)
     _fill_unsaved_buffers(network, device)
-    _check_complete(network, places)
+    _check_complete(network, slots)
     _read_generation_config(network, folder)
     network.eval()
     network.requires_grad_(requires_grad=False)
-    return Skeleton(signature, network, places)
+    return Skeleton(key, network, slots)
 
 
 def build_transformer(
     folder: Path, class_name: str, shapes: Shapes, device: torch.device
 ) -> tuple[PreTrainedModel, tuple[ParameterSlot, ...]]:
-    """A network of transformers that is a part of a model, without weights, and where they go.
+    """A part of a model that is a transformers network, without weights, and their slots.
 
     Raises ModelInvalid.
     """
@@ -80,18 +80,20 @@ def build_transformer(
     config = read_config(folder)
     kind: Any = getattr(transformers, class_name)
     if not isinstance(config, kind.config_class):
-        raise ModelInvalid(f"{folder.name}/config.json is of no {class_name}")
+        raise ModelInvalid(f"{folder.name}/config.json does not configure a {class_name}")
     try:
         with SKELETON_LOCK, torch.device("meta"):
             network: PreTrainedModel = kind(config)
-    except Exception as error:  # an absurd shape fails in its own way
-        raise ModelInvalid(f"{folder.name}/config.json gives no network: {error}") from error
-    places = _places(network, shapes)
+    except Exception as error:  # each invalid shape fails in its own way
+        raise ModelInvalid(
+            f"no network can be built from {folder.name}/config.json: {error}"
+        ) from error
+    slots = _find_slots(network, shapes)
     _fill_unsaved_buffers(network, device)
-    _check_complete(network, places)
+    _check_complete(network, slots)
     network.eval()
     network.requires_grad_(requires_grad=False)
-    return network, places
+    return network, slots
 
 
 def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
@@ -108,20 +110,21 @@ def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
         with SKELETON_LOCK, torch.device("meta"):
             network: PreTrainedModel = factories[task].from_config(config, trust_remote_code=False)
             network.tie_weights()
-    except Exception as error:  # each architecture fails on an absurd shape in its own way
+    except Exception as error:  # architectures fail on invalid shapes in different ways
         raise ModelInvalid(
-            f"config.json ({config.model_type}) gives no network for task {task.value}: {error}"
+            f"no network for task {task.value} can be built from config.json"
+            f" ({config.model_type}): {error}"
         ) from error
     return network
 
 
-def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ...]:
-    """Where the stored tensors go, under the names that the network has for them."""
+def _find_slots(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ...]:
+    """The slots of the stored tensors; raises ModelInvalid if weights are missing or do not fit."""
     renamed = _renamed(shapes, network.state_dict().keys(), network.base_model_prefix)
     groups = _tied_groups(network)
     missing = [group for group in groups if not any(name in renamed for name in group)]
     if missing and all(group[0].startswith("pooler.") for group in missing):
-        network.pooler = None  # embeddings are pooled from the last layer and need none
+        network.pooler = None  # embeddings are pooled from the last layer
         groups = [group for group in groups if group not in missing]
         missing = []
     if missing:
@@ -130,33 +133,33 @@ def _places(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ..
             f" the files hold {sorted(shapes)[:3]} and more"
         )
     tied = set(network.all_tied_weights_keys)
-    places: list[ParameterSlot] = []
+    slots: list[ParameterSlot] = []
     wrong = []
     for group in groups:
         held = [name for name in group if name in renamed]
         source = next((name for name in held if name not in tied), held[0])
         stored = renamed[source]
         for name in group:
-            place = _place(network, name, stored)
-            places.append(place)
-            if tuple(place.empty.shape) != shapes[stored]:
+            slot = _slot(network, name, stored)
+            slots.append(slot)
+            if tuple(slot.empty.shape) != shapes[stored]:
                 wrong.append(
-                    f"{name} has shape {list(shapes[stored])}, {list(place.empty.shape)} is needed"
+                    f"{name} has shape {list(shapes[stored])}, {list(slot.empty.shape)} is needed"
                 )
     if wrong:
         raise ModelInvalid(f"weights do not fit config.json: {'; '.join(wrong[:3])}")
-    return tuple(places)
+    return tuple(slots)
 
 
 def _tied_groups(network: PreTrainedModel) -> list[list[str]]:
-    """Names of the weights, those together that are one tensor."""
+    """Names of the weights, grouped by tensor."""
     groups: dict[int, list[str]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), []).append(name)
     return list(groups.values())
 
 
-def _place(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
+def _slot(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     entries = module._parameters if leaf in module._parameters else module._buffers
@@ -167,7 +170,7 @@ def _place(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
 
 
 def _renamed(stored: Mapping[str, Any], expected: Any, prefix: str) -> dict[str, str]:
-    """The network's name of each stored tensor, with the base model's prefix added or taken off."""
+    """Stored names by the network's names, with the base model's prefix added or removed."""
     renamed = {}
     for name in stored:
         if name in expected:
@@ -191,8 +194,8 @@ def _modern_name(name: str) -> str:
 def _fill_unsaved_buffers(network: PreTrainedModel, device: torch.device) -> None:
     """Compute the buffers that no file holds, such as position numbers.
 
-    The architecture's own initialisation knows their values; weights are marked as initialised,
-    so it leaves them alone.
+    The architecture's own initialisation computes them; weights are marked as initialised, so that
+    it skips them.
     """
     for tensor in network.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True
@@ -204,8 +207,8 @@ def _fill_unsaved_buffers(network: PreTrainedModel, device: torch.device) -> Non
     network.initialize_weights()
 
 
-def _check_complete(network: PreTrainedModel, places: Sequence[ParameterSlot]) -> None:
-    filled = {id(place.empty) for place in places}
+def _check_complete(network: PreTrainedModel, slots: Sequence[ParameterSlot]) -> None:
+    filled = {id(slot.empty) for slot in slots}
     tensors = (*network.named_parameters(), *network.named_buffers())
     left = [name for name, value in tensors if value.is_meta and id(value) not in filled]
     if left:

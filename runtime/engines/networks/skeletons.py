@@ -1,7 +1,7 @@
-"""Networks without weights, kept per architecture: putting weights in costs milliseconds.
+"""Networks without weights, kept for reuse: attaching weights to one takes milliseconds.
 
-A skeleton that lost its model goes back here and takes the next model of the same architecture.
-What its first inference set up in this process is set up already.
+When a model leaves the device, its skeleton returns here for the next model of the same
+architecture. Whatever its first inference initialised in this process stays initialised.
 """
 
 from __future__ import annotations
@@ -24,65 +24,65 @@ MAX_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
-    """Where a stored tensor goes: an entry of `module._parameters` or `module._buffers`."""
+    """The place of a stored tensor: an entry of `module._parameters` or `module._buffers`."""
 
     entries: dict[str, torch.Tensor | None]
     name: str
     empty: torch.Tensor
-    """What stands there without weights: a tensor without memory."""
+    """The entry without weights: a tensor without memory."""
     stored: str
-    """The tensor's name in the files; tied places have the same."""
+    """The tensor's name in the files; tied slots have the same."""
 
 
 class Skeleton:
-    """A network whose weights can be put in and taken out. One user at a time."""
+    """A network whose weights can be attached and detached. One user at a time."""
 
     def __init__(
-        self, signature: str, network: PreTrainedModel, places: tuple[ParameterSlot, ...]
+        self, key: str, network: PreTrainedModel, slots: tuple[ParameterSlot, ...]
     ) -> None:
-        self.signature = signature
+        self.key = key
         self.network = network
         self.has_inferred = False
-        self._places = places
+        self._slots = slots
 
-    def put_in(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give the network its weights; tied places share one tensor."""
-        made: dict[str, torch.Tensor] = {}
-        for place in self._places:
-            if place.stored not in made:
-                tensor = weights[place.stored]
-                made[place.stored] = (
+    def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Give the network its weights; tied slots share one tensor."""
+        attached: dict[str, torch.Tensor] = {}
+        for slot in self._slots:
+            if slot.stored not in attached:
+                tensor = weights[slot.stored]
+                attached[slot.stored] = (
                     torch.nn.Parameter(tensor, requires_grad=False)
-                    if isinstance(place.empty, torch.nn.Parameter)
+                    if isinstance(slot.empty, torch.nn.Parameter)
                     else tensor
                 )
-            place.entries[place.name] = made[place.stored]
+            slot.entries[slot.name] = attached[slot.stored]
 
-    def take_out(self) -> None:
-        """Drop the weights, so that their memory is free whoever still knows the network."""
-        for place in self._places:
-            place.entries[place.name] = place.empty
+    def detach(self) -> None:
+        """Drop the weights, which frees their memory even if the network is still referenced."""
+        for slot in self._slots:
+            slot.entries[slot.name] = slot.empty
 
 
 class Skeletons:
-    """Skeletons at hand, the most recently used ones. Safe to call from many threads."""
+    """The most recently used skeletons that are not in use. Thread-safe."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._max_kept = max_kept
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Skeleton] = OrderedDict()
 
-    def take(self, signature: str, build: Callable[[], Skeleton]) -> Skeleton:
-        """A skeleton of this architecture, kept or built anew."""
+    def take(self, key: str, build: Callable[[], Skeleton]) -> Skeleton:
+        """A skeleton with this key, kept or newly built."""
         with self._lock:
             for number, skeleton in reversed(self._kept.items()):
-                if skeleton.signature == signature:
+                if skeleton.key == key:
                     return self._kept.pop(number)
         return build()
 
-    def give_back(self, skeleton: Skeleton) -> None:
+    def put_back(self, skeleton: Skeleton) -> None:
         """Keep a skeleton, without its weights, for the next model."""
-        skeleton.take_out()
+        skeleton.detach()
         with self._lock:
             self._kept[id(skeleton)] = skeleton
             if len(self._kept) > self._max_kept:

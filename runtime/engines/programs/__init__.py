@@ -1,1 +1,1 @@
-"""Programs of `torch.export`, read and run without unpickling anything."""
+"""Exported programs (`torch.export`), read without unpickling; optional, imported on first use."""

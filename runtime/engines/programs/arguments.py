@@ -26,15 +26,15 @@ PLAIN = frozenset({
 
 
 class Arguments:
-    """Reads arguments against the values that a graph has so far."""
+    """Resolves arguments against the values of the graph built so far."""
 
     def __init__(self, values: Mapping[str, Any], device: torch.device) -> None:
-        """`device` stands for whatever device the program was exported on."""
+        """`device` replaces the device on which the program was exported."""
         self._values = values
         self._device = device
 
     def read(self, argument: Mapping[str, Any]) -> Any:
-        """The argument's value; raises ModelInvalid for a kind that is not served."""
+        """The argument's value; raises ModelInvalid for an unsupported kind."""
         ((kind, value),) = argument.items()
         match kind:
             case _ if kind in PLAIN:
@@ -65,14 +65,14 @@ class Arguments:
                 return torch.strided
             case "as_device":
                 return self._device
-        raise ModelInvalid(f"the program has an argument that is not served: {str(argument)[:120]}")
+        raise ModelInvalid(f"the program has an unsupported argument: {str(argument)[:120]}")
 
     def _named(self, value: Mapping[str, Any]) -> Any:
-        """A name, or a value in its place."""
+        """The value of a name, or a literal value."""
         return self._values[value["as_name"]] if "as_name" in value else self.read(value)
 
 
 def _dtype(code: int) -> torch.dtype:
     if code not in STORED_DTYPES:
-        raise ModelInvalid(f"the program converts to a type that is not served (code {code})")
+        raise ModelInvalid(f"the program converts to an unsupported type (code {code})")
     return DTYPES[STORED_DTYPES[code]]

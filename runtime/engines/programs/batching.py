@@ -1,7 +1,7 @@
-"""What a program's tensors must be, and how those of several requests make one batch.
+"""Validation and batching of a program's tensors.
 
-Requests are joined along the size that is the first of every input and output, and only where rows
-were seen not to touch each other (`Program.are_rows_apart`): nothing in a program promises it.
+Requests are concatenated along the first dimension, if all inputs and outputs share it, and only if
+a check found that rows are independent (`Program.are_rows_independent`): no program declares it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.engines.programs.signature import ANY, MOST_SIZE, describe_shape
+from runtime.engines.programs.signature import ANY, MAX_SIZE, describe_shape
 from runtime.errors import InvalidRequest
-from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
+from runtime.wire.tensors import BF16, NUMPY_OF, Tensor, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -21,40 +21,41 @@ if TYPE_CHECKING:
     from runtime.engines.programs.program import Program
     from runtime.engines.programs.signature import Port, Signature, Size
 
-POSITION = "INPUT__"
-"""Triton's users name the inputs of a program by their positions: INPUT__0 and so on."""
+POSITION_PREFIX = "INPUT__"
+"""Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
 EXAMPLE_SIZE = 4
-"""Of what may differ, in inputs that are made up."""
+"""Of dynamic dimensions other than the batch, in generated inputs."""
 
 
 class ProgramBatching:
-    """The rules of one signature."""
+    """Implements `Batching` for one signature."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
-        self._rows = signature.rows
-        high = signature.range_of(self._rows)[1] if self._rows else 1
+        self._batch_size = signature.batch_size
+        high = signature.range_of(self._batch_size)[1] if self._batch_size else 1
         self.max_tokens = 0
-        self.max_rows = None if high >= MOST_SIZE else high
+        self.max_rows = None if high >= MAX_SIZE else high
 
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The inputs in the program's order and under its names; raises InvalidRequest."""
+        """The inputs in the program's order and with its names; raises InvalidRequest."""
         ports = self._signature.inputs
-        positions = {f"{POSITION}{index}": port.name for index, port in enumerate(ports)}
+        positions = {f"{POSITION_PREFIX}{index}": port.name for index, port in enumerate(ports)}
         named = {}
         for tensor in inputs:
-            own = any(port.name == tensor.name for port in ports)
-            named[tensor.name if own else positions.get(tensor.name, tensor.name)] = tensor
-        wanted = [port.name for port in ports]
-        if len(named) < len(inputs) or sorted(named) != sorted(wanted):
+            is_own_name = any(port.name == tensor.name for port in ports)
+            name = tensor.name if is_own_name else positions.get(tensor.name, tensor.name)
+            named[name] = tensor
+        names = [port.name for port in ports]
+        if len(named) < len(inputs) or sorted(named) != sorted(names):
             raise InvalidRequest(
-                f"the program takes inputs named {wanted},"
+                f"the program takes inputs named {names},"
                 f" got {reprlib.repr(sorted(tensor.name for tensor in inputs))}"
             )
         sizes: dict[str, int] = {}
         for port in ports:
             self._check(port, named[port.name], sizes)
-        return tuple(Tensor(name, named[name].datatype, named[name].data) for name in wanted)
+        return tuple(Tensor(name, named[name].datatype, named[name].data) for name in names)
 
     def _check(self, port: Port, tensor: Tensor, sizes: dict[str, int]) -> None:
         if tensor.datatype != port.datatype:
@@ -86,22 +87,20 @@ class ProgramBatching:
         return low <= seen <= high
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
-        """The common first size; 1 where there is none."""
-        return inputs[0].shape[0] if self._rows else 1
+        """The common first size; 1 without a batch dimension."""
+        return inputs[0].shape[0] if self._batch_size else 1
 
     def batch_key(self, inputs: Sequence[Tensor], network: Program) -> Hashable:
-        """Requests whose other sizes agree; None while rows may touch each other."""
-        if self._rows is None or not network.are_rows_apart:
+        """The sizes other than the first; None unless rows are known to be independent."""
+        if self._batch_size is None or not network.are_rows_independent:
             return None
         return tuple((tensor.name, tensor.shape[1:]) for tensor in inputs)
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
-        """Nothing is padded."""
         del inputs
         return 1
 
     def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        """Row after row."""
         if len(requests) == 1:
             return tuple(requests[0])
         return tuple(
@@ -114,21 +113,9 @@ class ProgramBatching:
         )
 
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """Each request's rows; raises ValueError where the program gave other ones."""
-        if any(not tensor.shape or tensor.shape[0] != sum(rows) for tensor in outputs):
-            seen = [list(tensor.shape) for tensor in outputs]
-            raise ValueError(f"the program gave {seen} for {sum(rows)} rows")
-        ends = np.cumsum(rows)
-        return [
-            tuple(
-                Tensor(tensor.name, tensor.datatype, tensor.data[end - count : end])
-                for tensor in outputs
-            )
-            for count, end in zip(rows, ends, strict=True)
-        ]
+        return split_rows(outputs, rows)
 
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
-        """Zeros."""
         del tokens
         return tuple(
             Tensor(
@@ -140,7 +127,7 @@ class ProgramBatching:
         )
 
     def random_example(self, rows: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Numbers around 0; of whole ones 0 and 1, which most programs take for an index."""
+        """Normally distributed numbers; integers are 0 or 1, valid indices in most programs."""
         tensors = []
         for tensor in self.example(rows, 0):
             dtype, shape = tensor.data.dtype, tensor.shape
@@ -149,14 +136,14 @@ class ProgramBatching:
         return tuple(tensors)
 
     def example_shape(self, port: Port, rows: int) -> tuple[int, ...]:
-        """Sizes that the program takes for an input, as far as its signature says."""
+        """A shape that the signature allows for an input."""
         return tuple(self._example_size(size, rows) for size in port.shape)
 
     def _example_size(self, size: Size, rows: int) -> int:
         if isinstance(size, int):
             return size
         low, high = self._signature.range_of(size)
-        return min(max(rows if size == self._rows else EXAMPLE_SIZE, low), high)
+        return min(max(rows if size == self._batch_size else EXAMPLE_SIZE, low), high)
 
 
 def _array_type(datatype: str) -> np.dtype[np.generic]:

@@ -1,8 +1,8 @@
-"""Which operators a program may use: functions on tensors, of torch's own library, and arithmetic.
+"""The operators that a program may use: functions of torch on tensors, and arithmetic on sizes.
 
-What a program names is looked up here and nowhere else. Left out is all that touches files, shows
-memory that was never written (other models' bytes), skips checks of bounds, or is code that came
-with the program. Memory that is asked for empty comes filled with zeros.
+Every operator that a program names is looked up here. Excluded are operators that access files,
+expose uninitialised memory (other models' bytes) or skip bounds checks, and code of the program's
+own. Empty memory is replaced by zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
         for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
     },
 }  # fmt: skip
-"""On sizes. Powers are left out: a huge one holds the interpreter and cannot be given up."""
+"""On sizes. Powers are excluded: a huge one blocks the interpreter and cannot be interrupted."""
 
 FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
 REFUSED = re.compile(
@@ -54,31 +54,31 @@ PRIVATE = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 })  # fmt: skip
-"""Of torch's private operators, those that exported programs have."""
+"""Private operators of torch that exported programs use."""
 
 
 def operator_named(target: str) -> Callable[..., Any]:
-    """The function of a node's target; raises ModelInvalid for one that is not allowed."""
+    """The function of a node's target; raises ModelInvalid if it is not allowed."""
     if target in ARITHMETIC:
         return ARITHMETIC[target]
     found = ATEN.fullmatch(target)
     if found is None:
-        raise _not_served(target, "operators are torch.ops.aten.* and arithmetic on sizes")
+        raise _unsupported(target, "operators are torch.ops.aten.* and arithmetic on sizes")
     name, overload = found[1], found[2]
     is_private = name.startswith("_") and name not in PRIVATE
     if is_private or (name not in FILLED and REFUSED.fullmatch(name)):
-        raise _not_served(target, "it reaches beyond tensors, or past their bounds")
+        raise _unsupported(target, "it accesses more than tensors within their bounds")
     packet = getattr(torch.ops.aten, FILLED.get(name, name), None)
     if name in FILLED:
         overload = "default"
     function = getattr(packet, overload, None)
     if not isinstance(function, OpOverload) or _writes_to_out(function):
-        raise _not_served(target, f"torch {torch.__version__} has no such operator")
+        raise _unsupported(target, f"torch {torch.__version__} has no such operator")
     return function
 
 
-def takes(function: OpOverload, argument: str) -> bool:
-    """Whether an operator has an argument; `empty` takes a layout of memory, `zeros` does not."""
+def has_argument(function: OpOverload, argument: str) -> bool:
+    """Whether an operator has an argument; `empty` takes a memory format, `zeros` does not."""
     return any(each.name == argument for each in function._schema.arguments)
 
 
@@ -86,5 +86,5 @@ def _writes_to_out(function: OpOverload) -> bool:
     return any(argument.is_out for argument in function._schema.arguments)
 
 
-def _not_served(target: str, why: str) -> ModelInvalid:
-    return ModelInvalid(f"the program uses {target[:120]!r}, which is not served: {why}")
+def _unsupported(target: str, why: str) -> ModelInvalid:
+    return ModelInvalid(f"the program uses {target[:120]!r}, which is not supported: {why}")

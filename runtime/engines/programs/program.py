@@ -1,4 +1,4 @@
-"""A program on a device: a graph that takes its weights and a request's tensors."""
+"""A program on a device: a graph whose arguments are its weights and a request's tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from runtime.engines.networks.skeletons import Skeleton
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.weights.archive import Archive, parse_json, require_object
 from runtime.weights.archive_tensors import input_views
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from runtime.weights.archive_tensors import TensorView
 
 MAJOR_VERSION = 8
-"""Of `torch._export.serde.schema`: other ones are laid out otherwise."""
+"""Of `torch._export.serde.schema`; other versions have another layout."""
 
 
 class Program:
-    """Runs a graph; one user at a time. Weights come and go with `ProgramSkeleton`."""
+    """Runs a graph; one user at a time. `ProgramSkeleton` attaches and detaches weights."""
 
     def __init__(
         self,
@@ -38,64 +37,45 @@ class Program:
         device: torch.device,
     ) -> None:
         self.device = device
-        self.are_rows_apart = False
-        """Whether rows of a batch were seen not to touch each other, so that requests can share it.
-        """
+        self.are_rows_independent = False
+        """Whether a check found that rows do not affect each other, so requests can be batched."""
         self._module = module
         self._order = tuple(order)
         self._views = views
         self._weights: dict[str, torch.Tensor] = {}
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The outputs for inputs by their names in the graph; raises whatever torch raises."""
+        """The outputs; inputs by their names in the graph. Raises any error of torch."""
         weights = self._weights
         arguments = [weights[name] if name in weights else inputs[name] for name in self._order]
         outputs: tuple[torch.Tensor, ...] = self._module(*arguments)
         return outputs
 
-    def put_in(self, flat: Mapping[str, torch.Tensor]) -> None:
-        """Take weights as they lie on the device."""
-        self.are_rows_apart = False
+    def attach(self, flat: Mapping[str, torch.Tensor]) -> None:
+        self.are_rows_independent = False
         self._weights = {
             name: view.of(flat[view.stored.name]) for name, view in self._views.items()
         }
 
-    def take_out(self) -> None:
-        """Drop the weights."""
-        self.are_rows_apart = False
+    def detach(self) -> None:
+        self.are_rows_independent = False
         self._weights = {}
 
 
 class ProgramSkeleton(Skeleton):
-    """A program that its weights are put into and taken out of."""
+    """A program whose weights can be attached and detached."""
 
-    def __init__(self, signature: str, program: Program) -> None:
-        super().__init__(signature, program, ())
+    def __init__(self, key: str, program: Program) -> None:
+        super().__init__(key, program, ())
         self._program = program
 
-    def put_in(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give the program its weights; what a first inference showed held for others."""
+    def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Attach weights; the first inference has to check these weights' rows again."""
         self.has_inferred = False
-        self._program.put_in(weights)
+        self._program.attach(weights)
 
-    def take_out(self) -> None:
-        """Drop the weights."""
-        self._program.take_out()
-
-
-def program_path(folder: Path) -> Path | None:
-    """The archive of a model that is a program; None where it is none; raises ModelInvalid."""
-    found = [
-        path for path in sorted(folder.rglob(f"*{PROGRAM_SUFFIX}")) if not is_hidden(path, folder)
-    ]
-    if len(found) > 1:
-        raise ModelInvalid(f"the model has several programs: {[path.name for path in found]}")
-    return found[0] if found else None
-
-
-def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a file is the cache's own, such as one that a library has just fetched."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    def detach(self) -> None:
+        self._program.detach()
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
@@ -107,19 +87,19 @@ def read_document(path: Path) -> Mapping[str, Any]:
     major = version.get("major") if isinstance(version, dict) else None
     if major != MAJOR_VERSION:
         raise ModelInvalid(
-            f"the program has schema version {version}, {MAJOR_VERSION}.* is served;"
+            f"the program has schema version {version}, only {MAJOR_VERSION}.* is supported;"
             f" export it with torch {torch.__version__.partition('+')[0]}"
         )
     return document
 
 
-def signature_of_program(path: Path) -> Signature:
-    """What the program takes and gives; raises ModelInvalid."""
+def program_signature(path: Path) -> Signature:
+    """The program's inputs and outputs; raises ModelInvalid."""
     return read_signature(read_document(path))
 
 
-def digest_of_program(path: Path) -> str:
-    """What two archives have in common that are one program with other weights."""
+def program_digest(path: Path) -> str:
+    """Equal for archives of one program with different weights."""
     archive = Archive(path)
     digest = hashlib.sha256(archive.program_bytes())
     for directory, kind in (("data/weights/", "weights"), ("data/constants/", "constants")):
@@ -127,11 +107,11 @@ def digest_of_program(path: Path) -> str:
     return digest.hexdigest()
 
 
-def build_program(path: Path, signature: str, device: torch.device) -> ProgramSkeleton:
+def build_program(path: Path, key: str, device: torch.device) -> ProgramSkeleton:
     """The program without weights; raises ModelInvalid. Blocks."""
     document = read_document(path)
-    about = read_signature(document)
-    views = input_views(Archive(path), about.weights)
+    signature = read_signature(document)
+    views = input_views(Archive(path), signature.weights)
     module, order = build_graph(
         require_object(
             require_object(document.get("graph_module"), "the module").get("graph"), "the graph"
@@ -139,7 +119,7 @@ def build_program(path: Path, signature: str, device: torch.device) -> ProgramSk
         views.keys(),
         device,
     )
-    unknown = set(order) - views.keys() - {port.given for port in about.inputs}
+    unknown = set(order) - views.keys() - {port.graph_name for port in signature.inputs}
     if unknown:
-        raise ModelInvalid(f"the program's graph takes {sorted(unknown)[:3]} from nowhere")
-    return ProgramSkeleton(signature, Program(module, order, views, device))
+        raise ModelInvalid(f"the program's graph has undefined inputs {sorted(unknown)[:3]}")
+    return ProgramSkeleton(key, Program(module, order, views, device))

@@ -1,4 +1,4 @@
-"""What a program takes and gives: names, datatypes and shapes, with the sizes that may differ."""
+"""A program's signature: names, datatypes and shapes of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DATATYPES = {
     1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64",
     12: "BOOL", 13: "BF16", 28: "UINT16", 34: "UINT32", 35: "UINT64",
 }  # fmt: skip
-"""Codes of `torch._export.serde.schema.ScalarType`, by the protocol's names."""
+"""The protocol's datatypes by the codes of `torch._export.serde.schema.ScalarType`."""
 SYMBOL = re.compile(r"(?:Symbol\('(\w+)'(?:, \w+=\w+)*\)|([su]\d+))")
 ANY = ""
-"""A size that the program works out from others."""
-MOST_SIZE = 2**40
-SPECIALISED = 2
-"""Sizes of 0 and 1 are never traced, so archives say that a size is 2 or more; torch itself takes
-such a bound for none (`torch._export.utils._check_input_constraints_for_graph`)."""
+"""A size that the program computes from other sizes."""
+MAX_SIZE = 2**40
+SPECIALISED_BOUND = 2
+"""torch never traces sizes of 0 and 1, so archives hold a lower bound of 2 for such a size; torch
+itself ignores that bound (`torch._export.utils._check_input_constraints_for_graph`)."""
 
 Size = int | str
-"""A fixed size, the name of one that may differ, or `ANY`."""
+"""A fixed size, the name of a dynamic one, or `ANY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,12 @@ class Port:
     """One input or output."""
 
     name: str
-    given: str
-    """Its name in the graph."""
+    graph_name: str
     datatype: str
     shape: tuple[Size, ...]
 
     def metadata(self) -> dict[str, Any]:
-        """As V2's model metadata says it: -1 for a size that may differ."""
+        """The entry of V2's model metadata, with -1 for dynamic sizes."""
         shape = [size if isinstance(size, int) else -1 for size in self.shape]
         return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
@@ -54,22 +53,22 @@ class Signature:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     weights: Mapping[str, tuple[str, str]]
-    """Per input of the graph that is a weight: the directory of its bytes, and its name there."""
+    """For each input of the graph that is a weight: the directory of its bytes, its name there."""
     ranges: Mapping[str, tuple[int, int]]
-    """Smallest and largest value of the sizes that may differ."""
+    """Bounds of the dynamic sizes."""
 
     @property
-    def rows(self) -> str | None:
-        """The size that is the first of every input and output; None: there is no such one."""
+    def batch_size(self) -> str | None:
+        """The dynamic size that comes first in every input and output; None without one."""
         ports = (*self.inputs, *self.outputs)
         leading = {port.shape[0] if port.shape else 1 for port in ports}
         only = leading.pop() if len(leading) == 1 else 1
         return only if isinstance(only, str) and only != ANY else None
 
     def range_of(self, size: str) -> tuple[int, int]:
-        """The bounds of a size that may differ."""
-        low, high = self.ranges.get(size, (1, MOST_SIZE))
-        return (low if low > SPECIALISED else 1), high
+        """The bounds of a dynamic size."""
+        low, high = self.ranges.get(size, (1, MAX_SIZE))
+        return (low if low > SPECIALISED_BOUND else 1), high
 
 
 def read_signature(document: Mapping[str, Any]) -> Signature:
@@ -86,24 +85,24 @@ def _signature(document: Mapping[str, Any]) -> Signature:
     weights: dict[str, tuple[str, str]] = {}
     inputs: list[Port] = []
     for spec in module["signature"]["input_specs"]:
-        ((kind, about),) = require_object(spec, "an input").items()
+        ((kind, entry),) = require_object(spec, "an input").items()
         match kind:
             case "parameter":
-                weights[about["arg"]["name"]] = (WEIGHTS, about["parameter_name"])
+                weights[entry["arg"]["name"]] = (WEIGHTS, entry["parameter_name"])
             case "buffer":
-                directory = WEIGHTS if about["persistent"] else CONSTANTS
-                weights[about["arg"]["name"]] = (directory, about["buffer_name"])
+                directory = WEIGHTS if entry["persistent"] else CONSTANTS
+                weights[entry["arg"]["name"]] = (directory, entry["buffer_name"])
             case "tensor_constant":
-                weights[about["arg"]["name"]] = (CONSTANTS, about["tensor_constant_name"])
+                weights[entry["arg"]["name"]] = (CONSTANTS, entry["tensor_constant_name"])
             case "constant_input":
                 pass  # it was fixed when the program was exported
-            case "user_input" if "as_tensor" in about["arg"]:
-                given = about["arg"]["as_tensor"]["name"]
-                inputs.append(_port(given, given, values))
+            case "user_input" if "as_tensor" in entry["arg"]:
+                name = entry["arg"]["as_tensor"]["name"]
+                inputs.append(_port(name, name, values))
             case _:
                 raise ModelInvalid(
-                    f"the program has an input that is no tensor ({kind}: {str(about)[:80]});"
-                    " only tensors are sent: fix it when the program is exported"
+                    f"the program has an input that is no tensor ({kind}: {str(entry)[:80]});"
+                    " requests hold tensors only: make it a constant when exporting the program"
                 )
     outputs = _outputs(module, values)
     if not inputs or not outputs:
@@ -112,30 +111,32 @@ def _signature(document: Mapping[str, Any]) -> Signature:
 
 
 def _outputs(module: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Port, ...]:
-    given = []
+    graph_names = []
     for spec in module["signature"]["output_specs"]:
-        ((kind, about),) = require_object(spec, "an output").items()
+        ((kind, entry),) = require_object(spec, "an output").items()
         if kind != "user_output":
             raise ModelInvalid(
-                f"the program changes its own state ({kind}), which requests would share;"
-                " put the model in evaluation mode and export again"
+                f"the program changes its own state ({kind}), which all requests share;"
+                " put the model in evaluation mode and export it again"
             )
-        if "as_tensor" not in about["arg"]:
-            raise ModelInvalid(f"the program has an output that is no tensor: {str(about)[:80]}")
-        given.append(about["arg"]["as_tensor"]["name"])
-    names = _output_names(module, len(given))
-    return tuple(_port(name, each, values) for name, each in zip(names, given, strict=True))
+        if "as_tensor" not in entry["arg"]:
+            raise ModelInvalid(f"the program has an output that is no tensor: {str(entry)[:80]}")
+        graph_names.append(entry["arg"]["as_tensor"]["name"])
+    names = _output_names(module, len(graph_names))
+    return tuple(
+        _port(name, graph_name, values) for name, graph_name in zip(names, graph_names, strict=True)
+    )
 
 
-def _port(name: str, given: str, values: Mapping[str, Any]) -> Port:
-    about = values[given]
-    datatype = DATATYPES.get(about["dtype"])
+def _port(name: str, graph_name: str, values: Mapping[str, Any]) -> Port:
+    value = values[graph_name]
+    datatype = DATATYPES.get(value["dtype"])
     if datatype is None:
         raise ModelInvalid(
-            f"tensor {name!r} of the program has a type that the protocol lacks;"
-            f" it has {', '.join(DATATYPES.values())}"
+            f"tensor {name!r} of the program has an unsupported type;"
+            f" supported are {', '.join(DATATYPES.values())}"
         )
-    return Port(name, given, datatype, tuple(_size(size) for size in about["sizes"]))
+    return Port(name, graph_name, datatype, tuple(_size(size) for size in value["sizes"]))
 
 
 def _size(entry: Mapping[str, Any]) -> Size:
@@ -147,14 +148,14 @@ def _size(entry: Mapping[str, Any]) -> Size:
 
 def _ranges(document: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     ranges = {}
-    for name, about in document.get("range_constraints", {}).items():
-        low, high = about.get("min_val"), about.get("max_val")
-        is_bounded = type(high) is int and high < MOST_SIZE
-        ranges[name] = (low if type(low) is int else 1, high if is_bounded else MOST_SIZE)
+    for name, bounds in document.get("range_constraints", {}).items():
+        low, high = bounds.get("min_val"), bounds.get("max_val")
+        is_bounded = type(high) is int and high < MAX_SIZE
+        ranges[name] = (low if type(low) is int else 1, high if is_bounded else MAX_SIZE)
     return ranges
 
 
-# Names of outputs: the keys of the dictionary that the model returned, where it returned one.
+# Names of outputs: the keys of the dictionary that the model returned, if it returned one.
 
 
 def _output_names(module: Mapping[str, Any], count: int) -> list[str]:
@@ -189,7 +190,7 @@ def _paths(spec: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
 
 
 def describe_shape(port: Port, signature: Signature) -> str:
-    """A shape for a message, such as `[1 to 64, 3, any]`."""
+    """An input's shape for an error message, such as `[1 to 64, 3, 1 or more]`."""
     return f"[{', '.join(_allowed(size, signature) for size in port.shape)}]"
 
 
@@ -197,6 +198,6 @@ def _allowed(size: Size, signature: Signature) -> str:
     if isinstance(size, int):
         return str(size)
     low, high = signature.range_of(size)
-    if size == ANY or high >= MOST_SIZE:
+    if size == ANY or high >= MAX_SIZE:
         return f"{low} or more"
     return f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: a program that was exported, under the names its signature has."""
+"""Tensors in, tensors out: an exported program, with the names of its signature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from runtime.device.device_errors import is_out_of_memory
 from runtime.engines.programs.batching import ProgramBatching
-from runtime.engines.programs.program import signature_of_program
+from runtime.engines.programs.program import program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.wire.json_tensors import from_json
 from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor, check_item_count, parse_tensor_spec
@@ -24,112 +24,111 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REFUSALS = (
+REFUSAL_ERRORS = (
     RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
 )  # fmt: skip
-"""What torch raises for tensors whose sizes or values a program does not take."""
-MOST_OUTPUT_BYTES = 2 * 1024**3
+"""What torch raises for tensors whose sizes or values a program does not accept."""
+MAX_OUTPUT_BYTES = 2 * 1024**3
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
-FINE_TOLERANCE = 1e-4
-"""How far a row may differ when it runs beside another, relative to the largest value."""
+DEFAULT_TOLERANCE = 1e-4
+"""Of a row's outputs alone and in a batch, relative to the largest value."""
 
 
 class TensorProgram:
-    """A program's own tensors, unchanged."""
+    """Passes a program's tensors on unchanged."""
 
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the archive at `path`; raises ModelInvalid."""
         if declared is not None:
             raise ModelInvalid(
-                f"the model is an exported program and serves no task, {declared.value!r} is"
-                " declared: remove the annotation pilotlight.io/task"
+                "the model is an exported program, which has no task, but task"
+                f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
             )
-        self._signature = signature_of_program(path)
+        self._signature = program_signature(path)
         self.batching = ProgramBatching(self._signature)
 
     # V1 and V2
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
-        """One list per row, or one object per row that holds every input by name."""
+        """One list per row, or one object per row with every input by name."""
         check_item_count(len(instances))
         if all(isinstance(instance, dict) for instance in instances):
-            return self._of_objects(instances)
+            return self._tensors_of_objects(instances)
         ports = self._signature.inputs
         if len(ports) > 1:
             raise InvalidRequest(
                 f"each instance must be an object with {[port.name for port in ports]}"
             )
-        return [_tensor(ports[0].name, ports[0].datatype, list(instances))]
+        return [_nested_tensor(ports[0].name, ports[0].datatype, list(instances))]
 
-    def _of_objects(self, instances: Sequence[dict[str, Any]]) -> list[Tensor]:
+    def _tensors_of_objects(self, instances: Sequence[dict[str, Any]]) -> list[Tensor]:
         names = [port.name for port in self._signature.inputs]
         for index, instance in enumerate(instances):
             if sorted(instance) != sorted(names):
                 raise InvalidRequest(
                     f"instances[{index}] must be an object with {names}, had {sorted(instance)[:8]}"
                 )
-        if self._signature.rows is None and len(instances) > 1:
+        if self._signature.batch_size is None and len(instances) > 1:
             raise InvalidRequest("the program takes one instance at a time: its sizes are fixed")
         tensors = []
         for port in self._signature.inputs:
             rows = [instance[port.name] for instance in instances]
-            data = rows if self._signature.rows is not None else rows[0]
-            tensors.append(_tensor(port.name, port.datatype, data))
+            data = rows if self._signature.batch_size is not None else rows[0]
+            tensors.append(_nested_tensor(port.name, port.datatype, data))
         return tensors
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """As they come."""
         return tensors
 
     def preprocess(self, items: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As they come."""
         return tuple(items)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As they come."""
         return tuple(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """One value per row where there are rows, else one for the request; objects by name."""
+        """One value or object per row, or per request if there is no batch dimension."""
         if len(outputs) == 1:
             values = outputs[0].data.tolist()
-            return list(values) if self._signature.rows is not None else [values]
+            return list(values) if self._signature.batch_size is not None else [values]
         named = {tensor.name: tensor.data.tolist() for tensor in outputs}
-        if self._signature.rows is None:
+        if self._signature.batch_size is None:
             return [named]
         return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
 
     # The device
 
     def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the program; raises InvalidRequest for what it does not take."""
+        """Run the program; raises InvalidRequest for tensors that it does not accept."""
         ports = zip(self._signature.inputs, inputs, strict=True)
-        arguments = {port.given: _to_torch(tensor, network.device) for port, tensor in ports}
+        arguments = {port.graph_name: _to_torch(tensor, network.device) for port, tensor in ports}
         try:
             values = network(arguments)
-        except REFUSALS as error:
+        except REFUSAL_ERRORS as error:
             if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
-                raise  # no fault of the tensors
+                raise  # not caused by the tensors
             raise InvalidRequest(f"the program refused these tensors: {error}") from error
         outputs = zip(self._signature.outputs, values, strict=True)
-        return tuple(_to_tensor(port.name, value) for port, value in outputs)
+        return tuple(_to_nested_tensor(port.name, value) for port, value in outputs)
 
     def warm_up(self, network: Program) -> None:
-        """An inference with made-up values, and whether rows touch each other.
+        """Infer with random values, and check whether rows are independent.
 
-        A program may refuse made-up values and serve all the same; then it runs one request at a
-        time.
+        A program that refuses random values is served without batching.
         """
         try:
-            network.are_rows_apart = self._are_rows_apart(network)
+            network.are_rows_independent = self._are_rows_independent(network)
         except InvalidRequest as error:
-            logger.info("program does not take made-up inputs", extra={"error": error})
+            logger.info(
+                "program refused random inputs, its requests are not batched",
+                extra={"error": error},
+            )
 
-    def _are_rows_apart(self, network: Program) -> bool:
+    def _are_rows_independent(self, network: Program) -> bool:
         rng = np.random.default_rng(0)
         first = self.batching.random_example(1, rng)
         alone = self.infer(network, first)
-        if self._signature.rows is None:
+        if self._signature.batch_size is None:
             return False
         second = self.batching.random_example(1, rng)
         counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
@@ -148,16 +147,14 @@ class TensorProgram:
         )
 
     def input_types(self) -> list[dict[str, Any]]:
-        """As the program's signature says."""
         return [port.metadata() for port in self._signature.inputs]
 
     def output_types(self) -> list[dict[str, Any]]:
-        """As the program's signature says."""
         return [port.metadata() for port in self._signature.outputs]
 
 
-def _tensor(name: str, datatype: str, data: Any) -> Tensor:
-    """A tensor from nested lists, whose depth and lengths are its shape."""
+def _nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
+    """A tensor from nested lists, whose depth and lengths give its shape."""
     shape: list[int] = []
     inner = data
     while isinstance(inner, list):
@@ -173,16 +170,18 @@ def _to_torch(tensor: Tensor, device: torch.device) -> torch.Tensor:
     return value.to(device, torch.bfloat16 if tensor.datatype == BF16 else value.dtype)
 
 
-def _to_tensor(name: str, value: torch.Tensor) -> Tensor:
-    if value.numel() * value.element_size() > MOST_OUTPUT_BYTES:
+def _to_nested_tensor(name: str, value: torch.Tensor) -> Tensor:
+    if value.numel() * value.element_size() > MAX_OUTPUT_BYTES:
         raise InferenceFailed(
-            f"output {name!r} has shape {list(value.shape)}; {MOST_OUTPUT_BYTES} bytes may go out"
+            f"output {name!r} has shape {list(value.shape)}; the limit is {MAX_OUTPUT_BYTES} bytes"
         )
     if value.dtype is torch.bfloat16:
         return Tensor(name, BF16, np.ascontiguousarray(value.float().numpy(force=True)))
     array = value.numpy(force=True)
     if array.dtype not in DATATYPE_OF:
-        raise InferenceFailed(f"output {name!r} has type {value.dtype}, which the protocol lacks")
+        raise InferenceFailed(
+            f"output {name!r} has type {value.dtype}, which the protocol does not support"
+        )
     return Tensor(name, DATATYPE_OF[array.dtype], np.ascontiguousarray(array).reshape(array.shape))
 
 
@@ -192,5 +191,5 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     if one.data.dtype.kind != "f":
         return bool(np.array_equal(one.data, other.data))
     finite = np.abs(other.data[np.isfinite(other.data)])
-    bound = TOLERANCE.get(one.datatype, FINE_TOLERANCE) * float(finite.max(initial=1e-6))
+    bound = TOLERANCE.get(one.datatype, DEFAULT_TOLERANCE) * float(finite.max(initial=1e-6))
     return bool(np.allclose(one.data, other.data, rtol=0, atol=bound, equal_nan=True))

@@ -1,4 +1,4 @@
-"""Profiles between this pod and the registry: stored ones in, times of live batches out."""
+"""Exchanges profiles with the registry: loads stored ones, publishes times of live batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from runtime.registration.registry_agent import RegistryAgent
 
 
-class Profiles:
-    """Keeps the batcher's times in line with what the pool knows."""
+class ProfileSync:
+    """Synchronises the pod's batch times with the pool's profiles."""
 
     def __init__(
         self,
@@ -25,43 +25,43 @@ class Profiles:
         interval_s: float,
     ) -> None:
         self.device = device
-        """Its kind: times of other kinds say nothing here."""
+        """Profiles of other devices are ignored."""
         self._times = times
         self._watch = watch
         self._agent = agent
         self._interval_s = interval_s
-        self._adopted: dict[str, Profile] = {}
+        self._loaded: dict[str, Profile] = {}
         self._seen_version = -1
-        watch.subscribe(self._look)
+        watch.subscribe(self._refresh)
 
-    def _look(self) -> None:
-        """Take in what is new among the stored profiles."""
+    def _refresh(self) -> None:
+        """Load new and changed profiles from the registry's copy."""
         state = self._watch.state
         if state.profiles_version == self._seen_version:
             return
         self._seen_version = state.profiles_version
         for profile in state.profiles.values():
-            if profile.device == self.device and self._adopted.get(profile.key) != profile:
-                self._adopted[profile.key] = profile
-                self._times.adopt(profile)
+            if profile.device == self.device and self._loaded.get(profile.key) != profile:
+                self._loaded[profile.key] = profile
+                self._times.load(profile)
 
-    async def keep(self, profile: Profile) -> bool:
-        """Use a profile that was taken here and store it; False: it could not be stored."""
+    async def store(self, profile: Profile) -> bool:
+        """Use a profile measured here, and store it; False if it could not be stored."""
         self._times.forget(profile.key)
-        self._times.adopt(profile)
-        self._adopted[profile.key] = profile
+        self._times.load(profile)
+        self._loaded[profile.key] = profile
         return await self._agent.store_profile(profile)
 
     async def run(self) -> None:
-        """Report what live batches took until cancelled; forget what is not declared any more."""
+        """Publish times of live batches until cancelled; forget models that are withdrawn."""
         while True:
             await asyncio.sleep(self._interval_s)
             for profile in self._times.take_updates(self.device):
-                self._adopted[profile.key] = profile
+                self._loaded[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._declared_keys():
                 self._times.forget(key)
-                self._adopted.pop(key, None)
+                self._loaded.pop(key, None)
 
     def _declared_keys(self) -> set[str]:
         records = self._watch.state.models.values()
