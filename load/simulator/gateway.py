@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from load.simulator.arrivals import Row
     from load.simulator.event_queue import EventQueue
-    from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.registry.memory_registry import MemoryRegistry
     from load.simulator.results.rows import Rows
     from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
@@ -164,7 +164,7 @@ class SimulatedGateway(PodListener):
     def _release(self, request: SimulatedRequest) -> None:
         id_ = request.arrival.id
         self._in_flight.pop(id_, None)
-        self._registry.release(id_, request.entry.name, request.predict.name)
+        self._registry.pods.release(id_, request.entry.name, request.predict.name)
 
     def _enqueue(self, request: SimulatedRequest, decided: RoutingResult) -> None:
         try:

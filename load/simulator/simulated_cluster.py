@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool_view import CopyUse
 from load.simulator.gateway import SimulatedGateway
-from load.simulator.memory_registry import MemoryRegistry
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
+from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

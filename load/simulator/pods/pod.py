@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from load.simulator.cluster.plan import ClusterPlan, PodPlan
     from load.simulator.event_queue import EventQueue
-    from load.simulator.memory_registry import MemoryRegistry
     from load.simulator.pods.node import SimulatedNode
     from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
+    from load.simulator.registry.memory_registry import MemoryRegistry
 
 
 class SimulatedPod(RequestPod):
@@ -187,7 +187,7 @@ class SimulatedPod(RequestPod):
             return
         events, entry = self._events, request.entry
         request.infer_s = events.now_s - request.at_device_s
-        self._registry.end_inference(request.arrival.id, self.name)
+        self._registry.pods.end_inference(request.arrival.id, self.name)
         request.postprocess_s = request.plan.postprocess_s / entry.plan.speed
         back_s = request.postprocess_s + self._cluster.gateway_hop_s
         if entry is not self:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.simulator.event_queue import EventQueue
-    from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.registry.memory_registry import MemoryRegistry
     from registry.domain.model import ModelSpec, Tier
     from registry.domain.pod import PodInfo, PodPhase, PodReport
 

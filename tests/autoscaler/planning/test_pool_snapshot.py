@@ -7,7 +7,7 @@ import pytest
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView
-from load.simulator.memory_registry import MemoryRegistry
+from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier

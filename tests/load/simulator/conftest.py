@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from load.simulator.memory_registry import MemoryRegistry
+from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.redis.client import Registry
 from tests.load.simulator.memory_client import MemoryClient
 

@@ -12,7 +12,7 @@ from registry.redis.client import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.registry.memory_registry import MemoryRegistry
     from registry.domain.cluster import ClusterState
     from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
     from registry.domain.pod import PodInfo, PodPhase, PodReport
@@ -32,7 +32,7 @@ class MemoryClient(Registry):
         return self._memory.put_models(specs, self._now_s())
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
-        return [name for name in names if not self._memory.delete_model(name)]
+        return [name for name in names if not self._memory.models.delete(name)]
 
     async def get_model(self, name: ModelName) -> ModelRecord | None:
         return self._memory.state.models.get(name)
@@ -42,7 +42,7 @@ class MemoryClient(Registry):
         return self._memory.state
 
     async def put_profile(self, profile: Profile) -> bool:
-        return self._memory.put_profile(profile)
+        return self._memory.models.put_profile(profile)
 
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
         return self._memory.register_pod(info, self._now_s(), lease_ttl_s=lease_ttl_s)
@@ -83,7 +83,7 @@ class MemoryClient(Registry):
         self._memory.set_tier(pod, epoch, key, tier, bytes_, self._now_s())
 
     async def end_inference(self, pod: str, reservation_id: str) -> None:
-        self._memory.end_inference(reservation_id, pod)
+        self._memory.pods.end_inference(reservation_id, pod)
 
     def reserve(
         self,
@@ -112,12 +112,12 @@ class MemoryClient(Registry):
         predict: str,
         on_result: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        self._memory.release(reservation_id, entry, predict)
+        self._memory.pods.release(reservation_id, entry, predict)
         on_result(True)
 
     def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        self._memory.renew(reservation_id, entry, predict, self._now_s() + ttl_s)
+        self._memory.pods.renew(reservation_id, entry, predict, self._now_s() + ttl_s)
 
     def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
         now_s = self._now_s()
-        self._memory.restore(reservation_id, entry, predict, now_s + ttl_s, now_s)
+        self._memory.pods.restore(reservation_id, entry, predict, now_s + ttl_s, now_s)

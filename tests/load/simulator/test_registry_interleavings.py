@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.simulator.memory_registry import MemoryRegistry
+from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.pod import PodPhase
 from tests.load.simulator.memory_client import MemoryClient
 from tests.registry.actors import Pod
@@ -43,7 +43,7 @@ class MemoryWitness:
     clock: Clock
 
     async def look(self) -> Seen:
-        members, residency = self.memory._members, self.memory.state.residency
+        members, residency = self.memory.pods.by_name, self.memory.state.residency
         resident = {name: {key for key in residency if name in residency[key]} for name in PODS}
         return Seen(
             leases=set(members),
@@ -55,7 +55,7 @@ class MemoryWitness:
         )
 
     def _taken(self, pod: str) -> int:
-        member = self.memory._members.get(pod)
+        member = self.memory.pods.by_name.get(pod)
         ends = () if member is None else member.slots.values()
         return sum(end_s > self.clock.time_s for end_s in ends)
 
@@ -64,7 +64,7 @@ class MemoryWitness:
 
     async def stands(self, load: Load) -> bool:
         claim = self.memory._claims.get(load.key, {}).get(load.pod.name)
-        member = self.memory._members.get(load.pod.name)
+        member = self.memory.pods.by_name.get(load.pod.name)
         return (
             claim is not None
             and claim.token == load.token
@@ -80,7 +80,7 @@ class MemoryWitness:
         return {name for name in found - {pod} if self._is_serving(name)}
 
     def _is_serving(self, pod: str) -> bool:
-        member = self.memory._members.get(pod)
+        member = self.memory.pods.by_name.get(pod)
         return (
             member is not None
             and member.lease_end_s > self.clock.time_s
@@ -92,13 +92,13 @@ class MemoryWitness:
 
     def check_counts(self) -> None:
         """What policies read is what is held."""
-        for name, member in self.memory._members.items():
+        for name, member in self.memory.pods.by_name.items():
             state = self.memory.state.pods[name]
             assert (state.slots_used, state.ongoing) == (len(member.slots), len(member.ongoing))
 
     def check_nothing_is_over(self) -> None:
         """As after a sweep."""
-        members = self.memory._members.values()
+        members = self.memory.pods.by_name.values()
         ends_s = [
             end_s
             for member in members

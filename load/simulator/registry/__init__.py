@@ -1,0 +1,1 @@
+"""The registry in memory, with the meaning of the Redis scripts."""
