@@ -70,11 +70,11 @@ class ClusterState:
 
     def warm(self, key: str) -> Sequence[PodState]:
         """Accepting pods that hold the model on their device."""
-        return self.residency.warm(key)
+        return self.residency.serving(key).warm
 
     def warming(self, key: str) -> Sequence[PodState]:
         """Accepting pods that load the model to their device."""
-        return self.residency.warming(key)
+        return self.residency.serving(key).warming
 
     def measured(self, key: str) -> ModelEstimates:
         """The model's measurements; only priors before the first one."""

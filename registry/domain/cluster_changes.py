@@ -35,13 +35,10 @@ class ChangeApplier:
         """Why the last of them could not be read."""
         self.snapshot_version = -1
         """Changes up to this version are in the state's snapshot."""
-        self._residency_versions: dict[tuple[str, str], int] = {}
-        """By model key and pod."""
-        self._model_versions: dict[ModelName, int] = {}
-        self._profile_versions: dict[ModelName, int] = {}
+        self._versions: dict[tuple[str, ...], int] = {}
+        """Of the last change, by kind and entity."""
         self._gone_versions: dict[str, int] = {}
-        """Version of each pod's last removal."""
-        self._wanted_version = 0
+        """Of each pod's last removal."""
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
 
@@ -77,6 +74,13 @@ class ChangeApplier:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
 
+    def _is_old(self, version: int, *entity: str) -> bool:
+        """Whether a newer change of the entity was applied; otherwise this one becomes the last."""
+        if version < self._versions.get(entity, 0):
+            return True
+        self._versions[entity] = version
+        return False
+
     def _apply_counts(self, version: int, name: str, slots_used: int, ongoing: int) -> None:
         pod = self.state.pods.get(name)
         if pod is None:
@@ -87,11 +91,8 @@ class ChangeApplier:
             pod.set_counts(slots_used, ongoing)
 
     def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
-        if version < self._residency_versions.get((key, name), 0):
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "at", key, name):
             return
-        if version < self._gone_versions.get(name, 0):
-            return
-        self._residency_versions[key, name] = version
         if not isinstance(text, str):
             self.state.residency.drop(key, name)
             return
@@ -109,9 +110,8 @@ class ChangeApplier:
         slots_used: int, ongoing: int,
     ) -> None:  # fmt: skip
         pod = self.state.pods.get(name)
-        if pod is not None and version < pod.version:
-            return
-        if version < self._gone_versions.get(name, 0):
+        last_version = 0 if pod is None else pod.version
+        if version < max(last_version, self._gone_versions.get(name, 0)):
             return
         if pod is None or pod.epoch != epoch:
             early = self._early_counts.pop(name, None)
@@ -138,17 +138,15 @@ class ChangeApplier:
         self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
         residency = self.state.residency
         for key in [key for key, holders in residency.items() if name in holders]:
-            if version >= self._residency_versions.get((key, name), 0):
-                self._residency_versions[key, name] = version
+            if not self._is_old(version, "at", key, name):
                 residency.drop(key, name)
 
     def _apply_model(
         self, version: int, text: str, spec: str | bool, previous: str | bool, failure: str | bool
     ) -> None:
-        name = ModelName.parse(text)
-        if version < self._model_versions.get(name, 0):
+        if self._is_old(version, "model", text):
             return
-        self._model_versions[name] = version
+        name = ModelName.parse(text)
         self.state.models_version += 1
         self.state.models.pop(name, None)
         if isinstance(spec, str):
@@ -159,18 +157,16 @@ class ChangeApplier:
         self.state.measurements.setdefault(key, ModelEstimates()).add(measure, values_s)
 
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
-        name = ModelName.parse(text)
-        if version < self._profile_versions.get(name, 0):
+        if self._is_old(version, "profile", text):
             return
-        self._profile_versions[name] = version
+        name = ModelName.parse(text)
         self.state.profiles_version += 1
         self.state.profiles.pop(name, None)
         if isinstance(profile, str):
             self.state.profiles[name] = decode_profile(profile)
 
     def _apply_wanted(self, version: int, text: str) -> None:
-        if version >= self._wanted_version:
-            self._wanted_version = version
+        if not self._is_old(version, "wanted"):
             self.state.wanted = decode_wanted(text)
 
 

@@ -96,18 +96,15 @@ class ModelEstimates:
     @property
     def stages(self) -> StageTimes:
         if self._stages is None:
-            self._stages = self._stage_times()
+            infer, before, after = self.infer, self.preprocess, self.postprocess
+            self._stages = StageTimes(
+                infer_s=infer.seconds,
+                share_s=self.share.seconds,
+                preprocess_s=before.seconds,
+                postprocess_s=after.seconds,
+                is_measured=infer.is_measured and before.is_measured and after.is_measured,
+            )
         return self._stages
-
-    def _stage_times(self) -> StageTimes:
-        infer, before, after = self.infer, self.preprocess, self.postprocess
-        return StageTimes(
-            infer_s=infer.seconds,
-            share_s=self.share.seconds,
-            preprocess_s=before.seconds,
-            postprocess_s=after.seconds,
-            is_measured=infer.is_measured and before.is_measured and after.is_measured,
-        )
 
     def get(self, measure: str) -> Estimate | None:
         """The median of a measure; None without samples."""

@@ -87,15 +87,22 @@ class ModelPolicy:
 
     routing: RoutingPolicy = RoutingPolicy.AUTO
     target_ongoing_requests: int = 3
-    """Liu 2025, section 4.6: `targetOngoingRequests`, default 3."""
+    """Requests in inference at which a pod gets no more by remote proxying.
+
+    Liu 2025, section 4.6: `targetOngoingRequests`, default 3."""
     queue_depth: int = 1024
+    """Limit of queued requests; then 429."""
     queue_timeout_s: float = 60.0
     deadline_s: float | None = None
+    """From arrival at the gateway."""
     priority: int = 0
+    """Higher is served first inside one tenant."""
     min_copies: int = 0
     max_copies: int | None = None
     keep_alive_s: float | None = None
+    """How long an idle model stays on the device; None: by forecast."""
     pin: bool = False
+    """Never evicted once on the device."""
     preload: Preload = Preload.PREDICTIVE
     preload_tier: Tier = Tier.DEVICE
     max_batch_size: int | None = None

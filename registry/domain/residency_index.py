@@ -38,10 +38,14 @@ class Residency:
         return self.loading_from is not None
 
 
-@dataclass(slots=True)
-class _ServingPods:
+@dataclass(frozen=True, slots=True)
+class ServingPods:
+    """Accepting pods that serve one model; the lists must not be changed."""
+
     warm: list[PodState]
+    """Pods that hold the model on their device."""
     warming: list[PodState]
+    """Pods that load the model to their device."""
 
 
 class ResidencyIndex(dict[str, "dict[str, Residency]"]):
@@ -53,7 +57,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
         self._accepting_changes = pods.accepting_changes
         self._accepting_count = 0
         """`_accepting_changes.count` when the lists in `_serving` were built."""
-        self._serving: dict[str, _ServingPods] = {}
+        self._serving: dict[str, ServingPods] = {}
 
     def put(self, key: str, pod: str, residency: Residency) -> None:
         self.setdefault(key, {})[pod] = residency
@@ -68,32 +72,22 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
         if not holders:
             del self[key]
 
-    def warm(self, key: str) -> list[PodState]:
-        """Accepting pods that hold the model on their device. The list must not be changed."""
+    def serving(self, key: str) -> ServingPods:
         if self._accepting_count != self._accepting_changes.count:
-            self._drop_all_lists()
-        return (self._serving.get(key) or self._build(key)).warm
+            self._serving.clear()
+            self._accepting_count = self._accepting_changes.count
+        return self._serving.get(key) or self._build(key)
 
-    def warming(self, key: str) -> list[PodState]:
-        """Accepting pods that load the model to their device. The list must not be changed."""
-        if self._accepting_count != self._accepting_changes.count:
-            self._drop_all_lists()
-        return (self._serving.get(key) or self._build(key)).warming
-
-    def _drop_all_lists(self) -> None:
-        self._serving.clear()
-        self._accepting_count = self._accepting_changes.count
-
-    def _build(self, key: str) -> _ServingPods:
+    def _build(self, key: str) -> ServingPods:
         holders = self.get(key)
         if holders is None:
-            return _ServingPods([], [])
+            return ServingPods([], [])
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
             if (pod := self._pods.get(name)) is not None and pod.is_accepting
         ]
-        self._serving[key] = found = _ServingPods(
+        self._serving[key] = found = ServingPods(
             [pod for residency, pod in accepting if residency.tier is Tier.DEVICE],
             [pod for residency, pod in accepting if residency.loading_from is not None],
         )

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
 from registry.inference_service.durations import parse_duration_s
@@ -35,14 +35,11 @@ class ParsedAnnotations:
     """One line each: field, value, what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Annotation:
-    """How to parse one annotation, and which field of `ModelPolicy` it sets."""
-
+class _Annotation(NamedTuple):
     field: str
+    """Of `ModelPolicy`, unless `pool` or `task`."""
     parse: Callable[[str], Any]
     """Raises ValueError with a text that completes the sentence 'must be …'."""
-    meaning: str
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -99,68 +96,27 @@ def _label(text: str) -> str:
 
 
 KEYS: Mapping[str, _Annotation] = {
-    "pool": _Annotation("pool", _label, "the pool of pods that may serve the model"),
-    "task": _Annotation(
-        "task", _one_of(Task), "what the model does; default: from its config.json"
-    ),
-    "policy": _Annotation("routing", _one_of(RoutingPolicy), "how the gateway chooses a pod"),
-    "target-ongoing-requests": _Annotation(
-        "target_ongoing_requests",
-        _integer(1, 10_000),
-        "requests in inference at which a pod gets no more by remote proxying",
-    ),
-    "queue-depth": _Annotation(
-        "queue_depth", _integer(0, 1_000_000), "limit of queued requests; then 429"
-    ),
-    "queue-timeout": _Annotation(
-        "queue_timeout_s", _duration(positive=True), "longest wait in the gateway's queue"
-    ),
-    "deadline": _Annotation(
-        "deadline_s",
-        _duration(positive=True),
-        "time limit of a request, from arrival at the gateway",
-    ),
-    "priority": _Annotation(
-        "priority", _integer(-1000, 1000), "higher is served first inside one tenant"
-    ),
-    "min-copies": _Annotation(
-        "min_copies", _integer(0, 10_000), "minimum of pods that hold the model"
-    ),
-    "max-copies": _Annotation(
-        "max_copies", _integer(1, 10_000), "maximum of pods that hold the model"
-    ),
-    "keep-alive": _Annotation(
-        "keep_alive_s", _duration(positive=False), "time an idle model stays on the device"
-    ),
-    "pin": _Annotation("pin", _boolean, "never evicted once on the device"),
-    "preload": _Annotation(
-        "preload", _one_of(Preload), "when the model is loaded ahead of requests"
-    ),
-    "preload-tier": _Annotation(
-        "preload_tier",
-        _one_of(Tier, Tier.DEVICE, Tier.HOST),
-        "the tier to which the model is preloaded",
-    ),
-    "max-batch-size": _Annotation(
-        "max_batch_size",
-        _integer(1, 4096),
-        "items of requests in one inference; default: as measured",
-    ),
-    "max-batch-wait": _Annotation(
-        "max_batch_wait_s", _duration(positive=False), "how long an incomplete batch waits"
-    ),
-    "max-infer-time": _Annotation(
-        "max_infer_s",
-        _duration(positive=True),
-        "time of one inference after which the model counts as hung",
-    ),
-    "canary-of": _Annotation(
-        "canary_of", _label, "the model of whose requests this one takes a share"
-    ),
-    "canary-percent": _Annotation(
-        "canary_percent", _integer(0, 100), "percentage of the requests to `canary-of`"
-    ),
+    "pool": _Annotation("pool", _label),
+    "task": _Annotation("task", _one_of(Task)),
+    "policy": _Annotation("routing", _one_of(RoutingPolicy)),
+    "target-ongoing-requests": _Annotation("target_ongoing_requests", _integer(1, 10_000)),
+    "queue-depth": _Annotation("queue_depth", _integer(0, 1_000_000)),
+    "queue-timeout": _Annotation("queue_timeout_s", _duration(positive=True)),
+    "deadline": _Annotation("deadline_s", _duration(positive=True)),
+    "priority": _Annotation("priority", _integer(-1000, 1000)),
+    "min-copies": _Annotation("min_copies", _integer(0, 10_000)),
+    "max-copies": _Annotation("max_copies", _integer(1, 10_000)),
+    "keep-alive": _Annotation("keep_alive_s", _duration(positive=False)),
+    "pin": _Annotation("pin", _boolean),
+    "preload": _Annotation("preload", _one_of(Preload)),
+    "preload-tier": _Annotation("preload_tier", _one_of(Tier, Tier.DEVICE, Tier.HOST)),
+    "max-batch-size": _Annotation("max_batch_size", _integer(1, 4096)),
+    "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
+    "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
+    "canary-of": _Annotation("canary_of", _label),
+    "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
 }
+"""Each key without the prefix; README.md describes what each one does."""
 
 
 def parse_annotations(annotations: Mapping[str, str]) -> ParsedAnnotations:
