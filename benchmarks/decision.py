@@ -20,7 +20,7 @@ from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.codec import encode_pod, encode_spec
+from registry.domain.codec import encode, encode_spec
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodInfo
 
@@ -153,9 +153,7 @@ def build(size: Size, rng: random.Random) -> ClusterState:
         used = orjson.dumps({"device": rng.randrange(4 * _GIB, 24 * _GIB)}).decode()
         counts = _slots_used(rng)
         ongoing = rng.randint(0, counts)
-        changes.append(
-            ["pod", name, encode_pod(info), index + 1, "ready", used, 10, counts, ongoing]
-        )
+        changes.append(["pod", name, encode(info), index + 1, "ready", used, 10, counts, ongoing])
     for index in range(size.models):
         changes += _model_changes(ModelName("tenant", f"model-{index:05d}"), pods, rng)
     ChangeApplier(state).apply(1, changes)

@@ -83,7 +83,7 @@ class AutoscalerRecords:
 
 
 def encode_wanted(wanted: WantedPods) -> str:
-    return orjson.dumps(asdict(wanted)).decode()
+    return orjson.dumps(wanted).decode()
 
 
 def decode_wanted(text: str) -> WantedPods:

@@ -25,6 +25,10 @@ from registry.domain.pod import PodInfo
 from registry.domain.profile import Profile, ProfilePoint
 
 
+def encode(value: LoadFailure | PodInfo | Profile) -> str:
+    return orjson.dumps(value).decode()
+
+
 def encode_spec(spec: ModelSpec) -> str:
     document = asdict(spec) | {"name": spec.name._asdict()}
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
@@ -59,10 +63,6 @@ def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in items)
 
 
-def encode_failure(failure: LoadFailure) -> str:
-    return orjson.dumps(asdict(failure)).decode()
-
-
 def decode_record(spec: str, previous: str | bool, failure: str | bool) -> ModelRecord:
     """A model's record from its three stored parts; a missing part is False."""
     return ModelRecord(
@@ -74,16 +74,8 @@ def decode_record(spec: str, previous: str | bool, failure: str | bool) -> Model
     )
 
 
-def encode_pod(info: PodInfo) -> str:
-    return orjson.dumps(asdict(info)).decode()
-
-
 def decode_pod(text: str) -> PodInfo:
     return PodInfo(**_known(PodInfo, orjson.loads(text)))
-
-
-def encode_profile(profile: Profile) -> str:
-    return orjson.dumps(asdict(profile)).decode()
 
 
 def decode_profile(text: str) -> Profile:

@@ -15,13 +15,7 @@ import orjson
 
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
-from registry.domain.codec import (
-    decode_record,
-    encode_failure,
-    encode_pod,
-    encode_profile,
-    encode_spec,
-)
+from registry.domain.codec import decode_record, encode, encode_spec
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
@@ -114,14 +108,14 @@ class Registry:
     async def put_profile(self, profile: Profile) -> bool:
         """Store a profile; False: its generation of the model is not declared any more."""
         name = str(name_of_key(profile.key))
-        return bool(await self._submit("profile", name, profile.key, encode_profile(profile)))
+        return bool(await self._submit("profile", name, profile.key, encode(profile)))
 
     # Pods
 
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
         """Add a pod and remove the state of an older process of its name; returns its epoch."""
         epoch: int = await self._submit(
-            "register", info.name, encode_pod(info), info.slots, int(lease_ttl_s * 1000)
+            "register", info.name, encode(info), info.slots, int(lease_ttl_s * 1000)
         )
         return epoch
 
@@ -190,12 +184,12 @@ class Registry:
     ) -> None:
         """End a claimed load; the model's record gets the failure. Raises ClaimLost, LeaseLost."""
         name = str(name_of_key(key))
-        await self._submit_checked("fail", pod, epoch, key, token, name, encode_failure(failure))
+        await self._submit_checked("fail", pod, epoch, key, token, name, encode(failure))
 
     async def report_model_failure(self, pod: str, epoch: int, failure: LoadFailure) -> None:
         """Record that a model that was warm at the pod stopped working there. Raises LeaseLost."""
         name = str(name_of_key(failure.key))
-        await self._submit_checked("broken", pod, epoch, failure.key, name, encode_failure(failure))
+        await self._submit_checked("broken", pod, epoch, failure.key, name, encode(failure))
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
         """Record where the weights are at the pod, outside of a load. Raises LeaseLost.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.routing.decision import RequestView
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.codec import encode_failure, encode_pod, encode_spec
+from registry.domain.codec import encode, encode_spec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo, PodPhase
 
@@ -66,7 +66,7 @@ def _pod_changes(pod: PodSketch, key: str) -> list[list[Any]]:
     used = f'{{"device":{pod.used_bytes}}}'
     ongoing = pod.busy if pod.ongoing is None else pod.ongoing
     changes: list[list[Any]] = [
-        ["pod", pod.name, encode_pod(info), 1, pod.phase.value, used, 0, pod.busy, ongoing]
+        ["pod", pod.name, encode(info), 1, pod.phase.value, used, 0, pod.busy, ongoing]
     ]
     since_ms = int(pod.loading_since_s * 1000)
     if pod.at == "warm":
@@ -103,7 +103,7 @@ def declare(
                 str(spec.name),
                 encode_spec(spec),
                 encode_spec(previous) if previous else False,
-                encode_failure(failure) if failure else False,
+                encode(failure) if failure else False,
             ]
         ],
     )

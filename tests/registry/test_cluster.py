@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
-from registry.domain.codec import encode_pod, encode_profile, encode_spec
+from registry.domain.codec import encode, encode_spec
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.profile import Profile, ProfilePoint
@@ -20,7 +20,7 @@ Change = list[Any]
 
 
 def pod(name: str, epoch: int, *, slots_used: int = 0, phase: str = "ready") -> Change:
-    info = encode_pod(PodInfo(name, f"{name}:{epoch}", "n", slots=4))
+    info = encode(PodInfo(name, f"{name}:{epoch}", "n", slots=4))
     return ["pod", name, info, epoch, phase, "{}", 0, slots_used, 0]
 
 
@@ -34,7 +34,7 @@ def model(spec: str | bool = encode_spec(SPEC)) -> Change:
 
 def profile(*rows: int) -> Change:
     points = tuple(ProfilePoint(count, 0.1) for count in rows)
-    return ["profile", str(SPEC.name), encode_profile(Profile(KEY, "cpu", points))]
+    return ["profile", str(SPEC.name), encode(Profile(KEY, "cpu", points))]
 
 
 HISTORY: list[list[Change]] = [
@@ -120,7 +120,7 @@ def snapshot_of(state: ClusterState) -> list[Any]:
                 place = holders[each.name]
                 loading = place.loading_from or "-"
                 residency += [key, f"{place.tier}|{loading}|1000|{place.size_bytes}"]
-        info, phase = encode_pod(each.info), each.phase.value
+        info, phase = encode(each.info), each.phase.value
         pods.append(
             [each.name, info, each.epoch, phase, "{}", 0, each.slots_used, each.ongoing, residency]
         )
@@ -130,7 +130,7 @@ def snapshot_of(state: ClusterState) -> list[Any]:
     ]
     profiles: list[str] = []
     for name, each_profile in state.profiles.items():
-        profiles += [str(name), encode_profile(each_profile)]
+        profiles += [str(name), encode(each_profile)]
     return [pods, models, {}, profiles]
 
 

@@ -14,9 +14,7 @@ from registry.domain.codec import (
     decode_profile,
     decode_record,
     decode_spec,
-    encode_failure,
-    encode_pod,
-    encode_profile,
+    encode,
     encode_spec,
 )
 from registry.domain.model import (
@@ -99,7 +97,7 @@ PROFILES = st.builds(
 
 @given(PROFILES)
 def test_a_profile_comes_back_as_it_was(profile: Profile) -> None:
-    assert decode_profile(encode_profile(profile)) == profile
+    assert decode_profile(encode(profile)) == profile
 
 
 @given(SPECS)
@@ -117,14 +115,14 @@ def test_a_record_comes_back_as_it_was(
     back = decode_record(
         encode_spec(spec),
         encode_spec(previous) if previous else False,
-        encode_failure(failure) if failure else False,
+        encode(failure) if failure else False,
     )
     assert back == ModelRecord(spec, previous, failure)
 
 
 @given(PODS)
 def test_a_pod_comes_back_as_it_was(pod: PodInfo) -> None:
-    assert decode_pod(encode_pod(pod)) == pod
+    assert decode_pod(encode(pod)) == pod
 
 
 SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
@@ -141,12 +139,12 @@ def test_fields_of_a_newer_version_are_left_out() -> None:
     failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
     pod = PodInfo("a", "b:1", "n")
     profile = Profile("a/b@1", "cpu", (ProfilePoint(1, 0.5),))
-    profile_text = _with_news(orjson.loads(encode_profile(profile)))
+    profile_text = _with_news(orjson.loads(encode(profile)))
     profile_text["points"] = [_with_news(point) for point in profile_text["points"]]
     assert decode_profile(orjson.dumps(profile_text).decode()) == profile
     spec_text, failure_text, pod_text = (
         orjson.dumps(_with_news(orjson.loads(text))).decode()
-        for text in (encode_spec(SPEC), encode_failure(failure), encode_pod(pod))
+        for text in (encode_spec(SPEC), encode(failure), encode(pod))
     )
     assert decode_record(spec_text, spec_text, failure_text) == ModelRecord(SPEC, SPEC, failure)
     assert decode_pod(pod_text) == pod
