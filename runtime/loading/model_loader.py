@@ -77,7 +77,7 @@ class ModelLoader:
 
     async def _bring(self, spec: ModelSpec, ticket: LoadTicket) -> LoadedModel:
         resolver = self.resolver
-        hold = await in_thread(resolver.threads, resolver.cache.hold, spec.key)
+        hold = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
         try:
             async with resolver.find(spec, ticket) as found:
                 loaded = await self._bring_found(spec, found, ticket)

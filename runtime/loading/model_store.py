@@ -231,11 +231,11 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         logger.info(
-            "model left the device",
+            "model removed from the device",
             extra={
                 "key": key,
                 "reason": reason,
-                "wanted_by": wanted_by,
+                "evicted_for": wanted_by,
                 "freed_bytes": entry.memory_bytes,
                 "reload_s": round(self._reload_s(key, entry.memory_bytes), 3),
             },

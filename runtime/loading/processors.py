@@ -92,7 +92,7 @@ class Processors:
 
     async def _read(self, spec: ModelSpec) -> Processor:
         """The processor, its files kept from other pods that want their room."""
-        hold = await in_thread(self._threads, self._cache.hold, spec.key)
+        hold = await in_thread(self._threads, self._cache.lock_for_use, spec.key)
         try:
             folder = await self.folder(spec)
             contents = await in_thread(self._threads, _digest, folder, spec.task)

@@ -16,7 +16,6 @@ from runtime.loading.single_flight import SingleFlight
 from runtime.storage.load_ticket import LoadTicket, unless_cancelled
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import PutOutcome
-from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +87,7 @@ class TierPreloads:
 
     async def _bring(self, spec: ModelSpec, tier: Tier, ticket: LoadTicket) -> None:
         resolver, threads = self._resolver, self._resolver.threads.of(ticket)
-        hold = await in_thread(resolver.threads, resolver.cache.hold, spec.key)
+        hold = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
         try:
             await unless_cancelled(ticket, resolver.processors.folder(spec))
             if tier is Tier.HOST:
@@ -115,21 +114,14 @@ class TierPreloads:
     ) -> None:
         threads = self._resolver.threads.of(ticket)
         while True:
-            outcome = await in_thread(threads, self._put, spec, files, paths)
+            outcome = await in_thread(
+                threads, self._resolver.host.put_files, spec.key, files, paths
+            )
             if outcome is not PutOutcome.UNDER_WAY:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         if outcome not in {PutOutcome.DONE, PutOutcome.THERE}:
             raise _refused(spec, outcome)
-
-    def _put(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], paths: Sequence[Path]
-    ) -> PutOutcome:
-        source = DiskWeights(paths)
-        try:
-            return self._resolver.host.put(spec.key, files, source)
-        finally:
-            source.close()
 
 
 def _refused(spec: ModelSpec, outcome: PutOutcome) -> HostTierRefused:

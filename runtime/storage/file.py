@@ -69,13 +69,9 @@ class FolderStorage:
                 )
 
     def fetch(
-        self,
-        file: RemoteFile,
-        partial: PartialFile,
-        bandwidth: BandwidthUse,
-        *,
-        head_only: bool = False,
+        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
+        file = partial.file
         path = self._folder / file.path
         self._check_bounds(path)
         name = f"{self._uri}/{file.path}"
@@ -110,6 +106,23 @@ class ClaimStorage(FolderStorage):
                 f"{uri}: the claim {claim!r} is not mounted at {bounds}; mount it into the pods"
             )
         super().__init__(uri, bounds / path, bounds=bounds)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(
+        file_bytes(os.path.join(parent, name))
+        for parent, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def file_bytes(path: str | Path) -> int:
+    """Size of a file; 0 if there is none, such as one renamed meanwhile."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 @contextmanager

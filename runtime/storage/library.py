@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
-from runtime.storage.file import FolderStorage
+from runtime.storage.file import FolderStorage, folder_bytes
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 
 if TYPE_CHECKING:
@@ -54,14 +54,9 @@ class LibraryStorage:
         return self._folder().list_files()
 
     def fetch(
-        self,
-        file: RemoteFile,
-        partial: PartialFile,
-        bandwidth: BandwidthUse,
-        *,
-        head_only: bool = False,
+        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
-        self._folder().fetch(file, partial, bandwidth, head_only=head_only)
+        self._folder().fetch(partial, bandwidth, head_only=head_only)
 
     def _folder(self) -> FolderStorage:
         """The fetched files, from this call or an earlier one."""
@@ -116,7 +111,7 @@ class LibraryStorage:
                 pass
             else:
                 return
-            if _bytes_below(self._staging) > self._max_bytes:
+            if folder_bytes(self._staging) > self._max_bytes:
                 raise ModelInvalid(
                     f"{self._uri} has more than {self._max_bytes} bytes, the most that is fetched"
                 )
@@ -125,14 +120,3 @@ class LibraryStorage:
                 raise DiskFull(f"{self._uri} fills the disk of {self._staging}: free some space")
             if time.monotonic() > deadline_s:
                 raise StorageFailed(f"{self._uri} was not fetched within {FETCH_TIMEOUT_S:g} s")
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name), follow_symlinks=False).st_size
-            except OSError:  # renamed meanwhile
-                continue
-    return total

@@ -52,7 +52,8 @@ def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]
     assets = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
     _check_limits(assets, uri, "small files", MAX_ASSET_BYTES)
     if (program := _program_file(files, uri)) is not None:
-        return (*assets, *_within_limits((program,), uri))
+        _check_limits((program,), uri, "files of weights", MAX_WEIGHT_BYTES)
+        return (*assets, program)
     if not {"config.json", PIPELINE_INDEX} & {file.path for file in assets}:
         _check_not_torchscript(files, uri)
         found = sorted(file.path for file in files)[:8]
@@ -70,21 +71,28 @@ def weight_files(
         uri: of the model, for errors.
         indexed: the files that the index of sharded weights names; None without an index.
     """
-    by_path = {file.path: file for file in files}
+    chosen = _choose_weight_files({file.path: file for file in files}, uri, indexed)
+    _check_limits(chosen, uri, "files of weights", MAX_WEIGHT_BYTES)
+    return chosen
+
+
+def _choose_weight_files(
+    by_path: Mapping[str, RemoteFile], uri: str, indexed: frozenset[str] | None
+) -> tuple[RemoteFile, ...]:
     if (program := _program_file(by_path.values(), uri)) is not None:
-        return _within_limits((program,), uri)
+        return (program,)
     if PIPELINE_INDEX in by_path:
-        return _within_limits(_pipeline_weight_files(by_path, uri), uri)
+        return _pipeline_weight_files(by_path, uri)
     if indexed is not None:
         missing = sorted(indexed - by_path.keys())
         if missing:
             raise ModelInvalid(f"{uri} lacks {missing}, named by its index of weights")
-        return _within_limits(tuple(by_path[path] for path in sorted(indexed)), uri)
+        return tuple(by_path[path] for path in sorted(indexed))
     if "model.safetensors" in by_path:
-        return _within_limits((by_path["model.safetensors"],), uri)
+        return (by_path["model.safetensors"],)
     found = [path for path in by_path if path.endswith(WEIGHT_SUFFIX) and "/" not in path]
     if len(found) == 1:
-        return _within_limits((by_path[found[0]],), uri)
+        return (by_path[found[0]],)
     if found:
         raise ModelInvalid(f"{uri} has several files of weights and no index: {sorted(found)}")
     pickled = sorted(path for path in by_path if PurePosixPath(path).suffix in PICKLE_SUFFIXES)
@@ -132,11 +140,6 @@ def _check_not_torchscript(files: Iterable[RemoteFile], uri: str) -> None:
             " one runs code that came with it; export the model with torch.export.export and"
             f" torch.export.save to a {PROGRAM_SUFFIX} file"
         )
-
-
-def _within_limits(files: tuple[RemoteFile, ...], uri: str) -> tuple[RemoteFile, ...]:
-    _check_limits(files, uri, "files of weights", MAX_WEIGHT_BYTES)
-    return files
 
 
 def _check_limits(files: tuple[RemoteFile, ...], uri: str, kind: str, max_bytes: int) -> None:

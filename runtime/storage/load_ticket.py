@@ -34,16 +34,12 @@ class LoadTicket:
     """Priority, cancellation and progress of one load. Methods may be called from any thread."""
 
     def __init__(self, *, is_urgent: bool = True) -> None:
-        self._is_urgent = is_urgent
+        self.is_urgent = is_urgent
+        """Whether a request waits for the load; set by `prioritise` and `deprioritise`."""
+        self.progress = LoadProgress()
         self._cancel_reason: str | None = None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
-        self._progress = LoadProgress()
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether a request waits for the load."""
-        return self._is_urgent
 
     @property
     def is_cancelled(self) -> bool:
@@ -58,8 +54,8 @@ class LoadTicket:
         self._set_urgent(False)
 
     def _set_urgent(self, is_urgent: bool) -> None:
-        if self._is_urgent != is_urgent:
-            self._is_urgent = is_urgent
+        if self.is_urgent != is_urgent:
+            self.is_urgent = is_urgent
             self._notify()
 
     def cancel(self, reason: str) -> None:
@@ -90,21 +86,15 @@ class LoadTicket:
         for listener in listeners:
             listener()
 
-    # Progress
-
-    @property
-    def progress(self) -> LoadProgress:
-        return self._progress
-
     def start_download(self, total_bytes: int, present_bytes: int) -> None:
         """Record the size of a download, `present_bytes` of which an earlier one has fetched."""
         with self._lock:
-            self._progress = LoadProgress(self._progress.has_started, present_bytes, total_bytes)
+            self.progress = LoadProgress(self.progress.has_started, present_bytes, total_bytes)
 
     def add_arrived(self, byte_count: int) -> None:
         with self._lock:
-            before = self._progress
-            self._progress = LoadProgress(
+            before = self.progress
+            self.progress = LoadProgress(
                 True, before.arrived_bytes + byte_count, before.total_bytes
             )
 

@@ -118,13 +118,9 @@ class S3Storage:
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
     def fetch(
-        self,
-        file: RemoteFile,
-        partial: PartialFile,
-        bandwidth: BandwidthUse,
-        *,
-        head_only: bool = False,
+        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
+        file = partial.file
         name = f"{self._uri}/{file.path}"
         head = self._head(file, name)
         sign = bind(self._presigned_url, file)

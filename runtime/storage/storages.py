@@ -31,14 +31,9 @@ class ModelStorage(Protocol):
         """All files of the model; raises LoadFailed."""
 
     def fetch(
-        self,
-        file: RemoteFile,
-        partial: PartialFile,
-        bandwidth: BandwidthUse,
-        *,
-        head_only: bool = False,
+        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
-        """Download the missing ranges of `file`, or with `head_only` those of its first span.
+        """Download the missing ranges of a file, or with `head_only` those of its first span.
 
         Raises LoadFailed, LoadCancelled, and OSError on a write error.
         """

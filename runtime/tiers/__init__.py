@@ -1,1 +1,1 @@
-"""The tiers `disk` and `host`: what a node keeps of models, and where a pod has them."""
+"""The tiers host and disk, and the eviction of models from tiers."""

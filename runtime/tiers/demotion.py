@@ -1,7 +1,7 @@
-"""Demotion: what leaves the device for want of room goes to tier `host`, in the background.
+"""Demotion: models evicted from the device for memory are copied to tier `host` in the background.
 
-The device's memory is free at once: the bytes come from the files of tier `disk`, which are the
-same. One model at a time is copied, so that inference keeps most of the memory's bandwidth.
+The device's memory is free at once, since the copy reads the same bytes from the files of tier
+`disk`. One model is copied at a time, which leaves most of the memory bandwidth to inference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from runtime.errors import RuntimePackageError
 from runtime.metrics import DEMOTIONS
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import HostTier, PutOutcome
-from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 64
-"""Evictions that outrun copying are dropped: the models are on disk."""
+MAX_QUEUED = 64
+"""Further evictions are not demoted: their models are on disk."""
 
 
 class Demotions:
-    """A queue of models on their way to the host tier."""
+    """A queue of models to copy to the host tier."""
 
     def __init__(
         self,
@@ -43,34 +42,30 @@ class Demotions:
         self._cache = cache
         self._threads = threads
         self._on_moved = on_moved
-        self._waiting: asyncio.Queue[ModelSpec] = asyncio.Queue(MOST_WAITING)
+        self._queue: asyncio.Queue[ModelSpec] = asyncio.Queue(MAX_QUEUED)
 
     def offer(self, spec: ModelSpec) -> None:
-        """Copy the model soon; nobody waits for it."""
+        """Queue a model, if the host tier is on and the queue not full."""
         if not self._host.is_on:
             return
-        if self._waiting.full():
+        if self._queue.full():
             DEMOTIONS.labels(outcome="queue-full").inc()
             return
-        self._waiting.put_nowait(spec)
+        self._queue.put_nowait(spec)
 
     async def run(self) -> None:
         """Copy until cancelled."""
         while True:
-            spec = await self._waiting.get()
+            spec = await self._queue.get()
             try:
-                outcome = await in_thread(self._threads, self._demote, spec)
-            except RuntimePackageError as error:  # its files are gone, or were never whole
+                outcome = await in_thread(self._threads, self._copy, spec)
+            except RuntimePackageError as error:  # its files were deleted or never complete
                 logger.info("model not demoted", extra={"key": spec.key, "error": error})
                 outcome = PutOutcome.FAILED
             DEMOTIONS.labels(outcome=outcome.value).inc()
             self._on_moved(spec.key)
 
-    def _demote(self, spec: ModelSpec) -> PutOutcome:
+    def _copy(self, spec: ModelSpec) -> PutOutcome:
         files = self._cache.weight_files(spec)
         folder = self._cache.folder_of(spec.key)
-        source = DiskWeights([folder / file.path for file in files])
-        try:
-            return self._host.put(spec.key, files, source)
-        finally:
-            source.close()
+        return self._host.put_files(spec.key, files, [folder / file.path for file in files])

@@ -1,7 +1,7 @@
-"""The models on a device as bookkeeping: a budget in bytes, who uses what, who leaves for whom.
+"""Bookkeeping of the models on a device: byte budget, reservations, users and evictions.
 
-Pure, shared with the simulator: the clock is an argument, no tasks, no device. Never a model in
-use or pinned leaves, and which of the others do is a rule of `eviction`.
+Pure, shared with the simulator. A model that is in use or pinned is never evicted; a policy of
+`eviction` chooses among the others.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class CachedModel:
-    """A model on the device. Mutable: its users are counted."""
+    """A model on the device. Mutable: the cache counts its users."""
 
     key: str
-    """Which generation of which model."""
+    """Of the model's generation."""
     memory_bytes: int
     users: int = 0
     uses: int = 0
     clock: float = 0.0
-    """The rule's clock when it was last used."""
+    """The policy's clock at its last use."""
     last_used: int = 0
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it stays however long it is idle."""
+        """Whether it is exempt from eviction."""
         return False
 
 
@@ -39,7 +39,7 @@ R = TypeVar("R", bound=CachedModel)
 
 
 class DeviceCache(Generic[R]):
-    """What is on the device, what room is set aside, and the order of use."""
+    """The models on a device, reservations for others, and the order of use."""
 
     def __init__(
         self,
@@ -49,7 +49,14 @@ class DeviceCache(Generic[R]):
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """An empty device; `reload_s` is the expected time to bring a model of some size back."""
+        """An empty device.
+
+        Args:
+            budget_bytes: for all models together.
+            policy: chooses the models to evict.
+            reload_s: (key, bytes) to the expected time to load the model again after an eviction.
+            now_s: a monotonic clock.
+        """
         self.budget_bytes = budget_bytes
         self.by_key: dict[str, R] = {}
         self._policy = policy
@@ -61,21 +68,19 @@ class DeviceCache(Generic[R]):
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all models on the device."""
         return sum(entry.memory_bytes for entry in self.by_key.values())
 
     @property
     def reserved_bytes(self) -> int:
-        """Room set aside for models on their way."""
         return sum(self._reserved.values())
 
     @property
     def idle_byte_s(self) -> float:
-        """Bytes of models that nobody uses times the seconds they are there, up to now."""
+        """Bytes of idle models times seconds, up to now."""
         return self._idle.byte_s
 
     def use(self, entry: R, users: int = 1) -> None:
-        """Keep a model there until as many `end_use`."""
+        """Protect a model from eviction until each of the users has called `end_use`."""
         if entry.users == 0:
             self._idle.end(entry.memory_bytes)
         entry.users += users
@@ -84,19 +89,17 @@ class DeviceCache(Generic[R]):
         entry.clock = self._clock
 
     def end_use(self, entry: R) -> None:
-        """One user is done."""
         entry.users -= 1
         if entry.users == 0:
             self._idle.begin(entry.memory_bytes)
         self._mark(entry)
 
     def _mark(self, entry: R) -> None:
-        """It is the one that was used last."""
         self._uses += 1
         entry.last_used = self._uses
 
     def reserve(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
-        """Set room aside for a model; who must leave for it, None: it is not to be had."""
+        """Reserve memory; returns the models to evict first, None if too few are idle."""
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes
         victims = self.choose_victims(memory_bytes - free)
         if victims is not None:
@@ -104,7 +107,7 @@ class DeviceCache(Generic[R]):
         return victims
 
     def choose_victims(self, needed_bytes: int) -> tuple[str, ...] | None:
-        """The idle models to let go for so many bytes; None where all of them are too few."""
+        """The idle models to evict for so many bytes; None if all together are not enough."""
         if needed_bytes <= 0:
             return ()
         idle = [
@@ -126,11 +129,11 @@ class DeviceCache(Generic[R]):
         return chosen.keys
 
     def cancel_reservation(self, key: str) -> bool:
-        """Give room back that no model took; False: none was set aside."""
+        """Free memory reserved for a model that was not added; False without a reservation."""
         return self._reserved.pop(key, None) is not None
 
     def add(self, entry: R) -> None:
-        """Put a loaded model, which nobody uses yet, into the room set aside for it."""
+        """Add a loaded, idle model in place of its reservation."""
         self._reserved.pop(entry.key, None)
         self._mark(entry)
         entry.clock = self._clock
@@ -138,7 +141,7 @@ class DeviceCache(Generic[R]):
         self._idle.begin(entry.memory_bytes)
 
     def remove(self, key: str) -> R:
-        """Take a model that nobody uses off the device."""
+        """Remove an idle model."""
         entry = self.by_key.pop(key)
         self._idle.end(entry.memory_bytes)
         return entry

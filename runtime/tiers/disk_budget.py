@@ -1,40 +1,41 @@
-"""The byte budget of a node's disk cache: what leaves it so that a download fits.
+"""The byte budget of a node's disk cache: evicts models so that a download fits.
 
-Models that nobody reads or has mapped leave, the least recently used first, and no more than is
-needed; nothing leaves in vain. The files on disk are the only account, so pods that share a cache
-agree however they die: a download's space is set aside before its first byte.
+Evicts the least recently used models that no process reads or maps, no more than necessary, and
+none if the download would not fit even then. The files on disk are the only account of used space:
+a download reserves its space before its first byte, so pods that share a cache agree, however they
+die.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from runtime.errors import DiskFull
+from runtime.errors import DiskFull, LoadFailed, StorageFailed
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
+from runtime.storage.file import file_bytes, folder_bytes
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
-from runtime.tiers.file_names import key_of
+from runtime.tiers.cache_locks import DISK_FULL_ERRORS
+from runtime.tiers.generation_folder import key_of_cache_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
-    from runtime.tiers.cache_locks import CacheLocks, FileLock
+    from runtime.tiers.cache_locks import CacheLocks
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.8
-"""Of what the disk had free for us at start, where no budget is stated."""
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Budget without a configured one, as a share of the space that is free for the cache at start."""
 
 
 class DiskBudget:
-    """Sets space aside in a cache folder."""
+    """Reserves space in a cache folder."""
 
     def __init__(self, folder: Path, locks: CacheLocks, budget_bytes: int) -> None:
         self._folder = folder
@@ -49,18 +50,18 @@ class DiskBudget:
             paths = sorted(self._folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):  # the whole cache was deleted
             return {}
-        return {key: path for path in paths if (key := key_of(path.name)) is not None}
+        return {key: path for path in paths if (key := key_of_cache_name(path.name)) is not None}
 
     def used_bytes(self) -> int:
-        """Bytes of all models' files in the cache, those on their way whole."""
-        return sum(_bytes_below(folder) for folder in self.generations().values())
+        """Bytes of all files in the cache; files under download count in full."""
+        return sum(folder_bytes(folder) for folder in self.generations().values())
 
-    def open(
+    def open_partials(
         self, files: Sequence[RemoteFile], folder: Path, stack: ExitStack
     ) -> list[PartialFile]:
-        """Files on their way into `folder`, their space set aside; raises DiskFull, OSError.
+        """Partial files in `folder` with their space reserved; raises DiskFull, OSError.
 
-        What was opened is closed with `stack`. Where the space is not there, nothing is left.
+        `stack` closes them. Creates none if there is no space.
         """
         needed = sum(file.size_bytes for file in files)
         if needed > self.budget_bytes:
@@ -68,9 +69,9 @@ class DiskBudget:
                 f"{folder.name} needs {needed} bytes on disk, the node's disk budget is"
                 f" {self.budget_bytes} bytes: raise --disk-bytes"
             )
-        with self._locks.room():
-            begun = sum(_size(folder / f"{file.path}{PARTIAL_SUFFIX}") for file in files)
-            self._make_room(needed - begun, folder)
+        with self._locks.lock_budget():
+            present = sum(file_bytes(folder / f"{file.path}{PARTIAL_SUFFIX}") for file in files)
+            self._evict_for(needed - present, folder)
             partials = [
                 stack.enter_context(PartialFile(folder / file.path, file)) for file in files
             ]
@@ -78,72 +79,61 @@ class DiskBudget:
                 partial.allocate()
         return partials
 
-    def _make_room(self, needed: int, for_folder: Path) -> None:
+    def _evict_for(self, needed: int, for_folder: Path) -> None:
         excess = self.used_bytes() + needed - self.budget_bytes
         if excess <= 0:
             return
         with ExitStack() as stack:
-            victims = self._victims(excess, for_folder, stack)
-            for folder, size in victims:
+            for folder, size in self._choose_victims(excess, for_folder, stack):
                 remove_generation(folder)
-                self._locks.forget(folder.name)
+                self._locks.remove(folder.name)
                 DISK_EVICTIONS.labels(reason="budget").inc()
                 DISK_EVICTED_BYTES.inc(size)
                 logger.info(
-                    "model left the disk",
-                    extra={"folder": folder.name, "bytes": size, "made_room_for": for_folder.name},
+                    "model evicted from disk",
+                    extra={"folder": folder.name, "bytes": size, "evicted_for": for_folder.name},
                 )
 
-    def _victims(self, excess: int, for_folder: Path, stack: ExitStack) -> list[tuple[Path, int]]:
-        """Unused folders of `excess` bytes together, owned until `stack` ends; raises DiskFull."""
-        chosen: list[tuple[Path, int, FileLock]] = []
+    def _choose_victims(
+        self, excess: int, for_folder: Path, stack: ExitStack
+    ) -> list[tuple[Path, int]]:
+        """Unused folders of at least `excess` bytes, locked until `stack` ends; raises DiskFull."""
+        chosen: list[tuple[Path, int]] = []
+        freed = 0
         for folder in sorted(
             self.generations().values(),
             key=lambda path: (self._locks.last_used_ns(path.name), path.name),
         ):
-            if sum(size for _, size, _ in chosen) >= excess:
+            if freed >= excess:
                 break
-            lock = None if folder == for_folder else self._locks.own(folder.name)
+            lock = None if folder == for_folder else self._locks.try_lock_for_deletion(folder.name)
             if lock is not None:
                 stack.enter_context(lock)
-                chosen.append((folder, _bytes_below(folder), lock))
-        freed = sum(size for _, size, _ in chosen)
+                chosen.append((folder, folder_bytes(folder)))
+                freed += chosen[-1][1]
         if freed < excess:
             raise DiskFull(
-                f"{for_folder.name} needs {excess} bytes more on disk than the node's budget of"
-                f" {self.budget_bytes} leaves; all but {freed} are of models in use"
+                f"{for_folder.name} needs {excess} bytes more than the node's disk budget of"
+                f" {self.budget_bytes} leaves; all but {freed} bytes belong to models in use"
             )
-        for victim in reversed(tuple(chosen)):  # spare who is not needed after all
+        for victim in reversed(tuple(chosen)):  # keep the most recently used that fit
             if freed - victim[1] >= excess:
                 chosen.remove(victim)
                 freed -= victim[1]
-        return [(folder, size) for folder, size, _ in chosen]
+        return chosen
 
 
-def disk_full(error: OSError, folder: Path, needed: int) -> DiskFull | None:
-    """What a write error means, where it means that the disk is full."""
-    if error.errno not in FULL:
-        return None
+def write_error(error: OSError, folder: Path, needed: int) -> LoadFailed:
+    """The failure of a load for an error of writing `needed` bytes into a generation's folder."""
+    if error.errno not in DISK_FULL_ERRORS:
+        return StorageFailed(f"{folder} cannot be written: {error}")
     free = shutil.disk_usage(folder.parent).free
     return DiskFull(
         f"{folder.name} needs {needed} bytes on disk, {folder.parent} has {free} free"
-        f" ({os.strerror(error.errno or 0)}): free some, or give the cache another folder"
+        f" ({os.strerror(error.errno or 0)}): free some space, or give the cache another folder"
     )
 
 
 def remove_generation(folder: Path) -> None:
-    """Delete a generation's files; a network that has them mapped keeps them."""
+    """Delete a generation's files; existing memory maps of them stay valid."""
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(
-        _size(os.path.join(parent, name)) for parent, _, names in os.walk(folder) for name in names
-    )
-
-
-def _size(path: str | Path) -> int:
-    try:
-        return os.stat(path, follow_symlinks=False).st_size
-    except OSError:
-        return 0

@@ -1,79 +1,71 @@
-"""The node's folder of model files: tier `disk`, shared by the node's pods, kept over restarts.
+"""Tier `disk`: the node's folder of model files, shared by its pods and kept over restarts.
 
-One folder per model generation. A file arrives under another name and gets its own only when it is
-whole and checked, so a name in the folder always means a whole file; a mapped file is never
-rewritten. However many pods want a model, one of them downloads it and the others wait for the
-bytes. Methods block and are called in threads. The budget is `disk_room`'s, soundness of files
-`generation_folder`'s.
+One folder per model generation. A file is written under another name and gets its own once it is
+complete and checked, so a name in the folder always means a complete file; a mapped file is never
+rewritten. Methods block and are called in threads, unless they say otherwise.
 """
 
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from runtime.errors import LoadFailed, ModelInvalid, StorageFailed
-from runtime.storage.listing import RemoteFile, asset_files
-from runtime.storage.load_ticket import LoadTicket
-from runtime.storage.partial_file import PARTIAL_SUFFIX, remove_partial, remove_stale_partials
+from runtime.errors import StorageFailed
+from runtime.storage.listing import asset_files
+from runtime.storage.partial_file import partial_targets, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
-from runtime.tiers.disk_budget import DiskBudget, disk_full, remove_generation
-from runtime.tiers.file_names import name_of
-from runtime.tiers.generation_folder import STAGING, GenerationFolder
+from runtime.tiers.disk_budget import DiskBudget, remove_generation
+from runtime.tiers.generation_download import GenerationDownloader
+from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from runtime.storage.bandwidth import Bandwidth, BandwidthUse
-    from runtime.storage.partial_file import PartialFile
-    from runtime.storage.storages import ModelStorage, Storages
+    from runtime.storage.bandwidth import Bandwidth
+    from runtime.storage.listing import RemoteFile
+    from runtime.storage.load_ticket import LoadTicket
+    from runtime.storage.storages import Storages
     from runtime.tiers.download_progress import DownloadProgress
-
-FILES_AT_ONCE = 4
 
 
 class DiskCache:
-    """Fetches models into `folder` and knows which of them are complete."""
+    """The models in `folder`: fetched on demand, evicted within a budget."""
 
     def __init__(
-        self, folder: Path, storages: Storages, link: Bandwidth, *, budget_bytes: int = 0
+        self, folder: Path, storages: Storages, bandwidth: Bandwidth, *, budget_bytes: int = 0
     ) -> None:
         self._folder = folder
-        self._storages = storages
-        self._link = link
         self._weight_bytes: dict[str, int] = {}
-        """Per model with any file here: bytes of its weights, 0 while they are not complete.
+        """Per model with any file here: bytes of its weights, 0 unless they are complete.
 
-        Replaced entry by entry, so the event loop may read it while a thread writes."""
+        Entries are replaced one by one, so the event loop may read while a thread writes."""
         self._asset_bytes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = CacheLocks(folder)
-        self._room = DiskBudget(folder, self._locks, budget_bytes)
-        self._remove_stale()
+        self._budget = DiskBudget(folder, self._locks, budget_bytes)
+        self._downloader = GenerationDownloader(storages, bandwidth, self._locks, self._budget)
+        self._remove_stale_partials()
         self.refresh()
 
     def close(self) -> None:
-        """End the downloads under way, keeping what has come, and close all connections."""
-        self._link.close()
+        """End downloads under way, keeping what they have written, and close all connections."""
+        self._downloader.bandwidth.close()
         self._locks.close()
-        self._storages.close()
+        self._downloader.storages.close()
 
-    # What is here
+    # State of the last refresh; these do not block
 
     def keys(self) -> set[str]:
         """Models with any file here."""
         return set(self._weight_bytes)
 
     def bytes_on_disk(self, key: str) -> int:
-        """Bytes of a model's weights; 0 where they are not complete."""
+        """Bytes of a model's weights; 0 unless they are complete."""
         return self._weight_bytes.get(key, 0)
 
     def asset_bytes(self, key: str) -> int:
-        """Bytes of a model's small files, once they were fetched. Reads nothing."""
+        """Bytes of a model's small files, once fetched by this pod."""
         return self._asset_bytes.get(key, 0)
 
     def used_bytes(self) -> int:
@@ -81,60 +73,57 @@ class DiskCache:
         return sum(list(self._weight_bytes.values()))
 
     def folder_of(self, key: str) -> Path:
-        """Where the files of a generation are, or will be."""
-        return self._folder / name_of(key)
+        """The folder of a generation, which may not exist."""
+        return self._folder / cache_name(key)
 
     def refresh(self) -> set[str]:
-        """Look again, since other pods of the node fetch and delete; the models that changed.
+        """Read the folder, which other pods change too; returns the models that changed.
 
-        Raises OSError where the folder cannot be read.
+        Raises OSError if the folder cannot be read.
         """
-        seen = {
+        found = {
             key: GenerationFolder(path).complete_bytes()
-            for key, path in self._room.generations().items()
+            for key, path in self._budget.generations().items()
         }
         changed = {
             key
-            for key in seen.keys() | self._weight_bytes.keys()
-            if seen.get(key) != self._weight_bytes.get(key)
+            for key in found.keys() | self._weight_bytes.keys()
+            if found.get(key) != self._weight_bytes.get(key)
         }
         for key in changed:
-            if key in seen:
-                self._weight_bytes[key] = seen[key]
+            if key in found:
+                self._weight_bytes[key] = found[key]
             else:
                 self._forget(key)
         return changed
 
     # Use
 
-    def hold(self, key: str) -> FileLock:
-        """Keep a model's files from being deleted, for as long as anybody reads or maps them."""
-        return self._locks.use(self.folder_of(key).name)
+    def lock_for_use(self, key: str) -> FileLock:
+        """Protect a model's files from deletion while they are read or mapped."""
+        return self._locks.lock_for_use(cache_name(key))
 
     def fetch_assets(self, spec: ModelSpec) -> Path:
-        """Fetch the small files of a model and the listing of all; raises LoadFailed."""
-        folder = self.folder_of(spec.key)
-        with self.hold(spec.key):
-            generation = GenerationFolder(folder)
-            listing = generation.listing()
-            if listing is None:
-                listing = self._fetch_listing(spec)
+        """The model's folder with its listing and small files; raises LoadFailed."""
+        generation = self._generation(spec.key)
+        with self.lock_for_use(spec.key):
+            listing = self._downloader.listing(spec, generation)
             self._weight_bytes.setdefault(spec.key, 0)
             assets = asset_files(listing, spec.storage_uri)
-            self._ensure(spec, assets)
+            self._downloader.ensure(spec, generation, assets)
             self._asset_bytes[spec.key] = sum(file.size_bytes for file in assets)
-        return folder
+        return generation.path
 
     def weight_files(self, spec: ModelSpec) -> tuple[RemoteFile, ...]:
-        """The files of weights of a model whose assets are here."""
-        files = GenerationFolder(self.folder_of(spec.key)).weight_files(spec.storage_uri)
+        """The files of weights of a model whose assets were fetched; raises LoadFailed."""
+        files = self._generation(spec.key).weight_files(spec.storage_uri)
         if files is None:
             raise StorageFailed(f"the cached files of {spec.key} are gone")
         return files
 
     def has_weights(self, key: str) -> bool:
-        """Whether every file of weights is here and has its size."""
-        size_bytes = GenerationFolder(self.folder_of(key)).complete_bytes()
+        """Whether every file of weights is here with its size."""
+        size_bytes = self._generation(key).complete_bytes()
         if size_bytes or key in self._weight_bytes:
             self._weight_bytes[key] = size_bytes
         return size_bytes > 0
@@ -143,158 +132,60 @@ class DiskCache:
         self,
         spec: ModelSpec,
         ticket: LoadTicket | None = None,
-        arrivals: DownloadProgress | None = None,
+        progress: DownloadProgress | None = None,
     ) -> tuple[Path, ...]:
-        """Fetch the files of weights that are not here yet; raises LoadFailed, LoadCancelled.
+        """Fetch the missing files of weights; raises LoadFailed, LoadCancelled.
 
         Args:
             spec: a model whose small files are here.
-            ticket: how much it is wanted; by default somebody waits.
-            arrivals: told of the bytes as they come, and of the end if that is good.
+            ticket: its priority and cancellation; urgent by default.
+            progress: receives the bytes as they arrive, and the end of a successful fetch.
         """
-        folder = self.folder_of(spec.key)
-        with self.hold(spec.key):
+        generation = self._generation(spec.key)
+        with self.lock_for_use(spec.key):
             files = self.weight_files(spec)
-            self._ensure(spec, files, ticket, arrivals)
-            shutil.rmtree(folder / STAGING, ignore_errors=True)
+            self._downloader.ensure(spec, generation, files, ticket=ticket, progress=progress)
+            shutil.rmtree(generation.path / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
-            if arrivals is not None:
-                arrivals.whole(folder)
-                arrivals.finish()
-        return tuple(folder / file.path for file in files)
+            if progress is not None:
+                progress.add_complete(generation.path)
+                progress.finish()
+        return tuple(generation.path / file.path for file in files)
 
     def discard_partial(self, key: str) -> None:
-        """Give back the space of files on their way, unless another pod goes on with them."""
+        """Delete the unfinished files of a model, unless another process downloads them."""
         folder = self.folder_of(key)
-        lock = self._locks.fetch_if_free(folder.name)
+        lock = self._locks.try_lock_for_download(folder.name)
         if lock is not None:
             with lock:
-                for partial in folder.rglob("*" + PARTIAL_SUFFIX):
-                    remove_partial(partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX)))
+                for target in partial_targets(folder):
+                    remove_partial(target)
 
     def discard(self, key: str) -> None:
-        """Delete the files of a generation, unless another pod of the node uses them.
+        """Delete the files of a generation, unless another pod uses them.
 
         Raises StorageFailed, OSError.
         """
         folder = self.folder_of(key)
-        owned = self._locks.own(folder.name)
-        if owned is None:
+        lock = self._locks.try_lock_for_deletion(folder.name)
+        if lock is None:
             return
-        with owned:
+        with lock:
             remove_generation(folder)
-            self._locks.forget(folder.name)
+            self._locks.remove(folder.name)
         self._forget(key)
+
+    def _generation(self, key: str) -> GenerationFolder:
+        return GenerationFolder(self.folder_of(key))
 
     def _forget(self, key: str) -> None:
         self._weight_bytes.pop(key, None)
         self._asset_bytes.pop(key, None)
 
-    # Fetching
-
-    def _fetch_listing(self, spec: ModelSpec) -> tuple[RemoteFile, ...]:
-        folder = self.folder_of(spec.key)
-        generation = GenerationFolder(folder)
-        with self._locks.fetch(folder.name):
-            listing = generation.listing()
-            if listing is None:
-                listing = self._open(spec).list_files()
-                asset_files(listing, spec.storage_uri)  # before anything of a bad one is kept
-                try:
-                    generation.write_listing(listing)
-                except OSError as error:
-                    raise self._write_failure(error, folder, 0) from error
-        return listing
-
-    def _open(self, spec: ModelSpec) -> ModelStorage:
-        return self._storages.open(spec.storage_uri, self.folder_of(spec.key) / STAGING)
-
-    def _ensure(
-        self,
-        spec: ModelSpec,
-        files: Sequence[RemoteFile],
-        ticket: LoadTicket | None = None,
-        arrivals: DownloadProgress | None = None,
-    ) -> None:
-        """Have `files` here, sound; one process at a time fetches what is not."""
-        folder, ticket = self.folder_of(spec.key), ticket or LoadTicket()
-        generation = GenerationFolder(folder)
-        if not generation.unsound(files):
-            return
-        with self._locks.fetch(folder.name, ticket.raise_if_cancelled):
-            missing = generation.unsound(files)  # another process may have fetched them meanwhile
-            if not missing:
-                return
-            try:
-                with self._link.use(ticket) as link:
-                    self._fetch_all(self._open(spec), missing, generation, link, arrivals)
-            except OSError as error:
-                _remove_partials(missing, folder)
-                needed = sum(file.size_bytes for file in missing)
-                raise self._write_failure(error, folder, needed) from error
-            except ModelInvalid:  # what has come is of another version, or not what S3 has
-                _remove_partials(missing, folder)
-                raise
-
-    def _fetch_all(
-        self,
-        storage: ModelStorage,
-        files: Sequence[RemoteFile],
-        generation: GenerationFolder,
-        link: BandwidthUse,
-        arrivals: DownloadProgress | None,
-    ) -> None:
-        for file in files:
-            (generation.path / file.path).unlink(missing_ok=True)
-        with ExitStack() as stack:
-            partials = self._room.open(files, generation.path, stack)
-            total = sum(file.size_bytes for file in files)
-            missing = sum(
-                span.size_bytes for partial in partials for span in partial.missing_ranges()
-            )
-            link.ticket.start_download(total, total - missing)
-            if arrivals is not None:
-                for partial in partials:
-                    arrivals.watch(partial)
-                arrivals.whole(generation.path)
-            with ThreadPoolExecutor(min(FILES_AT_ONCE, len(files))) as pool:
-                if len(files) > FILES_AT_ONCE:  # the layout needs the headers of all
-                    heads = [
-                        pool.submit(storage.fetch, each.file, each, link, head_only=True)
-                        for each in partials
-                    ]
-                    for head in heads:
-                        head.result()
-                fetches = [
-                    pool.submit(self._fetch, storage, partial, generation, link)
-                    for partial in partials
-                ]
-            for fetch in fetches:
-                fetch.result()
-
-    def _fetch(
-        self,
-        storage: ModelStorage,
-        partial: PartialFile,
-        generation: GenerationFolder,
-        link: BandwidthUse,
-    ) -> None:
-        storage.fetch(partial.file, partial, link)
-        generation.put_in_place(partial)
-
-    def _write_failure(self, error: OSError, folder: Path, needed: int) -> LoadFailed:
-        full = disk_full(error, folder, needed)
-        return full or StorageFailed(f"{folder} cannot be written: {error}")
-
-    def _remove_stale(self) -> None:
-        """Clear away what an earlier boot had not finished, unless somebody is at it."""
-        for folder in self._room.generations().values():
-            owned = self._locks.own(folder.name)
-            if owned is not None:
-                with owned:
+    def _remove_stale_partials(self) -> None:
+        """Delete unfinished downloads of an earlier boot, unless another pod uses the folder."""
+        for folder in self._budget.generations().values():
+            lock = self._locks.try_lock_for_deletion(folder.name)
+            if lock is not None:
+                with lock:
                     remove_stale_partials(folder)
-
-
-def _remove_partials(files: Sequence[RemoteFile], folder: Path) -> None:
-    for file in files:
-        remove_partial(folder / file.path)

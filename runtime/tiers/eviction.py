@@ -1,7 +1,6 @@
-"""Which models leave the device when a new one needs room: interchangeable rules.
+"""Eviction policies: which idle models to evict when a new one needs memory.
 
-Pure: the store asks one and carries the answer out. Each rule orders the idle models; no more of
-them leave than are needed.
+Pure. Each policy orders the idle models; no more of them are evicted than necessary.
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model on the device that nobody uses now."""
+    """An idle model."""
 
     key: str
     memory_bytes: int
     last_used: int
-    """Position in the order of use; larger is more recent."""
+    """Position in the order of use; a larger one is more recent."""
     uses: int = 1
-    """Requests it has served since it came."""
+    """Requests served since it was loaded."""
     reload_s: float = 1.0
-    """Expected time to bring it back from where it goes."""
+    """Expected time to load it again from the tier that it would be in."""
     clock: float = 0.0
-    """The rule's clock when it was last used."""
+    """The policy's clock at its last use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Models to evict, in the order of the rule, and the rule's clock from then on."""
+    """Models to evict, in the order of the policy, and the policy's clock afterwards."""
 
     keys: tuple[str, ...]
     clock: float
 
 
 EvictionPolicy = Callable[[Sequence[Candidate], int, float], Victims | None]
-"""Idle models, bytes needed and the clock to victims; None where all are not enough."""
+"""(idle models, bytes needed, clock) to victims; None if all together are not enough."""
 
 
 def lru(candidates: Sequence[Candidate], needed_bytes: int, clock: float = 0.0) -> Victims | None:
@@ -46,11 +45,11 @@ def lru(candidates: Sequence[Candidate], needed_bytes: int, clock: float = 0.0) 
 
 
 def greedy_dual(candidates: Sequence[Candidate], needed_bytes: int, clock: float) -> Victims | None:
-    """Least worth keeping first: seldom used, cheap to bring back, large, long unused.
+    """Lowest priority first: rarely used, cheap to load again, large, long unused.
 
     Fuerst and Sharma 2021, "FaasCache: keeping serverless computing alive with greedy-dual
-    caching", section 4.1: priority = clock + frequency * cost / size, the clock as it was when the
-    model was last used; after an eviction the clock is the largest priority that was evicted.
+    caching", section 4.1: priority = clock + frequency * cost / size, with the clock at the model's
+    last use; an eviction sets the clock to the largest evicted priority.
     """
     chosen = _fewest(candidates, needed_bytes, _priority)
     if chosen is None:
@@ -70,9 +69,9 @@ def _priority(candidate: Candidate) -> float:
 def _fewest(
     candidates: Sequence[Candidate], needed_bytes: int, rank: Callable[[Candidate], float]
 ) -> list[Candidate] | None:
-    """The lowest ranked that free enough, without those that need not go after all.
+    """The lowest ranked that free enough, less those that are not necessary, highest rank first.
 
-    Ties go by recency, then by name. Those ranked highest are spared first.
+    Ties are broken by recency, then by name.
     """
     chosen: list[Candidate] = []
     freed = 0

@@ -1,10 +1,10 @@
-"""The files of one model generation on disk, and whether they are what was fetched.
+"""The files of one model generation on disk, and whether they are the fetched ones.
 
-`.listing.json` says what the model is made of; beside each fetched file `NAME` lies `.NAME.sum`:
-its checksum, and how it looked (inode, times, boot) when it was last known to be good. A file that
-looks the same needs no reading: nobody can write to it without changing its times, and what a crash
-of the node may have lost shows as another boot. Everything else is read once, and believed if the
-sum is right. So nothing is synced: writing 1 GB through to a disk can take longer than fetching it.
+`.listing.json` lists the model's files. Beside each fetched file `NAME` lies `.NAME.sum`: its
+checksum, and its fingerprint (inode, times, boot) when its content was last known to be right. A
+file with the same fingerprint needs no reading: every write changes its times, and another boot
+shows that a crash of the node may have lost data. Any other file is read once and accepted if its
+checksum is right. So nothing is synced: to sync 1 GB can take longer than to fetch it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
-from runtime.storage.listing import RemoteFile, weight_files
+from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile, weight_files
 from runtime.storage.partial_file import boot_id
 
 if TYPE_CHECKING:
@@ -30,22 +31,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CACHE_NAME = re.compile(r"^[^~/]+~[^~/]+@[^~/]+$")
 LISTING = ".listing.json"
 STAGING = ".staging"
 INDEX = "model.safetensors.index.json"
 READ_BYTES = 1024**2
 
 
+def cache_name(key: str) -> str:
+    """The name of a model's folder in the disk cache, and the prefix of its host-tier files."""
+    return key.replace("/", "~")
+
+
+def key_of_cache_name(name: str) -> str | None:
+    """The key of the model with this name; None if it is not one of ours, like `lost+found`."""
+    return name.replace("~", "/") if CACHE_NAME.match(name) else None
+
+
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is known of a file that was fetched."""
+class _Recorded:
+    """The content of a `.sum` file."""
 
     crc32: int
-    looks: list[object]
+    fingerprint: list[object]
 
 
 class GenerationFolder:
-    """One generation's folder. Whoever writes to it holds the generation's `fetch` lock."""
+    """One generation's folder. Writers must have the generation's download lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +65,7 @@ class GenerationFolder:
     # The listing
 
     def listing(self) -> tuple[RemoteFile, ...] | None:
-        """What the model is made of; None where that is not known here."""
+        """The model's files; None without a readable listing."""
         try:
             rows = json.loads((self.path / LISTING).read_text())
             return tuple(RemoteFile(str(path), int(size), str(tag)) for path, size, tag in rows)
@@ -64,7 +76,6 @@ class GenerationFolder:
             return None
 
     def write_listing(self, listing: Iterable[RemoteFile]) -> None:
-        """Keep what the model is made of."""
         rows = [[file.path, file.size_bytes, file.version] for file in listing]
         self._write(LISTING, json.dumps(rows))
 
@@ -76,58 +87,59 @@ class GenerationFolder:
         return weight_files(listing, uri, _indexed_files(self.path / INDEX))
 
     def complete_bytes(self) -> int:
-        """Bytes of the weights if every file is here and has its size, else 0. Reads no weights."""
+        """Bytes of the weights if every file is here with its size, else 0. Reads no weights."""
         try:
             files = self.weight_files(self.path.name) or ()
         except LoadFailed:
             return 0
-        if any(self._known(file) is None for file in files):
+        if any(self._recorded(file) is None for file in files):
             return 0
         return sum(file.size_bytes for file in files)
 
     # The files
 
-    def unsound(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-        """Those of `files` that are not here as they were fetched. Reads what looks different."""
-        return [file for file in files if not self._is_sound(file)]
+    def missing_or_damaged(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+        """Those of `files` that must be fetched. Reads files with another fingerprint."""
+        return [file for file in files if not self._is_intact(file)]
 
-    def _is_sound(self, file: RemoteFile) -> bool:
-        known = self._known(file)
-        if known is None:
+    def _is_intact(self, file: RemoteFile) -> bool:
+        recorded = self._recorded(file)
+        if recorded is None:
             return False
         path = self.path / file.path
-        if looks_of(path) == known.looks:
+        if _fingerprint(path) == recorded.fingerprint:
             return True
-        if crc32_of(path) == known.crc32:
-            self.remember(file, known.crc32)
+        if _crc32(path) == recorded.crc32:
+            self.record(file, recorded.crc32)
             return True
-        logger.warning("cached file is damaged, fetching it again", extra={"path": path})
+        logger.warning("cached file damaged, fetching it again", extra={"path": path})
         return False
 
-    def put_in_place(self, partial: PartialFile) -> None:
-        """Give a whole file its name; the sum first, so that no crash leaves a file without."""
+    def finish(self, partial: PartialFile) -> None:
+        """Give a complete file its name; its checksum first, so that no crash separates them."""
         file, crc32 = partial.file, partial.crc32()
-        self._write(_sum_of(file.path), json.dumps([file.version, crc32, []]))
+        self._write(_sum_path(file.path), json.dumps([file.version, crc32, []]))
         partial.rename_to_target()
-        self.remember(file, crc32)
+        self.record(file, crc32)
 
-    def remember(self, file: RemoteFile, crc32: int) -> None:
-        """Record that a file in its place has this sum, and how it looks now."""
-        looks = looks_of(self.path / file.path)
-        self._write(_sum_of(file.path), json.dumps([file.version, crc32, looks]))
+    def record(self, file: RemoteFile, crc32: int) -> None:
+        """Record the checksum of a file under its name, with its fingerprint of now."""
+        fingerprint = _fingerprint(self.path / file.path)
+        self._write(_sum_path(file.path), json.dumps([file.version, crc32, fingerprint]))
 
-    def _known(self, file: RemoteFile) -> _Known | None:
-        """What was recorded of a file, if it is there with the size and version that is wanted."""
+    def _recorded(self, file: RemoteFile) -> _Recorded | None:
+        """The record of a file; None unless the file is here with the same size and version."""
         try:
             if (self.path / file.path).stat().st_size != file.size_bytes:
                 return None
-            version, crc32, looks = json.loads((self.path / _sum_of(file.path)).read_text())
-            return _Known(int(crc32), list(looks)) if version == file.version else None
+            text = (self.path / _sum_path(file.path)).read_text()
+            version, crc32, fingerprint = json.loads(text)
+            return _Recorded(int(crc32), list(fingerprint)) if version == file.version else None
         except (OSError, ValueError, TypeError):
             return None
 
     def _write(self, name: str, text: str) -> None:
-        """Write a small file whole or not at all; raises OSError."""
+        """Write a small file atomically; raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         aside = self.path / f"{name}.{os.getpid()}-{threading.get_ident()}.aside"
         try:
@@ -137,20 +149,18 @@ class GenerationFolder:
             aside.unlink(missing_ok=True)
 
 
-def _sum_of(path: str) -> str:
-    """Where the sum of a file is kept: beside it."""
+def _sum_path(path: str) -> str:
     pure = PurePosixPath(path)
     return str(pure.with_name(f".{pure.name}.sum"))
 
 
-def looks_of(path: Path) -> list[object]:
-    """What changes when a file is written to or replaced; raises OSError."""
+def _fingerprint(path: Path) -> list[object]:
+    """Changes when a file is written to or replaced; raises OSError."""
     status = path.stat()
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, boot_id()]
 
 
-def crc32_of(path: Path) -> int:
-    """The sum of a file's content; raises OSError."""
+def _crc32(path: Path) -> int:
     total, buffer = 0, bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as source:
         while count := source.readinto(buffer):
@@ -159,7 +169,7 @@ def crc32_of(path: Path) -> int:
 
 
 def _indexed_files(index: Path) -> frozenset[str] | None:
-    """The files that an index of sharded weights names; None where there is no index."""
+    """The files that an index of sharded weights names; None without an index."""
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         names = frozenset(weight_map.values())
@@ -168,8 +178,7 @@ def _indexed_files(index: Path) -> frozenset[str] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelInvalid(f"{index.name} is not an index of weights: {error!r}") from error
     if not names or not all(
-        isinstance(name, str) and name.endswith(".safetensors") and "/" not in name
-        for name in names
+        isinstance(name, str) and name.endswith(WEIGHT_SUFFIX) and "/" not in name for name in names
     ):
         raise ModelInvalid(
             f"{index.name} names files that are not safetensors: {sorted(map(str, names))}"

@@ -1,43 +1,61 @@
-"""The folder of tier `host` on a node: made, entered and left by the pods of that node.
+"""The folder of tier `host` on a node, shared by its pods: membership, locks and files.
 
-Who is inside holds a shared lock that dies with its process. Who leaves last clears the folder:
-memory that no pod uses would otherwise stay taken until the node restarts.
+Each pod inside has a shared lock that ends with its process. The last pod that leaves clears the
+folder: its memory would otherwise be taken until the node restarts.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.storage.partial_file import PARTIAL_SUFFIX
+from runtime.tiers.generation_folder import cache_name, key_of_cache_name
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from runtime.storage.listing import RemoteFile
 
 MEMBERS = ".pods"
 CHANGES = ".lock"
 DEFAULT_BASE = Path("/dev/shm")
+IMAGE_SUFFIX = ".slab"
 
 
 class HostFolderUnusable(Exception):
     """The folder cannot be used; the message says why and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """A complete or partial image in the folder."""
+
+    path: Path
+    key: str
+    size_bytes: int
+    used_ns: int
+
+
 class HostFolder:
-    """An entered folder. Methods block."""
+    """A folder that this pod has entered. Methods block."""
 
     def __init__(self, path: Path, budget_bytes: int) -> None:
-        """Enter, making the folder if need be; raises HostFolderUnusable."""
+        """Enter, creating the folder if necessary; raises HostFolderUnusable."""
         self.path = path
         try:
             self._members = self._enter()
         except OSError as error:
             raise HostFolderUnusable(f"{path} cannot be used: {error}") from error
         try:
-            _check_place(path, budget_bytes)
+            _check_usable(path, budget_bytes)
         except HostFolderUnusable:
             self.leave()
             raise
@@ -59,7 +77,7 @@ class HostFolder:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the folder's own lock: one pod at a time adds and deletes."""
+        """The right to add and delete files, for one pod at a time."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self.path / CHANGES, flags, 0o600)
         try:
@@ -69,18 +87,42 @@ class HostFolder:
             os.close(descriptor)
 
     def leave(self) -> None:
-        """Leave; the last one clears the folder."""
+        """Leave the folder, and clear it if no other pod is inside."""
         try:
             fcntl.flock(self._members, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
         except BlockingIOError:
-            pass  # others are inside
+            pass
         finally:
             os.close(self._members)
 
+    def files(self, suffix: str) -> list[HostFile]:
+        """The files of models with this suffix; raises OSError."""
+        found = []
+        for path in self.path.glob(f"*{suffix}"):
+            name = path.name.removesuffix(PARTIAL_SUFFIX).rsplit(".", 2)[0]
+            key = key_of_cache_name(name)
+            if key is None:
+                continue
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found.append(HostFile(path, key, status.st_size, status.st_mtime_ns))
+        return found
+
+    def image_path(self, key: str, files: Sequence[RemoteFile]) -> Path:
+        """The image of a model; its name changes with the files that the image is made from."""
+        rows = sorted((file.path, file.size_bytes, file.version) for file in files)
+        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+        return self.path / f"{cache_name(key)}.{digest}{IMAGE_SUFFIX}"
+
+
+def partial_path(image: Path) -> Path:
+    """The name of an image while it is written."""
+    return image.with_name(image.name + PARTIAL_SUFFIX)
+
 
 def lock_if_free(descriptor: int, operation: int) -> bool:
-    """Take a lock of an open file at once, or not at all."""
+    """Lock an open file without waiting; False if another process has it locked."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,12 +130,27 @@ def lock_if_free(descriptor: int, operation: int) -> bool:
     return True
 
 
-def _check_place(path: Path, budget_bytes: int) -> None:
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+def delete_if_free(path: Path) -> bool:
+    """Delete a file; False if a process has it locked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not lock_if_free(descriptor, fcntl.LOCK_EX):
+            return False
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _check_usable(path: Path, budget_bytes: int) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise HostFolderUnusable(
             f"{path} must be a folder of user {os.getuid()} that others cannot write to,"
-            f" is of user {facts.st_uid} with mode {stat.S_IMODE(facts.st_mode):o}"
+            f" is of user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}"
         )
     system = os.statvfs(path)
     size = system.f_frsize * system.f_blocks

@@ -1,7 +1,7 @@
-"""The file of one model in tier `host`: a header, then the slab as it lies on a device.
+"""The image file of one model in tier `host`: a header, then the slab in its layout on a device.
 
 Layout: magic (8 bytes), length of the description (8, little endian), its SHA-256 (32), the
-description in JSON (size of the slab, tensors), zeros up to a page, the slab.
+description in JSON (size of the slab, tensors), zeros up to a page boundary, the slab.
 """
 
 from __future__ import annotations
@@ -26,59 +26,56 @@ if TYPE_CHECKING:
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")
-MOST_DESCRIPTION_BYTES = 64 * 1024**2
+MAX_DESCRIPTION_BYTES = 64 * 1024**2
 CHUNK_BYTES = 16 * 1024**2
 
 
-class ImageSpoiled(Exception):
-    """A file of tier `host` is not what was written; it is deleted and the model read anew."""
+class ImageDamaged(Exception):
+    """An image is not what was written; it is deleted and the model read from disk."""
 
 
 class HostImage:
-    """A whole image, open. The lock of its descriptor lasts until its last tensor is gone."""
+    """An open, complete image. The lock of its descriptor lasts until its last tensor is gone."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        """Take the descriptor over and check the file; raises ImageSpoiled."""
+        """Take over the descriptor and check the file; raises ImageDamaged."""
         self._descriptor = descriptor
         self._name = name
-        self.layout, self._begin = _read_header(descriptor, name)
+        self.layout, self._slab_offset = _read_header(descriptor, name)
 
-    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
-        """All of them at once: the image is whole."""
-        return slab_parts(self.layout.size_bytes, most_bytes)
+    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
+        return slab_parts(self.layout.size_bytes, max_bytes)
 
     def wait_verified(self) -> None:
-        """An image gets its name when it is whole."""
+        """Return at once: an image gets its name once it is complete."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, mapped: the pods of a node share the memory."""
-        size_bytes = self._begin + self.layout.size_bytes
+        """All tensors, mapped, so that the pods of a node share the memory."""
+        size_bytes = self._slab_offset + self.layout.size_bytes
         whole = map_file(self._descriptor, size_bytes, name=self._name)
         touch_pages(whole, name=self._name)
-        region = whole.narrow(0, self._begin, self.layout.size_bytes)
+        region = whole.narrow(0, self._slab_offset, self.layout.size_bytes)
         return {tensor.name: view_of(region, tensor) for tensor in self.layout.tensors}
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the slab's bytes from `offset` on; raises ModelInvalid."""
-        read_exactly(self._descriptor, self._begin + offset, target, name=self._name)
+        read_exactly(self._descriptor, self._slab_offset + offset, target, name=self._name)
 
     def close(self) -> None:
-        """Close the file; a mapping has a descriptor of its own, with the same lock."""
+        """Close the file; a mapping has its own descriptor with the same lock."""
         os.close(self._descriptor)
 
 
 def image_bytes(layout: SlabLayout) -> int:
-    """Size of the file that an image of this layout takes."""
+    """Size of the image file of this layout."""
     return len(_header(layout)) + layout.size_bytes
 
 
 def write_image(
     descriptor: int, source: WeightSource, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Write the whole image; False where it was stopped. Raises OSError, ModelInvalid.
+    """Write the whole image; False if stopped. Raises OSError, ModelInvalid.
 
-    Written with `pwrite` and never through a mapping: a full file system is then an error of the
-    call and not a fatal signal.
+    Writes with `pwrite`, never through a mapping, where a full file system would be a fatal signal.
     """
     header = _header(source.layout)
     _write_exactly(descriptor, memoryview(header), 0)
@@ -103,27 +100,28 @@ def _header(layout: SlabLayout) -> bytes:
 
 
 def _read_header(descriptor: int, name: str) -> tuple[SlabLayout, int]:
-    """The layout and where the slab begins. Checked on the open file, so no rename interferes."""
+    """The layout and the slab's offset, checked on the open file, so that no rename interferes."""
     size = os.fstat(descriptor).st_size
     head = os.pread(descriptor, HEAD.size, 0)
     if len(head) < HEAD.size or not head.startswith(MAGIC):
-        raise ImageSpoiled(f"{name} ({size} bytes) does not begin as an image does")
+        raise ImageDamaged(f"{name} ({size} bytes) does not begin like an image")
     _, length, digest = HEAD.unpack(head)
-    if length > min(MOST_DESCRIPTION_BYTES, size):
-        raise ImageSpoiled(f"{name} says that {length} bytes describe it, it has {size}")
+    if length > min(MAX_DESCRIPTION_BYTES, size):
+        raise ImageDamaged(f"{name} has {size} bytes, its description alone {length}")
     text = os.pread(descriptor, length, HEAD.size)
     if hashlib.sha256(text).digest() != digest:
-        raise ImageSpoiled(f"{name}: the description has another checksum than was written")
+        raise ImageDamaged(f"the description of {name} does not have its checksum")
     fields = json.loads(text)
     tensors = tuple(
         StoredTensor(name, dtype, tuple(shape), offset, size_bytes)
         for name, dtype, shape, offset, size_bytes in fields["tensors"]
     )
     layout = SlabLayout(tensors, fields["size_bytes"])
-    begin = aligned(HEAD.size + length, mmap.PAGESIZE)
-    if begin + layout.size_bytes != size:
-        raise ImageSpoiled(f"{name} has {size} bytes, {begin + layout.size_bytes} were written")
-    return layout, begin
+    slab_offset = aligned(HEAD.size + length, mmap.PAGESIZE)
+    written = slab_offset + layout.size_bytes
+    if written != size:
+        raise ImageDamaged(f"{name} has {size} bytes, {written} were written")
+    return layout, slab_offset
 
 
 def _write_exactly(descriptor: int, content: memoryview, offset: int) -> None:

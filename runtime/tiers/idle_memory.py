@@ -1,6 +1,6 @@
-"""What idle models hold of a device over time: bytes x seconds, the memory-time that is wasted.
+"""Device memory of idle models over time, in bytes x seconds: the wasted memory-time.
 
-Pure, shared with the simulator. Exact: it is summed up whenever a model becomes idle or is no more.
+Pure, shared with the simulator. Exact: updated whenever a model becomes idle or stops being so.
 
 Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.1, weighted by size.
 """
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class IdleMemory:
-    """The sum for one device. Only grows."""
+    """The sum for one device. Never decreases."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """Nothing is idle yet; the clock does not go back."""
+        """Start without idle models; the clock must be monotonic."""
         self._now_s = now_s
         self._since_s = now_s()
         self._idle_bytes = 0
@@ -25,20 +25,19 @@ class IdleMemory:
 
     @property
     def byte_s(self) -> float:
-        """Bytes of idle models times seconds, up to now."""
         return self._byte_s + self._idle_bytes * (self._now_s() - self._since_s)
 
     def begin(self, memory_bytes: int) -> None:
-        """A model of this size is idle from now on."""
-        self._pass()
+        """Record that a model of this size became idle."""
+        self._advance()
         self._idle_bytes += memory_bytes
 
     def end(self, memory_bytes: int) -> None:
-        """A model that was idle is used, or has left."""
-        self._pass()
+        """Record that an idle model is used or removed."""
+        self._advance()
         self._idle_bytes -= memory_bytes
 
-    def _pass(self) -> None:
+    def _advance(self) -> None:
         now_s = self._now_s()
         self._byte_s += self._idle_bytes * (now_s - self._since_s)
         self._since_s = now_s

@@ -1,1 +1,1 @@
-"""Where the tensors of a model lie in files and in memory."""
+"""The tensors of a model in files and in memory."""

@@ -1,7 +1,7 @@
-"""The tensors that a program's archive holds: where their bytes lie, and how they are seen.
+"""The tensors of a program's archive: the position of their bytes, and their shapes and strides.
 
-A stored tensor is the run of bytes that a weight spans; weights that share one are tied. Shapes and
-strides are put upon it when the bytes are on the device.
+A stored tensor is the range of bytes that a weight spans; weights that share a range are tied.
+Shapes and strides are applied when the bytes are on the device.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ STORED_DTYPES = {
     1: "U8", 2: "I8", 3: "I16", 4: "I32", 5: "I64", 6: "F16", 7: "F32", 8: "F64", 12: "BOOL",
     13: "BF16", 28: "U16", 29: "F8_E4M3", 30: "F8_E5M2", 34: "U32", 35: "U64",
 }  # fmt: skip
-"""Codes of `torch._export.serde.schema.ScalarType` that are served, by safetensors' names."""
+"""Supported codes of `torch._export.serde.schema.ScalarType`, with safetensors' type names."""
 TENSOR_PREFIX = "tensor_"
 """Constants of other kinds are pickled objects."""
-MOST_ELEMENTS = 2**48
+MAX_ELEMENTS = 2**48
 
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """How a weight is seen in the bytes that hold it; sizes and strides in elements."""
+    """A weight as a view of its bytes; sizes and strides in elements."""
 
     stored: StoredTensor
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
+    def apply_to(self, flat: torch.Tensor) -> torch.Tensor:
         """The weight, without a copy."""
         return flat.as_strided(self.sizes, self.strides)
 
 
 def read_views(archive: Archive) -> tuple[dict[str, TensorView], dict[str, TensorView]]:
-    """Weights and constants by name; raises ModelInvalid, also for those that are pickled."""
+    """Weights and constants by name; raises ModelInvalid, also if one is pickled."""
     weights = archive.tensor_entries(WEIGHTS, "weights")
     constants = archive.tensor_entries(CONSTANTS, "constants")
     return (
@@ -54,9 +54,9 @@ def read_views(archive: Archive) -> tuple[dict[str, TensorView], dict[str, Tenso
 
 
 def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
-    """The runs of bytes of all weights and constants, each once; `name` is the file's in errors.
+    """The ranges of bytes of all weights and constants, each once; raises ModelInvalid.
 
-    Raises ModelInvalid.
+    `name` is the file's in errors.
     """
     weights, constants = read_views(Archive(path, name))
     stored = {view.stored.name: view.stored for view in (*weights.values(), *constants.values())}
@@ -69,17 +69,17 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> TensorView
     is_tensor = directory == WEIGHTS or str(path).startswith(TENSOR_PREFIX)
     if about.get("use_pickle") or not is_tensor:
         raise ModelInvalid(
-            f"the program keeps {name!r} pickled ({directory}{path}), and nothing is unpickled;"
+            f"the program has {name!r} pickled ({directory}{path}), and nothing is unpickled;"
             " make it a plain tensor and export again"
         )
     meta = require_object(about.get("tensor_meta"), f"{directory}{name}")
     dtype = STORED_DTYPES.get(meta.get("dtype", 0))
     if dtype is None:
-        raise ModelInvalid(f"{name!r} of the program has a type that is not served")
+        raise ModelInvalid(f"{name!r} of the program has an unsupported type")
     sizes = _numbers(meta.get("sizes"), name)
     strides = _numbers(meta.get("strides"), name)
     (start,) = _numbers([meta.get("storage_offset")], name)
-    if len(sizes) != len(strides) or math.prod(sizes) > MOST_ELEMENTS:
+    if len(sizes) != len(strides) or math.prod(sizes) > MAX_ELEMENTS:
         raise ModelInvalid(f"{name!r} of the program has sizes {sizes} and strides {strides}")
     span = _span(sizes, strides)
     record, item = archive.record(f"{directory}{path}"), DTYPES[dtype].itemsize
@@ -99,7 +99,7 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> TensorView
 
 
 def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
+    """Number of elements from the first to the last."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -110,24 +110,24 @@ def _numbers(entries: Any, name: str) -> tuple[int, ...]:
         entry.get("as_int") if isinstance(entry, dict) else None
         for entry in (entries if isinstance(entries, list) else [None])
     ]
-    numbers = tuple(value for value in values if type(value) is int and 0 <= value < MOST_ELEMENTS)
+    numbers = tuple(value for value in values if type(value) is int and 0 <= value < MAX_ELEMENTS)
     if len(numbers) != len(values):
-        raise ModelInvalid(f"{name!r} of the program has no plain sizes: {str(entries)[:80]}")
+        raise ModelInvalid(
+            f"sizes of {name!r} of the program must be plain numbers, were {str(entries)[:80]}"
+        )
     return numbers
 
 
 def input_views(archive: Archive, names: Mapping[str, tuple[str, str]]) -> dict[str, TensorView]:
     """The view of each of the graph's inputs that is a weight; raises ModelInvalid.
 
-    Args:
-        archive: holds them.
-        names: per input of the graph: the directory, and the weight's name there.
+    `names` has the directory and the name of the weight by the name of the input.
     """
     weights, constants = read_views(archive)
     views = {}
-    for given, (directory, name) in names.items():
-        held = weights if directory == WEIGHTS else constants
-        if name not in held:
-            raise ModelInvalid(f"the program is not whole: {name!r} is not in {directory}")
-        views[given] = held[name]
+    for input_name, (directory, name) in names.items():
+        stored = weights if directory == WEIGHTS else constants
+        if name not in stored:
+            raise ModelInvalid(f"the program is incomplete: {name!r} is not in {directory}")
+        views[input_name] = stored[name]
     return views

@@ -1,7 +1,7 @@
-"""Safetensors files: their headers, checked against the file before anything is mapped or read.
+"""Headers of safetensors files, checked against the file before anything is mapped or read.
 
-A mapped file that is shorter than its header says kills the process with SIGBUS when the missing
-pages are touched, so every path to the bytes comes through here.
+Mapping a file that is shorter than its header promises kills the process with SIGBUS when the
+missing pages are touched, so every reader of the bytes goes through this module.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ import torch
 from runtime.errors import ModelInvalid
 
 HEADER_LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100 * 1024**2
+MAX_HEADER_BYTES = 100 * 1024**2
 BAD_HEADER_ERRORS = (
     ValueError,
     TypeError,
@@ -29,7 +27,7 @@ BAD_HEADER_ERRORS = (
     OverflowError,
     RecursionError,
 )
-"""What odd JSON makes of its reading."""
+"""Errors that unexpected JSON causes when it is read."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -49,7 +47,7 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-"""What safetensors calls each type."""
+"""Types by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +61,30 @@ class StoredTensor:
     """First byte, counted from the beginning of the file or of the slab."""
     size_bytes: int
 
-    def is_sound(self) -> bool:
-        """Whether shape, type and bytes agree."""
-        return (
-            self.dtype in DTYPES
-            and all(length >= 0 for length in self.shape)
-            and self.offset >= 0
-            and self.size_bytes == math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+def read_header_end(descriptor: int, file: str) -> int:
+    """Offset of the first byte after the header; raises ModelInvalid, OSError."""
+    size = os.fstat(descriptor).st_size
+    prefix = os.pread(descriptor, HEADER_LENGTH_BYTES, 0)
+    if len(prefix) < HEADER_LENGTH_BYTES:
+        raise ModelInvalid(f"{file} is truncated: it has only {size} bytes")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
+        raise ModelInvalid(
+            f"{file} is corrupt or truncated: its header has {length} bytes, the file {size}"
         )
+    return HEADER_LENGTH_BYTES + length
 
 
 def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
     """The tensors of an open file in the order of their bytes; `file` is its name in errors.
 
-    Gaps between tensors are allowed, as some writers align them; tensors may not overlap. Raises
-    ModelInvalid where the file has not the size that its header promises. Of an exported program
-    they are what its archive holds.
+    Gaps between tensors are allowed, since some writers align them; tensors may not overlap. Raises
+    ModelInvalid if the file does not have the size that its header promises.
     """
-    if file.endswith(".pt2"):
-        from runtime.weights.archive_tensors import tensors_of_program  # which needs this module
-
-        return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
     try:
-        size = os.fstat(descriptor).st_size
-        prefix = os.pread(descriptor, HEADER_LENGTH_BYTES, 0)
-        if len(prefix) < HEADER_LENGTH_BYTES:
-            raise ModelInvalid(f"{file} is truncated: it has only {size} bytes")
-        (length,) = struct.unpack("<Q", prefix)
-        if length > min(MOST_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
-            raise ModelInvalid(
-                f"{file} is corrupt or truncated: its header says {length} bytes,"
-                f" the file has {size}"
-            )
-        header = json.loads(os.pread(descriptor, length, HEADER_LENGTH_BYTES))
-        begin = HEADER_LENGTH_BYTES + length
+        begin = read_header_end(descriptor, file)
+        header = json.loads(os.pread(descriptor, begin - HEADER_LENGTH_BYTES, HEADER_LENGTH_BYTES))
         tensors = [
             _tensor(file, name, entry, begin)
             for name, entry in header.items()
@@ -107,21 +95,25 @@ def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
     except OSError as error:
         raise ModelInvalid(f"{file} cannot be read: {error}") from error
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes, tensor.name))
-    _check_extent(file, tensors, begin=begin, size=size)
+    _check_extent(file, tensors, begin=begin, size=os.fstat(descriptor).st_size)
     return tuple(tensors)
 
 
 def _tensor(file: str, name: str, entry: Any, begin: int) -> StoredTensor:
     first, last = entry["data_offsets"]
-    shape = tuple(int(length) for length in entry["shape"])
-    tensor = StoredTensor(name, str(entry["dtype"]), shape, begin + int(first), last - first)
-    if not tensor.is_sound() or first < 0:
+    dtype, shape = str(entry["dtype"]), tuple(int(length) for length in entry["shape"])
+    if not (
+        dtype in DTYPES
+        and all(length >= 0 for length in shape)
+        and first >= 0
+        and last - first == math.prod(shape) * DTYPES[dtype].itemsize
+    ):
         raise ModelInvalid(
-            f"{file} is not a valid safetensors file: tensor {name!r} of type {tensor.dtype}"
+            f"{file} is not a valid safetensors file: tensor {name!r} of type {dtype}"
             f" and shape {list(shape)} lies at bytes {first} to {last};"
             f" the types are {', '.join(DTYPES)}"
         )
-    return tensor
+    return StoredTensor(name, dtype, shape, begin + int(first), last - first)
 
 
 def _check_extent(file: str, tensors: list[StoredTensor], *, begin: int, size: int) -> None:

@@ -1,7 +1,7 @@
-"""The layout of a slab: all tensors of a model in one run of bytes, each one aligned.
+"""The slab: all tensors of a model in one contiguous range of bytes, each one aligned.
 
-The same layout is a file of tier `host` and an allocation on a device, so that one becomes the
-other by copying bytes in order.
+A file of tier `host` and an allocation on a device have the same layout, so a copy of the bytes in
+order turns one into the other.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT_BYTES = 64
-"""A cache line; kernels of GPUs ask for 16."""
+"""A cache line; GPU kernels need 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """Where each tensor lies in the slab."""
+    """The offset of each tensor in a slab."""
 
     tensors: tuple[StoredTensor, ...]
     size_bytes: int
@@ -41,7 +41,6 @@ class DeviceWeights:
 
 
 def lay_out(tensors: Sequence[StoredTensor]) -> SlabLayout:
-    """A slab of the tensors in their order."""
     placed = []
     end = 0
     for tensor in tensors:
@@ -51,17 +50,11 @@ def lay_out(tensors: Sequence[StoredTensor]) -> SlabLayout:
 
 
 def aligned(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
-    """The next multiple of the alignment."""
     return -(-size_bytes // alignment_bytes) * alignment_bytes
 
 
 def view_of(region: torch.Tensor, tensor: StoredTensor) -> torch.Tensor:
-    """A tensor as a view of the bytes it lies in; where they are unaligned for it, a copy.
-
-    Args:
-        region: uint8, one dimension; the tensor's offset counts from its beginning.
-        tensor: what lies there.
-    """
+    """A tensor as a view of a region of uint8, or as a copy if its bytes are unaligned there."""
     dtype = DTYPES[tensor.dtype]
     part = region.narrow(0, tensor.offset, tensor.size_bytes)
     if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Where the weights of a model are read from: files of tier `disk` or an image of tier `host`."""
+"""Readers of a model's weights as one slab, from safetensors files or an exported program."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import os
 from bisect import bisect_right
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
+from runtime.weights.archive_tensors import tensors_of_program
 from runtime.weights.safetensors_files import StoredTensor, read_tensors
 from runtime.weights.slab import SlabLayout, lay_out, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 MADV_POPULATE_READ = 22
 """Of Linux; Python has no name for it."""
@@ -28,7 +29,7 @@ MADV_POPULATE_READ = 22
 
 @dataclass(frozen=True, slots=True)
 class SlabPart:
-    """Bytes of a slab: `size_bytes` from `offset` on."""
+    """The bytes [offset, offset + size_bytes) of a slab."""
 
     offset: int
     size_bytes: int
@@ -36,7 +37,7 @@ class SlabPart:
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """Bytes of a slab that lie in one file."""
+    """Bytes of a slab that are contiguous in one file."""
 
     file: int
     file_offset: int
@@ -44,10 +45,10 @@ class FilePiece:
     size_bytes: int
 
 
-def slab_parts(size_bytes: int, most_bytes: int) -> Iterator[SlabPart]:
+def slab_parts(size_bytes: int, max_bytes: int) -> Iterator[SlabPart]:
     """A slab in parts, in order."""
-    for first in range(0, size_bytes, most_bytes):
-        yield SlabPart(first, min(most_bytes, size_bytes - first))
+    for offset in range(0, size_bytes, max_bytes):
+        yield SlabPart(offset, min(max_bytes, size_bytes - offset))
 
 
 class WeightSource(Protocol):
@@ -55,75 +56,47 @@ class WeightSource(Protocol):
 
     layout: SlabLayout
 
-    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
-        """The whole slab in parts, each once it can be read; raises LoadFailed, LoadCancelled."""
+    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
+        """The whole slab, part by part as it becomes readable; raises LoadFailed, LoadCancelled."""
 
     def wait_verified(self) -> None:
-        """Return once what was read is known to be right; raises as `parts` does."""
+        """Return once the bytes that were read are verified; raises LoadFailed, LoadCancelled."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, mapped and not copied, once all are here; writing to one changes no file."""
+        """All tensors, mapped and not copied, once complete; a write to one changes no file."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the slab's bytes from `offset` on; raises ModelInvalid.
 
-        Bytes between tensors stay as they are. Many threads may read at once.
+        Bytes between tensors are left unchanged. Many threads may read at once.
         """
 
     def close(self) -> None:
-        """Let go of the files; what is mapped stays mapped."""
-
-
-class DiskWeights:
-    """The safetensors files of a model; a tensor that several hold is the last one's."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the files and read their headers; raises ModelInvalid."""
-        with ExitStack() as stack:
-            descriptors = [_opened(path, stack) for path in paths]
-            self._files = OpenFiles([_named(path) for path in paths], descriptors)
-            self._open = stack.pop_all()
-        self.layout = self._files.layout
-
-    def parts(self, most_bytes: int) -> Iterator[SlabPart]:
-        """All of them at once: the files are here."""
-        return slab_parts(self.layout.size_bytes, most_bytes)
-
-    def wait_verified(self) -> None:
-        """They were checked when they came."""
-
-    def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors; one whose bytes lie unaligned in its file is copied."""
-        return self._files.map_tensors()
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Read each tensor's share of `target` from its file."""
-        self._files.read_into(offset, target)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._open.close()
+        """Close the files; mapped tensors stay valid."""
 
 
 class OpenFiles:
-    """Open safetensors files whose headers are here, seen as one slab."""
+    """Open files of weights with complete headers, as one slab.
+
+    Of a tensor that several files have, the last file's counts.
+    """
 
     def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
         """Read the headers; raises ModelInvalid. The caller closes the descriptors."""
         self._names = tuple(names)
         self._descriptors = tuple(descriptors)
-        self._found: dict[str, tuple[int, StoredTensor]] = {
+        self._stored: dict[str, tuple[int, StoredTensor]] = {
             tensor.name: (index, tensor)
             for index, (name, descriptor) in enumerate(zip(names, descriptors, strict=True))
-            for tensor in _of_part(name, read_tensors(descriptor, name))
+            for tensor in _read_tensors(descriptor, name)
         }
-        self.layout = lay_out([tensor for _, tensor in self._found.values()])
+        self.layout = lay_out([tensor for _, tensor in self._stored.values()])
         self._starts = [tensor.offset for tensor in self.layout.tensors]
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors; one whose bytes lie unaligned in its file is copied."""
+        """All tensors; one with unaligned bytes in its file is copied."""
         ends = [0] * len(self._names)
-        for index, tensor in self._found.values():
+        for index, tensor in self._stored.values():
             ends[index] = max(ends[index], tensor.offset + tensor.size_bytes)
         regions = [
             map_file(descriptor, end, name=name)
@@ -132,11 +105,10 @@ class OpenFiles:
         for region, name in zip(regions, self._names, strict=True):
             touch_pages(region, name=name)
         return {
-            name: view_of(regions[index], tensor) for name, (index, tensor) in self._found.items()
+            name: view_of(regions[index], tensor) for name, (index, tensor) in self._stored.items()
         }
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Read each tensor's share of `target` from its file."""
         for piece in self.pieces(offset, len(target)):
             first = piece.slab_offset - offset
             read_exactly(
@@ -147,7 +119,7 @@ class OpenFiles:
             )
 
     def pieces(self, offset: int, size_bytes: int) -> Iterator[FilePiece]:
-        """Where the slab's bytes from `offset` on lie, without those between tensors."""
+        """The pieces of files that make up a range of the slab, without bytes between tensors."""
         end = offset + size_bytes
         for placed in self.layout.tensors[max(0, bisect_right(self._starts, offset) - 1) :]:
             if placed.offset >= end:
@@ -156,31 +128,56 @@ class OpenFiles:
             last = min(end, placed.offset + placed.size_bytes)
             if first >= last:
                 continue
-            index, stored = self._found[placed.name]
+            index, stored = self._stored[placed.name]
             yield FilePiece(index, stored.offset + first - placed.offset, first, last - first)
 
 
-def _named(path: Path) -> str:
-    """A file's name, after its folder's where that is a part of a pipeline."""
+class DiskWeights(OpenFiles):
+    """The files of a model's weights on disk, all complete."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Open the files and read their headers; raises ModelInvalid."""
+        with ExitStack() as stack:
+            descriptors = [_open(path, stack) for path in paths]
+            super().__init__([_name(path) for path in paths], descriptors)
+            self._open_files = stack.pop_all()
+
+    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
+        return slab_parts(self.layout.size_bytes, max_bytes)
+
+    def wait_verified(self) -> None:
+        """Return at once: the disk cache has verified the files."""
+
+    def close(self) -> None:
+        self._open_files.close()
+
+
+def _name(path: Path) -> str:
+    """A file's name, preceded by its folder if that is a part of a pipeline."""
     is_part = (path.parent.parent / PIPELINE_INDEX).exists()
     return f"{path.parent.name}/{path.name}" if is_part else path.name
 
 
-def _of_part(file: str, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-    """The parts of a pipeline, a folder each, have weights of the same names."""
-    part = "" if file.endswith(PROGRAM_SUFFIX) else file.rpartition("/")[0]
+def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
+    """The tensors of a file; those of a pipeline's part get the name of the part as prefix.
+
+    The parts of a pipeline, a folder each, may have tensors of equal names.
+    """
+    if file.endswith(PROGRAM_SUFFIX):
+        return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
+    part, tensors = file.rpartition("/")[0], read_tensors(descriptor, file)
     return [replace(each, name=f"{part}/{each.name}") for each in tensors] if part else tensors
 
 
 def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
-    """A file's first bytes as a uint8 tensor; raises ModelInvalid where it has fewer by now.
+    """A file's first bytes as a uint8 tensor; raises ModelInvalid if the file has fewer by now.
 
-    The mapping, and a lock of the descriptor, live as long as the tensor and its views.
+    The mapping, and a lock of the descriptor, last as long as the tensor and its views.
     """
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:
-        # Private: who writes to a tensor changes a page of his own, never the file.
+        # Private: a write to a tensor changes a copy of the page, never the file.
         mapping = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
     except ValueError as error:
         raise ModelInvalid(f"{name} was cut short: it had {size_bytes} bytes") from error
@@ -188,22 +185,22 @@ def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
 
 
 def touch_pages(region: torch.Tensor, *, name: str) -> None:
-    """Bring in all pages of a mapping, in order; raises ModelInvalid where some are gone.
+    """Read all pages of a mapping, in order; raises ModelInvalid if some are missing.
 
-    One call for all costs half of what the first inference would pay, fault by fault (T5-base in
-    memory: 45 ms against 90), and less than half where they come from disk. A page that was cut
-    off, or cannot be read, is an error here and not a fatal signal.
+    One call for all takes half the time of the page faults of a first inference (T5-base in memory:
+    45 ms against 90), and less than half where the pages come from disk. A missing or unreadable
+    page is an error here instead of a fatal signal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if region.nbytes and libc.madvise(region.data_ptr(), region.nbytes, MADV_POPULATE_READ):
         number = ctypes.get_errno()
-        if number != errno.EINVAL:  # a kernel before 5.14: inference touches them
+        if number != errno.EINVAL:  # a kernel before 5.14: inference reads the pages
             raise ModelInvalid(f"{name} cannot be mapped whole: {os.strerror(number)}")
 
 
 def read_exactly(descriptor: int, offset: int, target: memoryview, *, name: str) -> None:
-    """Fill `target` from a file; raises ModelInvalid where it ends early or cannot be read."""
+    """Fill `target` from a file; raises ModelInvalid if it ends early or cannot be read."""
     done = 0
     while done < len(target):
         try:
@@ -212,18 +209,18 @@ def read_exactly(descriptor: int, offset: int, target: memoryview, *, name: str)
             raise ModelInvalid(f"{name} cannot be read: {error}") from error
         if count == 0:
             raise ModelInvalid(
-                f"{name} was cut short while it was read: {len(target)} bytes were expected"
-                f" at {offset}, {done} are there"
+                f"{name} was cut short while it was read: expected {len(target)} bytes"
+                f" at {offset}, found {done}"
             )
         done += count
 
 
-def _opened(path: Path, stack: ExitStack) -> int:
+def _open(path: Path, stack: ExitStack) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ModelInvalid(f"{path.name} cannot be read: {error}") from error
     stack.callback(os.close, descriptor)
-    # Reading begins now and goes on while other things are made ready.
+    # Read ahead in the background while the rest of the load is prepared.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
     return descriptor

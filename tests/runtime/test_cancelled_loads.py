@@ -228,7 +228,7 @@ def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
         locks = pod.loader.resolver.cache._locks
         folder = pod.loader.resolver.cache.folder_of(large_spec.key)
         await pod.loader.resolver.processors.folder(large_spec)
-        with locks.fetch(folder.name):  # as another pod of the node
+        with locks.lock_for_download(folder.name):  # as another pod of the node
             waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
             await until(
                 lambda: pod.loader.resolver.processors.has(large_spec.key), "it is under way"

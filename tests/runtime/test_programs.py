@@ -506,7 +506,7 @@ def _be_torchscript(records: dict[str, bytes]) -> None:
         pytest.param(_shorten_weight, "needs .* bytes", id="a weight is cut"),
         pytest.param(_compile, "compiled code", id="compiled"),
         pytest.param(_be_torchscript, "TorchScript is not served", id="torchscript"),
-        pytest.param(lambda records: records.pop(PROGRAM), "holds 0", id="no program"),
+        pytest.param(lambda records: records.pop(PROGRAM), "has 0", id="no program"),
         pytest.param(
             lambda records: records.update({PROGRAM: b"{"}), "not valid JSON", id="not json"
         ),
@@ -546,5 +546,5 @@ def test_compressed_archives_are_refused(sound: Path, tmp_path: Path) -> None:
 def test_truncated_archives_are_refused(sound: Path, tmp_path: Path, keep: int) -> None:
     archive = tmp_path / "m.pt2"
     archive.write_bytes(sound.read_bytes()[:keep])
-    with pytest.raises(ModelInvalid, match=r"no whole archive|holds 0"):
+    with pytest.raises(ModelInvalid, match=r"not a complete archive|has 0"):
         Loaded(archive)

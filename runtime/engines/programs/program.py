@@ -54,7 +54,7 @@ class Program:
     def attach(self, flat: Mapping[str, torch.Tensor]) -> None:
         self.are_rows_independent = False
         self._weights = {
-            name: view.of(flat[view.stored.name]) for name, view in self._views.items()
+            name: view.apply_to(flat[view.stored.name]) for name, view in self._views.items()
         }
 
     def detach(self) -> None:

@@ -1,4 +1,4 @@
-"""Tier host: shared between processes, bounded, never visible half-written, whole or not used."""
+"""Tier host: shared between processes, within its budget, only complete and intact images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 SIZE = 64 * KIB
-"""Bytes of each test model's only tensor; its image has a page of header beside."""
+"""Bytes of each model's only tensor; its image has a page of header, too."""
 IMAGE = SIZE + 4096
 FILES = (RemoteFile("model.safetensors", SIZE, "v1"),)
 
@@ -52,7 +52,7 @@ def put(tier: HostTier, folder: Path, key: str, value: int = 1) -> PutOutcome:
 
 
 def mapped(tier: HostTier, key: str) -> torch.Tensor | None:
-    """The model's tensor, which keeps the image's lock."""
+    """The model's tensor, which keeps the image locked."""
     image = tier.open(key, FILES)
     if image is None:
         return None
@@ -89,7 +89,7 @@ def mapping_code(folder: Path, key: str) -> str:
     return f"""
 from pathlib import Path
 from runtime.tiers.host_tier import enter_host_tier
-from tests.runtime.test_host_tier import FILES, IMAGE, mapped
+from tests.runtime.tiers.test_host_tier import FILES, IMAGE, mapped
 tier = enter_host_tier(Path({str(folder)!r}), 3 * IMAGE)
 tensor = mapped(tier, {key!r})
 assert tensor is not None
@@ -98,7 +98,7 @@ input()
 """
 
 
-def test_image_holds_what_was_put(tier: HostTier, tmp_path: Path) -> None:
+def test_image_has_the_weights(tier: HostTier, tmp_path: Path) -> None:
     assert put(tier, tmp_path, "ns/a@1", 7) is PutOutcome.DONE
     tensor = mapped(tier, "ns/a@1")
     assert tensor is not None
@@ -107,7 +107,7 @@ def test_image_holds_what_was_put(tier: HostTier, tmp_path: Path) -> None:
     assert tier.bytes_of("ns/a@1") == tier.used_bytes() == IMAGE
 
 
-def test_second_put_copies_nothing(tier: HostTier, tmp_path: Path) -> None:
+def test_second_put_keeps_the_image(tier: HostTier, tmp_path: Path) -> None:
     put(tier, tmp_path, "ns/a@1", 7)
     assert put(tier, tmp_path, "ns/a@1", 8) is PutOutcome.THERE
     tensor = mapped(tier, "ns/a@1")
@@ -115,12 +115,12 @@ def test_second_put_copies_nothing(tier: HostTier, tmp_path: Path) -> None:
     assert tensor.eq(7).all()
 
 
-def test_image_of_other_contents_is_not_used(tier: HostTier, tmp_path: Path) -> None:
+def test_image_of_other_files_is_replaced(tier: HostTier, tmp_path: Path) -> None:
     put(tier, tmp_path, "ns/a@1")
     changed = (RemoteFile("model.safetensors", SIZE, "v2"),)
     assert tier.open("ns/a@1", changed) is None
     source = weights(tmp_path, 2)
-    assert tier.put("ns/a@1", changed, source) is PutOutcome.DONE  # in its place
+    assert tier.put("ns/a@1", changed, source) is PutOutcome.DONE
     source.close()
     assert tier.used_bytes() == IMAGE
     image = tier.open("ns/a@1", changed)
@@ -129,10 +129,10 @@ def test_image_of_other_contents_is_not_used(tier: HostTier, tmp_path: Path) -> 
     image.close()
 
 
-def test_least_recently_used_leaves_when_the_budget_is_full(tier: HostTier, tmp_path: Path) -> None:
+def test_evicts_the_least_recently_used_image(tier: HostTier, tmp_path: Path) -> None:
     for value, key in enumerate(("ns/a@1", "ns/b@1", "ns/c@1")):
         put(tier, tmp_path, key, value)
-    assert mapped(tier, "ns/a@1") is not None  # used, and let go at once
+    assert mapped(tier, "ns/a@1") is not None  # used and unmapped
     assert put(tier, tmp_path, "ns/d@1", 9) is PutOutcome.DONE
     assert tier.keys() == {"ns/a@1", "ns/c@1", "ns/d@1"}
 
@@ -147,7 +147,7 @@ def test_mapped_image_is_never_evicted(tier: HostTier, tmp_path: Path) -> None:
     assert tier.keys() == {"ns/a@1", "ns/c@1", "ns/d@1"}
 
 
-def test_image_larger_than_the_budget_evicts_nobody(tier: HostTier, tmp_path: Path) -> None:
+def test_image_above_the_budget_evicts_none(tier: HostTier, tmp_path: Path) -> None:
     put(tier, tmp_path, "ns/a@1")
     large = weights(tmp_path, 5, size=4 * SIZE)
     assert tier.put("ns/large@1", FILES, large) is PutOutcome.NO_ROOM
@@ -156,7 +156,7 @@ def test_image_larger_than_the_budget_evicts_nobody(tier: HostTier, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_other_process_maps_the_same_memory_and_keeps_it(tier: HostTier, tmp_path: Path) -> None:
+def test_processes_map_the_same_memory(tier: HostTier, tmp_path: Path) -> None:
     folder = tmp_path / "host"
     put(tier, tmp_path, "ns/a@1")
     with other_process(mapping_code(folder, "ns/a@1")) as process:
@@ -164,13 +164,13 @@ def test_other_process_maps_the_same_memory_and_keeps_it(tier: HostTier, tmp_pat
         assert f" {inode} " in Path(f"/proc/{process.pid}/maps").read_text()
         tier.discard("ns/a@1")
         assert tier.keys() == {"ns/a@1"}
-        process.kill()  # its locks die with it
+        process.kill()  # releases its locks
         process.wait()
     tier.discard("ns/a@1")
     assert tier.keys() == set()
 
 
-def test_what_another_pod_puts_is_seen(tier: HostTier, tmp_path: Path) -> None:
+def test_sees_images_of_other_pods(tier: HostTier, tmp_path: Path) -> None:
     other = enter_host_tier(tmp_path / "host", 3 * IMAGE)
     put(other, tmp_path, "ns/a@1", 4)
     assert tier.changes() == {"ns/a@1"}
@@ -183,7 +183,7 @@ def test_what_another_pod_puts_is_seen(tier: HostTier, tmp_path: Path) -> None:
 
 STALLED_COPY = """
 from pathlib import Path
-from tests.runtime.test_host_tier import FILES, IMAGE, weights
+from tests.runtime.tiers.test_host_tier import FILES, IMAGE, weights
 from runtime.tiers.host_tier import enter_host_tier
 
 class Stalled:
@@ -199,9 +199,7 @@ tier.put("ns/a@1", FILES, Stalled(weights(Path({work!r}), 1)))
 
 
 @pytest.mark.slow
-def test_only_one_pod_copies_and_a_killed_copy_leaves_nothing(
-    tier: HostTier, tmp_path: Path
-) -> None:
+def test_one_pod_copies_and_a_killed_copy_is_deleted(tier: HostTier, tmp_path: Path) -> None:
     folder, work = tmp_path / "host", tmp_path / "work"
     work.mkdir()
     code = STALLED_COPY.format(folder=str(folder), work=str(work))
@@ -218,7 +216,7 @@ def test_only_one_pod_copies_and_a_killed_copy_leaves_nothing(
     assert tensor.eq(3).all()
 
 
-def test_next_pod_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_start_deletes_copies_of_killed_pods(tmp_path: Path) -> None:
     folder = tmp_path / "host"
     folder.mkdir(mode=0o700)
     (folder / "ns~a@1.0123456789abcdef.slab.part").write_bytes(b"x" * 1000)
@@ -228,25 +226,25 @@ def test_next_pod_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
 
 
 def cut_to(size: int) -> Callable[[Path], None]:
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         path.chmod(0o600)
         os.truncate(path, size if size >= 0 else path.stat().st_size + size)
 
-    return spoil
+    return damage
 
 
 def overwritten(offset: int) -> Callable[[Path], None]:
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         path.chmod(0o600)
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(b"\xff\xff\xff\xff")
 
-    return spoil
+    return damage
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         pytest.param(cut_to(-1), id="one-byte-less"),
         pytest.param(cut_to(0), id="empty"),
@@ -257,17 +255,17 @@ def overwritten(offset: int) -> Callable[[Path], None]:
         pytest.param(overwritten(60), id="description"),
     ],
 )
-def test_spoiled_image_is_deleted_and_not_used(
-    tier: HostTier, tmp_path: Path, spoil: Callable[[Path], object]
+def test_damaged_image_is_deleted(
+    tier: HostTier, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     put(tier, tmp_path, "ns/a@1")
-    spoil(image_path(tmp_path / "host"))
+    damage(image_path(tmp_path / "host"))
     assert tier.open("ns/a@1", FILES) is None
     assert tier.keys() == set()
     assert put(tier, tmp_path, "ns/a@1") is PutOutcome.DONE
 
 
-def test_image_that_is_cut_after_it_was_opened_is_an_error(tier: HostTier, tmp_path: Path) -> None:
+def test_image_cut_while_open_raises(tier: HostTier, tmp_path: Path) -> None:
     put(tier, tmp_path, "ns/a@1")
     image = tier.open("ns/a@1", FILES)
     assert image is not None
@@ -279,7 +277,7 @@ def test_image_that_is_cut_after_it_was_opened_is_an_error(tier: HostTier, tmp_p
     image.close()
 
 
-def test_pages_that_are_gone_are_an_error_and_no_signal(tmp_path: Path) -> None:
+def test_missing_pages_raise_instead_of_a_signal(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * SIZE)
     descriptor = os.open(path, os.O_RDONLY)
@@ -290,13 +288,13 @@ def test_pages_that_are_gone_are_an_error_and_no_signal(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_images_cannot_be_written_to(tier: HostTier, tmp_path: Path) -> None:
+def test_images_are_read_only(tier: HostTier, tmp_path: Path) -> None:
     put(tier, tmp_path, "ns/a@1")
     path = image_path(tmp_path / "host")
     assert path.stat().st_mode & 0o777 == 0o400
     tensor = mapped(tier, "ns/a@1")
     assert tensor is not None
-    tensor.fill_(9)  # a page of this process's own
+    tensor.fill_(9)  # changes a private copy of the page
     again = mapped(tier, "ns/a@1")
     assert again is not None
     assert again.eq(1).all()
@@ -314,23 +312,23 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_memory_is_an_error_of_the_copy_alone(small_memory: Path, tmp_path: Path) -> None:
+def test_full_memory_fails_only_the_copy(small_memory: Path, tmp_path: Path) -> None:
     tier = enter_host_tier(small_memory, 200 * KIB)
-    (small_memory / "of-somebody-else").write_bytes(b"x" * 200 * KIB)
+    (small_memory / "another-file").write_bytes(b"x" * 200 * KIB)
     assert put(tier, tmp_path, "ns/a@1") is PutOutcome.FAILED
     assert list(small_memory.glob("ns*")) == []
-    (small_memory / "of-somebody-else").unlink()
+    (small_memory / "another-file").unlink()
     assert put(tier, tmp_path, "ns/a@1") is PutOutcome.DONE
     tier.close()
 
 
-def test_file_system_smaller_than_the_budget_switches_the_tier_off(
+def test_small_file_system_switches_the_tier_off(
     small_memory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = enter_host_tier(small_memory / "node", 1024 * KIB)
     assert not tier.is_on
     (record,) = caplog.records
-    assert record.message == "tier host is off"
+    assert record.message == "host tier is off"
     assert "lower host-bytes" in str(vars(record)["error"])
     assert put(tier, tmp_path, "ns/a@1") is PutOutcome.OFF
     assert tier.open("ns/a@1", FILES) is None
@@ -339,7 +337,7 @@ def test_file_system_smaller_than_the_budget_switches_the_tier_off(
     tier.close()
 
 
-def test_folder_that_cannot_be_made_switches_the_tier_off(
+def test_unusable_folder_switches_the_tier_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -347,14 +345,14 @@ def test_folder_that_cannot_be_made_switches_the_tier_off(
     assert os.strerror(errno.ENOTDIR) in str(vars(caplog.records[0])["error"])
 
 
-def test_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+def test_refuses_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
     assert not enter_host_tier(folder, IMAGE).is_on
 
 
-def test_no_budget_makes_no_folder(tmp_path: Path) -> None:
+def test_without_a_budget_no_folder_is_created(tmp_path: Path) -> None:
     assert not enter_host_tier(tmp_path / "host", 0).is_on
     assert not (tmp_path / "host").exists()
 
@@ -369,7 +367,7 @@ def test_last_pod_clears_the_folder(tmp_path: Path) -> None:
     wait_until(lambda: not folder.exists())
 
 
-def test_source_that_breaks_off_leaves_nothing(tier: HostTier, tmp_path: Path) -> None:
+def test_failed_copy_leaves_nothing(tier: HostTier, tmp_path: Path) -> None:
     source = weights(tmp_path, 1)
     os.truncate(tmp_path / "1.safetensors", 1000)
     with pytest.raises(ModelInvalid):

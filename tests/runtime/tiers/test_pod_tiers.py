@@ -1,4 +1,4 @@
-"""One model through all tiers in a real pod, told by its answers and to the registry."""
+"""Models in all tiers of a real pod, as its responses and the registry show them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def wait_tier(cluster: Cluster, spec: ModelSpec, tier: str | None, pod: str = "p
 
 
 def used_bytes(cluster: Cluster, pod: str = "pod-a") -> dict[str, int]:
-    async def look(registry: Registry) -> dict[str, int]:
+    async def read(registry: Registry) -> dict[str, int]:
         state = await registry.cluster()
         return dict(state.pods[pod].used_bytes)
 
-    return cluster.do(look)
+    return cluster.do(read)
 
 
 def image_of(folder: Path, spec: ModelSpec) -> Path:
@@ -42,7 +42,7 @@ def image_of(folder: Path, spec: ModelSpec) -> Path:
     return path
 
 
-def test_one_model_walks_through_all_tiers(cluster: Cluster, models: Path) -> None:
+def test_model_passes_through_all_tiers(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("walker", models / "tiny-bert")
     others = [cluster.declare(name, models / "tiny-bert") for name in ("x", "y")]
     pod = cluster.pod(memory_bytes=TINY_BYTES, host_bytes=TINY_BYTES + 8192)
@@ -50,15 +50,15 @@ def test_one_model_walks_through_all_tiers(cluster: Cluster, models: Path) -> No
     wait_tier(cluster, spec, "device")
     assert start_of(pod, "walker") == "warm"
 
-    assert start_of(pod, "x") == "remote"  # the walker makes room
+    assert start_of(pod, "x") == "remote"  # evicts the walker
     wait_tier(cluster, spec, "host")
     assert start_of(pod, "walker") == "host"
-    wait_tier(cluster, others[0], "disk")  # the host tier has room for one, and that is mapped
+    wait_tier(cluster, others[0], "disk")  # the host tier fits one, which is mapped
 
     assert start_of(pod, "y") == "remote"
     wait_tier(cluster, spec, "host")
     assert start_of(pod, "x") == "disk"
-    wait_tier(cluster, others[1], "host")  # and the walker, whom nobody has mapped, left it
+    wait_tier(cluster, others[1], "host")  # which evicts the unmapped walker
     wait_tier(cluster, spec, "disk")
     assert start_of(pod, "walker") == "disk"
 
@@ -95,15 +95,15 @@ def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, mode
     servers.wait_until(lambda: cluster.do(measured))
 
 
-def test_eviction_is_explained(cluster: Cluster, models: Path) -> None:
+def test_eviction_is_logged_with_its_reason(cluster: Cluster, models: Path) -> None:
     specs = [cluster.declare(name, models / "tiny-bert") for name in ("a", "b")]
     pod = cluster.pod(memory_bytes=TINY_BYTES)
     for name in ("a", "b"):
         start_of(pod, name)
     wait_tier(cluster, specs[0], "host")
-    (line,) = [line for line in pod.log.splitlines() if "model left the device" in line]
+    (line,) = [line for line in pod.log.splitlines() if "model removed from the device" in line]
     assert f"key={specs[0].key}" in line
-    assert f"wanted_by={specs[1].key}" in line
+    assert f"evicted_for={specs[1].key}" in line
     assert "reason=memory" in line
     assert "freed_bytes=" in line
     assert "reload_s=" in line
@@ -112,9 +112,7 @@ def test_eviction_is_explained(cluster: Cluster, models: Path) -> None:
     assert metric(pod.url, "pilotlight_demotions_total", outcome="done") == 1
 
 
-def test_model_that_is_unloaded_on_purpose_is_not_kept_in_memory(
-    cluster: Cluster, models: Path
-) -> None:
+def test_unloaded_model_is_not_demoted(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod()
     start_of(pod, "m")
@@ -131,7 +129,7 @@ def test_pods_of_a_node_share_one_image(cluster: Cluster, models: Path, tmp_path
     for name in ("a", "b"):
         start_of(first, name)
     wait_tier(cluster, spec, "host", "pod-a")
-    wait_tier(cluster, spec, "host", "pod-b")  # it never had the model
+    wait_tier(cluster, spec, "host", "pod-b")  # never loaded it
     assert start_of(second, "a") == "host"
     assert start_of(first, "a") == "host"
     inode = f" {image_of(tmp_path, spec).stat().st_ino} "
@@ -140,9 +138,7 @@ def test_pods_of_a_node_share_one_image(cluster: Cluster, models: Path, tmp_path
             assert inode in maps.read()
 
 
-def test_spoiled_image_costs_a_load_from_disk_and_no_request(
-    cluster: Cluster, models: Path
-) -> None:
+def test_damaged_image_falls_back_to_disk(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("a", models / "tiny-bert")
     cluster.declare("b", models / "tiny-bert")
     pod = cluster.pod(memory_bytes=TINY_BYTES)
@@ -153,12 +149,10 @@ def test_spoiled_image_costs_a_load_from_disk_and_no_request(
     path.chmod(0o600)
     os.truncate(path, path.stat().st_size // 2)
     assert start_of(pod, "a") == "disk"
-    assert "host image spoiled" in pod.log
+    assert "host image damaged" in pod.log
 
 
-def test_image_is_used_by_the_next_process_after_a_crash(
-    cluster: Cluster, models: Path, tmp_path: Path
-) -> None:
+def test_restarted_pod_uses_the_image(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     spec = cluster.declare("a", models / "tiny-bert")
     cluster.declare("b", models / "tiny-bert")
     settings = {"host_dir": str(tmp_path / "host"), "memory_bytes": TINY_BYTES}
@@ -173,20 +167,20 @@ def test_image_is_used_by_the_next_process_after_a_crash(
     holder.close()
 
 
-def test_greedy_dual_keeps_the_model_that_is_used_most(cluster: Cluster, models: Path) -> None:
-    for name in ("often", "seldom", "new"):
+def test_greedy_dual_keeps_the_most_used_model(cluster: Cluster, models: Path) -> None:
+    for name in ("often", "rarely", "new"):
         cluster.declare(name, models / "tiny-bert")
     pod = cluster.pod(memory_bytes=2 * TINY_BYTES, eviction="greedy-dual")
-    for name in ("often", "often", "often", "often", "seldom", "new"):
+    for name in ("often", "often", "often", "often", "rarely", "new"):
         start_of(pod, name)
     assert start_of(pod, "often") == "warm"
 
 
-def test_tier_that_is_off_leaves_models_on_disk(cluster: Cluster, models: Path) -> None:
+def test_without_the_host_tier_models_stay_on_disk(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("a", models / "tiny-bert")
     cluster.declare("b", models / "tiny-bert")
     pod = cluster.pod(memory_bytes=TINY_BYTES, host_bytes=1 << 60)
-    assert "tier host is off" in pod.log
+    assert "host tier is off" in pod.log
     for name in ("a", "b"):
         start_of(pod, name)
     wait_tier(cluster, spec, "disk")

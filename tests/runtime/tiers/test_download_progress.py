@@ -1,4 +1,4 @@
-"""Arrivals of a fetch: headers first, and what is told when it ends badly."""
+"""Progress of a download: headers first, and the end of waits when it fails."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from runtime.storage.listing import RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
-from runtime.tiers.disk_cache import FILES_AT_ONCE, DiskCache
+from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download_progress import DownloadProgress
+from runtime.tiers.generation_download import MAX_PARALLEL_FILES
 from runtime.tiers.streaming_weights import StreamingWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHARDS = FILES_AT_ONCE + 2
+SHARDS = MAX_PARALLEL_FILES + 2
 
 
 def write_shard(path: Path, name: str, content_bytes: int) -> None:
-    """A safetensors file of one tensor of zeros, most of it a hole."""
+    """A sparse safetensors file of one tensor of zeros."""
     entry = {"dtype": "U8", "shape": [content_bytes], "data_offsets": [0, content_bytes]}
     header = json.dumps({name: entry}).encode()
     with path.open("wb") as file:
@@ -53,47 +54,47 @@ def cache(tmp_path: Path) -> DiskCache:
     return DiskCache(tmp_path / "cache", Storages(StorageOptions({})), Bandwidth(None))
 
 
-def test_headers_of_all_shards_come_first(cache: DiskCache, sharded: ModelSpec) -> None:
+def test_headers_of_all_shards_arrive_first(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     ticket = LoadTicket()
-    arrivals = DownloadProgress(cache.weight_files(sharded), ticket)
-    cache.fetch_weights(sharded, ticket, arrivals)
-    order = [span.number for span in arrivals.spans()]
+    progress = DownloadProgress(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, progress)
+    order = [span.number for span in progress.spans()]
     assert order[:SHARDS] == [0] * SHARDS
     assert sorted(order[SHARDS:]) == [1] * SHARDS
-    weights = StreamingWeights(arrivals)
+    weights = StreamingWeights(progress)
     parts = list(weights.parts(1 << 30))
     assert sum(part.size_bytes for part in parts) == weights.layout.size_bytes
     assert len({part.offset for part in parts}) == len(parts)
-    arrivals.close()
+    progress.close()
 
 
-def test_files_that_are_here_already_have_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
+def test_files_on_disk_count_as_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     cache.fetch_weights(sharded)
     ticket = LoadTicket()
-    arrivals = DownloadProgress(cache.weight_files(sharded), ticket)
-    cache.fetch_weights(sharded, ticket, arrivals)
-    assert arrivals.headers.done()
-    arrivals.wait_over()
-    assert len(list(arrivals.spans())) == 2 * SHARDS
-    arrivals.close()
+    progress = DownloadProgress(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, progress)
+    assert progress.headers.done()
+    progress.wait_finished()
+    assert len(list(progress.spans())) == 2 * SHARDS
+    progress.close()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_reader_that_waits_hears_of_the_end(*, is_cancelled: bool) -> None:
+def test_failure_and_cancellation_end_waits(*, is_cancelled: bool) -> None:
     ticket = LoadTicket()
-    arrivals = DownloadProgress([RemoteFile("a.safetensors", 100)], ticket)
+    progress = DownloadProgress([RemoteFile("a.safetensors", 100)], ticket)
     with ThreadPoolExecutor(2) as threads:
         waiting: list[Future[object]] = [
-            threads.submit(list, arrivals.spans()),
-            threads.submit(arrivals.wait_over),
+            threads.submit(list, progress.spans()),
+            threads.submit(progress.wait_finished),
         ]
         if is_cancelled:
             ticket.cancel("of the test")
         else:
-            arrivals.fail(ModelInvalid("spoiled"))
+            progress.fail(ModelInvalid("damaged"))
         for each in waiting:
             with pytest.raises(LoadCancelled if is_cancelled else ModelInvalid):
                 each.result(10)
-    arrivals.close()
+    progress.close()

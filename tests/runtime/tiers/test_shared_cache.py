@@ -1,4 +1,4 @@
-"""Pods of one node with one disk cache: one download, whoever asks and whoever dies."""
+"""Pods of one node with one disk cache: one download, also if the downloading pod dies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ pytestmark = pytest.mark.slow
 
 
 def bytes_of(model: Path) -> int:
-    """What is fetched of a model's folder."""
+    """Bytes that are fetched of a model's folder."""
     wanted = ASSET_SUFFIXES | {".safetensors"}
     return sum(path.stat().st_size for path in model.iterdir() if path.suffix in wanted)
 
 
-def test_pods_of_a_node_download_a_model_once(
-    cluster: Cluster, models: Path, tmp_path: Path
-) -> None:
+def test_pods_of_a_node_share_one_download(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     pods = [
         cluster.pod(name, node="node", cache_dir=str(tmp_path / "node"), link_rate=100_000)
@@ -42,7 +40,7 @@ def test_pods_of_a_node_download_a_model_once(
     assert downloaded == bytes_of(models / "tiny-bert")
 
 
-def test_pod_says_what_another_one_put_on_their_disk(
+def test_pod_reports_models_that_another_pod_fetched(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
@@ -56,7 +54,7 @@ def test_pod_says_what_another_one_put_on_their_disk(
     assert predict(second.url, "m", "x").headers["x-pilotlight-start"] == "disk"
 
 
-def test_waiting_pod_takes_over_from_one_that_is_killed(
+def test_waiting_pod_continues_the_download_of_a_killed_one(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     cluster.declare("m", models / "tiny-bert")

@@ -1,4 +1,4 @@
-"""The node's disk cache: its budget, who leaves it, and files that were spoiled behind its back."""
+"""The node's disk cache: its budget, evictions, damaged files, and changes by other pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.cache_locks import CacheLocks
 from runtime.tiers.disk_budget import DiskBudget
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.generation_folder import crc32_of
+from runtime.tiers.generation_folder import _crc32
 from tests import servers
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def fetch(cache: DiskCache, spec: ModelSpec) -> Path:
 
 
 def read_bytes_of_process() -> int:
-    """Bytes that this process has read from files, by the kernel's account."""
+    """Bytes that this process has read from files, as counted by the kernel."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
@@ -55,7 +55,7 @@ def read_bytes_of_process() -> int:
 # The budget
 
 
-def test_least_recently_used_model_leaves_and_no_more(tmp_path: Path) -> None:
+def test_evicts_the_least_recently_used_model_only(tmp_path: Path) -> None:
     specs = [make_model(tmp_path / "source" / name) for name in ("a", "b", "c", "d")]
     cache = make_cache(tmp_path / "cache", budget_bytes=int(3.5 * SIZE))
     for spec in specs[:3]:
@@ -65,7 +65,7 @@ def test_least_recently_used_model_leaves_and_no_more(tmp_path: Path) -> None:
     assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True, True]
 
 
-def test_small_model_is_spared_where_a_later_one_makes_room_alone(tmp_path: Path) -> None:
+def test_keeps_a_model_that_need_not_go(tmp_path: Path) -> None:
     small, large = make_model(tmp_path / "s" / "small", 1000), make_model(tmp_path / "s" / "large")
     new = make_model(tmp_path / "s" / "new")
     cache = make_cache(tmp_path / "cache", budget_bytes=int(1.2 * SIZE))
@@ -74,15 +74,15 @@ def test_small_model_is_spared_where_a_later_one_makes_room_alone(tmp_path: Path
     assert [cache.has_weights(spec.key) for spec in (small, large, new)] == [True, False, True]
 
 
-def test_model_in_use_never_leaves_whichever_process_uses_it(tmp_path: Path) -> None:
+def test_never_evicts_a_model_in_use_by_any_process(tmp_path: Path) -> None:
     specs = [make_model(tmp_path / "source" / name) for name in ("a", "b", "c")]
     cache = make_cache(tmp_path / "cache", budget_bytes=int(2.5 * SIZE))
     first = fetch(cache, specs[0])
     fetch(cache, specs[1])
     code = (
         "import sys; from pathlib import Path; from runtime.tiers.cache_locks import CacheLocks;"
-        "held = CacheLocks(Path(sys.argv[1])).use(sys.argv[2]);"
-        "print('held', flush=True); sys.stdin.read()"
+        "lock = CacheLocks(Path(sys.argv[1])).lock_for_use(sys.argv[2]);"
+        "print('locked', flush=True); sys.stdin.read()"
     )
     user = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "cache"), first.parent.name],
@@ -91,20 +91,20 @@ def test_model_in_use_never_leaves_whichever_process_uses_it(tmp_path: Path) -> 
         stdout=subprocess.PIPE,
     )
     assert user.stdout is not None
-    assert user.stdout.readline() == b"held\n"
+    assert user.stdout.readline() == b"locked\n"
     fetch(cache, specs[2])
     assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True]
-    held = cache.hold(specs[2].key)
-    with pytest.raises(DiskFull, match="all but 0 are of models in use"):
+    lock = cache.lock_for_use(specs[2].key)
+    with pytest.raises(DiskFull, match="all but 0 bytes belong to models in use"):
         fetch(cache, specs[1])
     assert [cache.has_weights(spec.key) for spec in specs] == [True, False, True]
-    servers.end_process(user)  # which ends its lock
+    servers.end_process(user)  # releases its lock
     fetch(cache, specs[1])
     assert [cache.has_weights(spec.key) for spec in specs] == [False, True, True]
-    held.release()
+    lock.release()
 
 
-def test_model_larger_than_the_budget_is_refused_and_others_stay(tmp_path: Path) -> None:
+def test_refuses_a_model_above_the_budget(tmp_path: Path) -> None:
     small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
     cache = make_cache(tmp_path / "cache", budget_bytes=SIZE // 2)
     fetch(cache, small)
@@ -114,7 +114,7 @@ def test_model_larger_than_the_budget_is_refused_and_others_stay(tmp_path: Path)
     assert not list(cache.folder_of(large.key).rglob("*.part*"))
 
 
-def test_full_disk_fails_the_load_and_leaves_the_others(tmp_path: Path) -> None:
+def test_full_disk_fails_the_load_only(tmp_path: Path) -> None:
     small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -136,12 +136,12 @@ def test_full_disk_fails_the_load_and_leaves_the_others(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_default_budget_leaves_room_on_the_disk(tmp_path: Path) -> None:
-    room = DiskBudget(tmp_path, CacheLocks(tmp_path), 0)
-    assert 0 < room.budget_bytes < 0.9 * shutil.disk_usage(tmp_path).free
+def test_default_budget_leaves_disk_space(tmp_path: Path) -> None:
+    budget = DiskBudget(tmp_path, CacheLocks(tmp_path), 0)
+    assert 0 < budget.budget_bytes < 0.9 * shutil.disk_usage(tmp_path).free
 
 
-# Spoiled files
+# Damaged files
 
 
 def flip(path: Path) -> None:
@@ -153,14 +153,14 @@ def flip(path: Path) -> None:
 
 
 def flip_and_hide(path: Path) -> None:
-    """Write, and set the time of the last change back."""
+    """Flip a bit, and reset the time of the last write."""
     before = path.stat()
     flip(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         pytest.param(flip, id="flipped-bit"),
         pytest.param(flip_and_hide, id="flipped-bit-with-old-time"),
@@ -169,23 +169,23 @@ def flip_and_hide(path: Path) -> None:
         pytest.param(lambda path: (path.parent / ".listing.json").unlink(), id="listing-deleted"),
         pytest.param(lambda path: (path.parent / f".{WEIGHTS}.sum").unlink(), id="sum-deleted"),
         pytest.param(
-            lambda path: (path.parent / f".{WEIGHTS}.sum").write_text("[1"), id="sum-spoiled"
+            lambda path: (path.parent / f".{WEIGHTS}.sum").write_text("[1"), id="sum-damaged"
         ),
     ],
 )
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_spoiled_cache_is_mended(
-    tmp_path: Path, spoil: Callable[[Path], object], is_restarted: bool
+def test_damaged_files_are_fetched_again(
+    tmp_path: Path, damage: Callable[[Path], object], is_restarted: bool
 ) -> None:
     spec = make_model(tmp_path / "source" / "a")
     cache = make_cache(tmp_path / "cache")
     path = fetch(cache, spec)
-    spoil(path)
+    damage(path)
     cache = make_cache(tmp_path / "cache") if is_restarted else cache
     assert fetch(cache, spec).read_bytes() == (tmp_path / "source" / "a" / WEIGHTS).read_bytes()
 
 
-def test_spoiled_small_file_is_mended(tmp_path: Path) -> None:
+def test_damaged_small_file_is_fetched_again(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     cache = make_cache(tmp_path / "cache")
     path = fetch(cache, spec)
@@ -194,7 +194,7 @@ def test_spoiled_small_file_is_mended(tmp_path: Path) -> None:
     assert (path.parent / "config.json").read_text() == "{}"
 
 
-def test_untouched_files_are_adopted_without_being_read(tmp_path: Path) -> None:
+def test_intact_files_are_not_read_after_a_restart(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     fetch(make_cache(tmp_path / "cache"), spec)
     before = read_bytes_of_process()
@@ -219,7 +219,7 @@ def test_files_of_an_earlier_boot_are_read_once(tmp_path: Path) -> None:
     assert read_bytes_of_process() - middle < SIZE // 2
 
 
-def test_partial_file_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
+def test_partial_file_of_an_earlier_boot_is_discarded(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     cache = make_cache(tmp_path / "cache")
     path = fetch(cache, spec)
@@ -228,13 +228,13 @@ def test_partial_file_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None
     version = str((tmp_path / "source" / "a" / WEIGHTS).stat().st_mtime_ns)
     journal.write_text(f'[{SIZE}, "{version}", 8388608, "another-boot"]\n[0, {SIZE}, 0]\n')
     path.unlink()
-    assert crc32_of(fetch(cache, spec)) == crc32_of(tmp_path / "source" / "a" / WEIGHTS)
+    assert _crc32(fetch(cache, spec)) == _crc32(tmp_path / "source" / "a" / WEIGHTS)
 
 
-# What other pods of the node do
+# Changes by other pods of the node
 
 
-def test_what_another_pod_fetched_or_deleted_is_seen(tmp_path: Path) -> None:
+def test_refresh_sees_changes_of_other_pods(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     ours, others = make_cache(tmp_path / "cache"), make_cache(tmp_path / "cache")
     fetch(others, spec)
@@ -246,18 +246,18 @@ def test_what_another_pod_fetched_or_deleted_is_seen(tmp_path: Path) -> None:
     assert ours.refresh() == set()
 
 
-def test_model_that_another_pod_uses_is_not_deleted(tmp_path: Path) -> None:
+def test_discard_keeps_a_model_in_use_by_another_pod(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     ours, others = make_cache(tmp_path / "cache"), make_cache(tmp_path / "cache")
     fetch(ours, spec)
-    with others.hold(spec.key):
+    with others.lock_for_use(spec.key):
         ours.discard(spec.key)
         assert others.has_weights(spec.key)
     ours.discard(spec.key)
     assert not others.has_weights(spec.key)
 
 
-def test_cache_folder_deleted_behind_our_back_is_made_again(tmp_path: Path) -> None:
+def test_deleted_cache_folder_is_created_again(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     cache = make_cache(tmp_path / "cache")
     fetch(cache, spec)
@@ -266,10 +266,10 @@ def test_cache_folder_deleted_behind_our_back_is_made_again(tmp_path: Path) -> N
     assert fetch(cache, spec).stat().st_size == SIZE
 
 
-# Absurd models
+# Limits
 
 
-def test_folder_with_too_many_files_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_folder_with_too_many_files(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     for number in range(MAX_LISTED):
         (tmp_path / "source" / "a" / f"{number}").touch()
@@ -277,7 +277,7 @@ def test_folder_with_too_many_files_is_refused(tmp_path: Path) -> None:
         make_cache(tmp_path / "cache").fetch_assets(spec)
 
 
-def test_weights_beyond_all_bounds_are_refused() -> None:
+def test_refuses_weights_above_the_limit() -> None:
     files = [RemoteFile(WEIGHTS, MAX_WEIGHT_BYTES + 1)]
     with pytest.raises(ModelInvalid, match=f"at most .* {MAX_WEIGHT_BYTES} bytes"):
         weight_files(files, "s3://b/m", None)
@@ -286,7 +286,7 @@ def test_weights_beyond_all_bounds_are_refused() -> None:
 # Claims
 
 
-def claims(tmp_path: Path) -> DiskCache:
+def claim_cache(tmp_path: Path) -> DiskCache:
     options = StorageOptions(claim_mounts=tmp_path / "pvc")
     return DiskCache(tmp_path / "cache", Storages(options), Bandwidth(None))
 
@@ -295,31 +295,31 @@ def claim_spec(path: str) -> ModelSpec:
     return ModelSpec(ModelName("default", "m"), f"pvc://{path}")
 
 
-def test_model_on_a_claim_is_fetched(tmp_path: Path) -> None:
+def test_fetches_a_model_from_a_claim(tmp_path: Path) -> None:
     make_model(tmp_path / "pvc" / "claim" / "models" / "a")
-    path = fetch(claims(tmp_path), claim_spec("claim/models/a"))
+    path = fetch(claim_cache(tmp_path), claim_spec("claim/models/a"))
     source = tmp_path / "pvc" / "claim" / "models" / "a" / WEIGHTS
     assert path.read_bytes() == source.read_bytes()
 
 
-def test_claim_that_is_not_mounted_is_told(tmp_path: Path) -> None:
+def test_unmounted_claim_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="'claim' is not mounted at"):
-        fetch(claims(tmp_path), claim_spec("claim/models/a"))
+        fetch(claim_cache(tmp_path), claim_spec("claim/models/a"))
 
 
 @pytest.mark.parametrize("path", ["claim/../other/a", "claim/%2e%2e/other/a", "claim/link"])
-def test_claim_is_not_left(tmp_path: Path, path: str) -> None:
+def test_refuses_paths_out_of_the_claim(tmp_path: Path, path: str) -> None:
     make_model(tmp_path / "pvc" / "other" / "a")
     (tmp_path / "pvc" / "claim").mkdir()
     (tmp_path / "pvc" / "claim" / "link").symlink_to(tmp_path / "pvc" / "other" / "a")
     with pytest.raises(ModelInvalid, match="leads out of its volume"):
-        fetch(claims(tmp_path), claim_spec(path))
+        fetch(claim_cache(tmp_path), claim_spec(path))
 
 
-def test_link_to_a_file_out_of_the_claim_is_not_followed(tmp_path: Path) -> None:
+def test_refuses_links_out_of_the_claim(tmp_path: Path) -> None:
     make_model(tmp_path / "pvc" / "claim" / "a")
     secret = tmp_path / "secret.json"
     secret.write_text("{}")
     (tmp_path / "pvc" / "claim" / "a" / "x.json").symlink_to(secret)
     with pytest.raises(ModelInvalid, match="leads out of its volume"):
-        fetch(claims(tmp_path), claim_spec("claim/a"))
+        fetch(claim_cache(tmp_path), claim_spec("claim/a"))

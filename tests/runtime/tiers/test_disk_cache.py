@@ -1,4 +1,4 @@
-"""The disk cache: whole files only, from folders and from S3, adopted after a restart."""
+"""The disk cache: complete files only, from folders and S3, kept over a restart."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def fetch(cache: DiskCache, spec: ModelSpec) -> list[Path]:
     return list(cache.fetch_weights(spec))
 
 
-def test_folder_is_copied_without_what_is_not_needed(
-    cache: DiskCache, models: Path, tmp_path: Path
-) -> None:
+def test_copies_only_the_files_of_a_model(cache: DiskCache, models: Path, tmp_path: Path) -> None:
     source = servers.copy_model(models / "tiny-bert", tmp_path / "source")
     (source / "pytorch_model.bin").write_bytes(b"never")
     (source / "code.py").write_text("never")
@@ -64,38 +62,36 @@ def test_folder_is_copied_without_what_is_not_needed(
     assert cache.bytes_on_disk(spec.key) == weights.stat().st_size
 
 
-def test_small_files_are_counted_without_looking_at_the_folder(
-    cache: DiskCache, models: Path
-) -> None:
+def test_asset_bytes_ignore_unfinished_weights(cache: DiskCache, models: Path) -> None:
     source = models / "tiny-bert"
     small = sum(path.stat().st_size for path in source.iterdir() if path.suffix != ".safetensors")
     spec = spec_of(source.as_uri())
     assert cache.asset_bytes(spec.key) == 0
     folder = cache.fetch_assets(spec)
     assert cache.asset_bytes(spec.key) == small
-    # Weights on their way come and go while the pod tells what it has.
+    # Downloads create and delete files while the pod reports its state.
     (folder / "model.safetensors.part").write_bytes(b"half")
     assert cache.asset_bytes(spec.key) == small
     cache.discard(spec.key)
     assert cache.asset_bytes(spec.key) == 0
 
 
-def test_s3_gives_the_same_bytes(cache: DiskCache, models: Path, aws: servers.S3Server) -> None:
+def test_fetches_from_s3(cache: DiskCache, models: Path, aws: servers.S3Server) -> None:
     aws.put_folder(models / "tiny-vit", "s3://cache-test/a/tiny-vit")
-    aws.put_folder(models / "tiny-bert", "s3://cache-test/a/tiny-vit-2")  # a longer name beside it
+    aws.put_folder(
+        models / "tiny-bert", "s3://cache-test/a/tiny-vit-2"
+    )  # the same name with a suffix
     (weights,) = fetch(cache, spec_of("s3://cache-test/a/tiny-vit"))
     assert weights.read_bytes() == (models / "tiny-vit" / "model.safetensors").read_bytes()
 
 
-def test_missing_prefix_is_told(cache: DiskCache, aws: servers.S3Server, models: Path) -> None:
+def test_missing_prefix_is_reported(cache: DiskCache, aws: servers.S3Server, models: Path) -> None:
     aws.put_folder(models / "tiny-vit", "s3://cache-test/b")
     with pytest.raises(StorageFailed, match="no object has this prefix"):
         cache.fetch_assets(spec_of("s3://cache-test/c"))
 
 
-def test_weights_are_adopted_after_a_restart(
-    cache: DiskCache, models: Path, tmp_path: Path
-) -> None:
+def test_restart_keeps_complete_weights(cache: DiskCache, models: Path, tmp_path: Path) -> None:
     spec = spec_of((models / "tiny-bert").as_uri())
     (weights,) = fetch(cache, spec)
     (weights.parent / "left.safetensors.part").write_bytes(b"half")
@@ -104,7 +100,7 @@ def test_weights_are_adopted_after_a_restart(
     assert not list(weights.parent.glob("*.part"))
 
 
-def test_file_of_another_size_does_not_count(
+def test_file_of_another_size_is_fetched_again(
     cache: DiskCache, models: Path, tmp_path: Path
 ) -> None:
     spec = spec_of((models / "tiny-bert").as_uri())
@@ -116,7 +112,7 @@ def test_file_of_another_size_does_not_count(
     assert fetch(again, spec)[0].read_bytes() == whole
 
 
-def test_broken_listing_is_fetched_again(cache: DiskCache, models: Path) -> None:
+def test_damaged_listing_is_fetched_again(cache: DiskCache, models: Path) -> None:
     spec = spec_of((models / "tiny-bert").as_uri())
     fetch(cache, spec)
     (cache.folder_of(spec.key) / ".listing.json").write_text("[[")
@@ -125,7 +121,7 @@ def test_broken_listing_is_fetched_again(cache: DiskCache, models: Path) -> None
     assert cache.has_weights(spec.key)
 
 
-def test_discarded_model_is_gone(cache: DiskCache, models: Path) -> None:
+def test_discard_deletes_the_folder(cache: DiskCache, models: Path) -> None:
     spec = spec_of((models / "tiny-bert").as_uri())
     fetch(cache, spec)
     cache.discard(spec.key)
@@ -134,12 +130,12 @@ def test_discarded_model_is_gone(cache: DiskCache, models: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../x.json", "a/../../x.json", "/etc/x.json", "a\\b.json"])
-def test_paths_that_leave_the_folder_are_refused(path: str) -> None:
+def test_refuses_paths_outside_the_folder(path: str) -> None:
     with pytest.raises(ModelInvalid, match="outside its folder"):
         checked_listing([RemoteFile(path, 1)], "s3://b/m")
 
 
-def test_absurd_listing_is_refused(cache: DiskCache, tmp_path: Path) -> None:
+def test_refuses_too_many_small_files(cache: DiskCache, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for number in range(1001):
@@ -160,14 +156,14 @@ def test_absurd_listing_is_refused(cache: DiskCache, tmp_path: Path) -> None:
         pytest.param("[" * 100_000, "not an index", id="deep"),
     ],
 )
-def test_bad_index_of_shards_is_told(
+def test_bad_index_of_shards_is_reported(
     cache: DiskCache, models: Path, tmp_path: Path, index: str, message: str
 ) -> None:
     source = servers.copy_model(models / "tiny-bert", tmp_path / "source")
     (source / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelInvalid, match=message):
         fetch(cache, spec_of(source.as_uri()))
-    cache.refresh()  # what every pod of the node does: it must bear the sight
+    cache.refresh()  # as every pod of the node does; it must not fail
 
 
 def test_several_weights_need_an_index() -> None:

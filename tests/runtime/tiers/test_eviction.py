@@ -1,4 +1,4 @@
-"""Choosing what leaves the device."""
+"""Eviction policies."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def keys(*models: Candidate, needed: int, policy: str = "lru") -> tuple[str, ...
     return None if victims is None else victims.keys
 
 
-def test_least_recently_used_goes_first() -> None:
+def test_lru_evicts_the_least_recently_used() -> None:
     models = [Candidate("new", 10, 9), Candidate("old", 10, 1), Candidate("mid", 10, 5)]
     assert keys(*models, needed=15) == ("old", "mid")
 
 
-def test_no_more_than_needed_goes() -> None:
+def test_evicts_no_more_than_necessary() -> None:
     assert keys(Candidate("small", 10, 1), Candidate("large", 100, 2), needed=50) == ("large",)
 
 
-def test_nothing_goes_when_all_together_are_not_enough() -> None:
+def test_evicts_none_if_all_are_not_enough() -> None:
     assert keys(Candidate("a", 10, 1), needed=11) is None
 
 
@@ -50,13 +50,13 @@ def test_nothing_goes_when_all_together_are_not_enough() -> None:
     ("kept", "evicted"),
     [
         pytest.param({"uses": 5}, {"uses": 4}, id="used-more-often"),
-        pytest.param({"reload_s": 2.0}, {"reload_s": 1.0}, id="dearer-to-bring-back"),
-        pytest.param({"clock": 0.5}, {"clock": 0.0}, id="used-after-others-left"),
+        pytest.param({"reload_s": 2.0}, {"reload_s": 1.0}, id="slower-to-reload"),
+        pytest.param({"clock": 0.5}, {"clock": 0.0}, id="used-after-evictions"),
         pytest.param({"memory_bytes": 10}, {"memory_bytes": 11}, id="smaller"),
-        pytest.param({"last_used": 2}, {"last_used": 1}, id="more-recent-of-two-alike"),
+        pytest.param({"last_used": 2}, {"last_used": 1}, id="more-recent-of-equals"),
     ],
 )
-def test_greedy_dual_keeps_what_is_worth_more(
+def test_greedy_dual_keeps_the_higher_priority(
     kept: dict[str, float], evicted: dict[str, float]
 ) -> None:
     plain = {"memory_bytes": 10, "last_used": 1}
@@ -67,13 +67,13 @@ def test_greedy_dual_keeps_what_is_worth_more(
     assert keys(*models, needed=1, policy="greedy-dual") == ("evicted",)
 
 
-def test_greedy_dual_ages_what_is_not_used() -> None:
+def test_greedy_dual_ages_unused_models() -> None:
     victims = greedy_dual([Candidate("a", 10, 1, uses=3, reload_s=5.0)], 10, 0.25)
     assert victims is not None
     assert victims.clock == pytest.approx(3 * 5.0 / 10)
     later = greedy_dual([Candidate("b", 10, 1, reload_s=1.0)], 10, victims.clock)
     assert later is not None
-    assert later.clock == victims.clock  # it never goes back
+    assert later.clock == victims.clock  # monotonic
 
 
 def test_lru_has_no_clock() -> None:
@@ -83,7 +83,7 @@ def test_lru_has_no_clock() -> None:
 
 
 @given(candidates, st.integers(-10, 500), policies)
-def test_victims_free_enough_and_none_is_superfluous(
+def test_victims_are_enough_and_none_is_superfluous(
     models: list[Candidate], needed: int, policy: str
 ) -> None:
     victims = keys(*models, needed=needed, policy=policy)
@@ -107,7 +107,7 @@ def test_order_of_candidates_does_not_matter(
     )
 
 
-def test_default_is_the_rule_that_loads_less_in_the_replay() -> None:
+def test_default_policy_has_the_fewest_loads_in_the_replay() -> None:
     loads = dict.fromkeys(POLICIES, 0)
     for replayed in measure(seed=0, repeats=5):
         if replayed.policy in POLICIES and replayed.access != "shifting zipf":

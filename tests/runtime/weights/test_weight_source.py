@@ -1,4 +1,4 @@
-"""Reading weights: types, shards, gaps, unaligned bytes; mapped and read in the slab's order."""
+"""Reading weights, mapped and in the slab's order: types, shards, gaps, unaligned bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slab_of(source: DiskWeights, step: int) -> torch.Tensor:
 
 
 def some_tensor(name: str, count: int) -> torch.Tensor:
-    """Every bit pattern matters, so it is drawn as bytes; a bool is 0 or 1."""
+    """A tensor of random bytes, since every bit pattern matters; a bool is 0 or 1."""
     dtype = DTYPES[name]
     generator = torch.Generator().manual_seed(count)
     raw = torch.randint(0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8)
@@ -47,7 +47,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1 << 20, 4096, 7])
-def test_every_type_is_the_same_mapped_and_read(tmp_path: Path, step: int) -> None:
+def test_every_type_is_equal_mapped_and_read(tmp_path: Path, step: int) -> None:
     tensors = {name: some_tensor(name, index + 3) for index, name in enumerate(DTYPES)}
     save_file(tensors, tmp_path / "m.safetensors")
     source = DiskWeights([tmp_path / "m.safetensors"])
@@ -72,7 +72,7 @@ def test_tensors_of_the_slab_are_aligned_and_do_not_overlap(tmp_path: Path) -> N
     source.close()
 
 
-def test_bytes_at_odd_offsets_are_read_right(tmp_path: Path) -> None:
+def test_reads_unaligned_tensors(tmp_path: Path) -> None:
     values = torch.tensor([1.5, -2.5, 3.5])
     header = {
         "flag": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
@@ -100,14 +100,14 @@ def test_gaps_between_tensors_are_skipped(tmp_path: Path) -> None:
     source.close()
 
 
-def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_refuses_overlapping_tensors(tmp_path: Path) -> None:
     entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     path = write_file(tmp_path / "m.safetensors", {"a": entry, "b": entry}, bytes(4))
     with pytest.raises(ModelInvalid, match="overlaps"):
         DiskWeights([path])
 
 
-def test_a_tensor_in_two_shards_is_the_last_ones(tmp_path: Path) -> None:
+def test_last_shard_wins(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "1.safetensors")
     save_file({"a": torch.ones(5)}, tmp_path / "2.safetensors")
     source = DiskWeights([tmp_path / "1.safetensors", tmp_path / "2.safetensors"])
@@ -118,7 +118,7 @@ def test_a_tensor_in_two_shards_is_the_last_ones(tmp_path: Path) -> None:
     source.close()
 
 
-def test_writing_to_a_mapped_tensor_leaves_the_file(tmp_path: Path) -> None:
+def test_write_to_a_mapped_tensor_does_not_change_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.ones(8)}, path)
     before = path.read_bytes()

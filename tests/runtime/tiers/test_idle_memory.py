@@ -1,4 +1,4 @@
-"""What idle models hold of a device: the sum itself, and what a pod tells of it."""
+"""Idle memory of a device: the sum, and its report by a pod."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Clock:
         return self.now_s
 
 
-def test_only_models_that_nobody_uses_count() -> None:
+def test_counts_only_idle_models() -> None:
     clock = Clock()
-    residents: DeviceCache[CachedModel] = DeviceCache(100, now_s=clock)
+    cache: DeviceCache[CachedModel] = DeviceCache(100, now_s=clock)
     small, large = CachedModel("small", 1), CachedModel("large", 10)
-    residents.add(small)
+    cache.add(small)
     clock.now_s = 5.0
-    residents.add(large)
-    residents.use(small, users=2)
+    cache.add(large)
+    cache.use(small, users=2)
     clock.now_s = 7.0
-    residents.end_use(small)
+    cache.end_use(small)
     clock.now_s = 8.0
-    residents.end_use(small)
-    assert residents.idle_byte_s == 5 * 1 + 3 * 10
+    cache.end_use(small)
+    assert cache.idle_byte_s == 5 * 1 + 3 * 10
     clock.now_s = 10.0
-    assert residents.idle_byte_s == 5 * 1 + 5 * 10 + 2 * 1
-    residents.remove("large")
+    assert cache.idle_byte_s == 5 * 1 + 5 * 10 + 2 * 1
+    cache.remove("large")
     clock.now_s = 20.0
-    assert residents.idle_byte_s == 5 * 1 + 5 * 10 + 12 * 1
+    assert cache.idle_byte_s == 5 * 1 + 5 * 10 + 12 * 1
 
 
 @given(
@@ -55,36 +55,34 @@ def test_only_models_that_nobody_uses_count() -> None:
         max_size=30,
     )
 )
-def test_it_is_the_sum_over_time_of_what_is_idle(steps: list[tuple[int, int, str]]) -> None:
+def test_equals_the_sum_over_time(steps: list[tuple[int, int, str]]) -> None:
     clock = Clock()
-    residents: DeviceCache[CachedModel] = DeviceCache(1000, now_s=clock)
+    cache: DeviceCache[CachedModel] = DeviceCache(1000, now_s=clock)
     expected = 0.0
     for passed_s, which, what in steps:
-        idle = (each for each in residents.by_key.values() if each.users == 0)
+        idle = (each for each in cache.by_key.values() if each.users == 0)
         expected += passed_s * sum(each.memory_bytes for each in idle)
         clock.now_s += passed_s
-        entry = residents.by_key.get(str(which))
+        entry = cache.by_key.get(str(which))
         if entry is None:
-            residents.add(CachedModel(str(which), 10**which))
+            cache.add(CachedModel(str(which), 10**which))
         elif what == "use":
-            residents.use(entry)
+            cache.use(entry)
         elif what == "end" and entry.users:
-            residents.end_use(entry)
+            cache.end_use(entry)
         elif what == "drop" and not entry.users:
-            residents.remove(str(which))
-        assert residents.idle_byte_s == expected
+            cache.remove(str(which))
+        assert cache.idle_byte_s == expected
 
 
 def _scrape(pod: servers.Pod) -> tuple[float, float, float]:
-    """When it was asked for, the sum, and when it was there."""
+    """Time before the scrape, the sum, time after it."""
     asked_s = time.monotonic()
     byte_s = metric(pod.url, NAME)
     return asked_s, byte_s, time.monotonic()
 
 
-def test_a_pod_counts_it_up_to_now_and_tells_the_last_when_it_leaves(
-    cluster: Cluster, models: Path
-) -> None:
+def test_pod_reports_idle_memory_when_it_ends(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     with cluster.pod_context("pod-a", heartbeat=3600, lease_ttl=7200) as pod:
         assert metric(pod.url, NAME) == 0
@@ -92,10 +90,10 @@ def test_a_pod_counts_it_up_to_now_and_tells_the_last_when_it_leaves(
         wait_idle(pod)
         size_bytes = metric(pod.url, "pilotlight_tier_bytes", tier="device")
         asked_s, first, had_s = _scrape(pod)
-        wait_until(lambda: metric(pod.url, NAME) > 2 * first, what="it grows by itself")
+        wait_until(lambda: metric(pod.url, NAME) > 2 * first, what="the sum grows")
         again_s, second, last_s = _scrape(pod)
         assert size_bytes * (again_s - had_s) <= second - first <= size_bytes * (last_s - asked_s)
         assert cluster.do(lambda registry: registry.idle_byte_s()) == 0
-    told = cluster.do(lambda registry: registry.idle_byte_s())
-    assert isinstance(told, float)
-    assert told >= second
+    reported = cluster.do(lambda registry: registry.idle_byte_s())
+    assert isinstance(reported, float)
+    assert reported >= second

@@ -1,0 +1,1 @@
+"""Tests of the tiers host and disk, and of eviction."""

@@ -1,0 +1,1 @@
+"""Tests of reading weights from files."""
