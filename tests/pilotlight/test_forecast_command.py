@@ -55,8 +55,11 @@ def test_shows_a_table_and_finds_the_trace_by_the_setting(
         (["--trace", "nowhere.csv"], "PILOTLIGHT_DATA is not set"),
         (["--method", "magic"], "--method must be one of typed"),
         (["--quantile", "1.5"], "probabilities must be"),
-        (["--window", "60", "--window", "1"], "windows_s must grow"),
-        (["--from-day", "2", "--to-day", "1"], "positive minute to a later one"),
+        (["--window", "60", "--window", "1"], "windows_s must be increasing"),
+        (
+            ["--from-day", "2", "--to-day", "1"],
+            "first_minute must be positive and before last_minute",
+        ),
         (["--from-day", "2.96"], "give an earlier --from-day"),
     ],
 )

@@ -112,7 +112,7 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
         pytest.param("--loading predictive,", "clockwork, was ''", id="empty"),
         pytest.param(
             "--loading baseline --loading-value 3",
-            "--loading-value must be left out with --loading baseline: it is for predictive, ",
+            "--loading-value must be left out with --loading baseline; allowed with predictive, ",
             id="no parameter",
         ),
         pytest.param("--loading-value 3", "the parameter of one policy: name one of", id="none"),
