@@ -15,7 +15,7 @@ import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.errors import BadHorizon
-from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Integers
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,23 +41,30 @@ class Hint:
             raise BadHorizon(f"count must be at least 1 and finite, was {self.count}")
 
 
-@dataclass(frozen=True, slots=True)
-class HintedArrivals:
-    """All hints combined."""
+def with_hints(forecast: Forecast, hints: Sequence[Hint], horizon: ForecastHorizon) -> Forecast:
+    """The forecast with announced arrivals added; rows without hints are unchanged.
 
-    p_none: Floats
-    """(models, windows): probability of no announced arrival in the window."""
-    mean: Floats
-    """(models, windows): expected announced arrivals."""
+    Several hints for one model are independent of each other.
+    """
+    if not hints:
+        return forecast
+    mean, p_arrival = forecast.mean.copy(), forecast.p_arrival.copy()
+    quantiles = forecast.quantiles.copy()
+    p_none, announced = _combined(hints, mean.shape[0], horizon)
+    rows = np.flatnonzero((p_none < 1).any(axis=1))
+    most = horizon.max_per_s * np.asarray(horizon.windows_s)
+    mean[rows] = np.minimum(mean[rows] + announced[rows], most)
+    p_arrival[rows] = 1 - (1 - p_arrival[rows]) * p_none[rows]
+    size = negative_binomial.size_of_zeros(mean[rows], p_arrival[rows])
+    raised = negative_binomial.quantiles(mean[rows], size, horizon.probabilities)
+    quantiles[rows] = np.maximum(quantiles[rows], raised)
+    return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)
 
-    @property
-    def rows(self) -> Integers:
-        """Models with hints."""
-        return np.flatnonzero((self.p_none < 1).any(axis=1))
 
-
-def gather(hints: Sequence[Hint], models: int, horizon: ForecastHorizon) -> HintedArrivals:
-    """Combine hints; several hints for one model are independent of each other."""
+def _combined(
+    hints: Sequence[Hint], models: int, horizon: ForecastHorizon
+) -> tuple[Floats, Floats]:
+    """(models, windows): P(no announced arrival), and expected announced arrivals."""
     p_none = np.ones((models, len(horizon.windows_s)))
     mean = np.zeros_like(p_none)
     windows = np.asarray(horizon.windows_s)
@@ -69,21 +76,4 @@ def gather(hints: Sequence[Hint], models: int, horizon: ForecastHorizon) -> Hint
         within = hint.probability * np.minimum(windows / hint.within_s, 1.0)
         p_none[hint.row] *= 1 - within
         mean[hint.row] += within * hint.count
-    return HintedArrivals(p_none=p_none, mean=mean)
-
-
-def with_hints(forecast: Forecast, hints: Sequence[Hint], horizon: ForecastHorizon) -> Forecast:
-    """The forecast with announced arrivals added; rows without hints are unchanged."""
-    if not hints:
-        return forecast
-    hinted = gather(hints, forecast.mean.shape[0], horizon)
-    rows = hinted.rows
-    mean, p_arrival = forecast.mean.copy(), forecast.p_arrival.copy()
-    quantiles = forecast.quantiles.copy()
-    most = horizon.max_per_s * np.asarray(horizon.windows_s)
-    mean[rows] = np.minimum(mean[rows] + hinted.mean[rows], most)
-    p_arrival[rows] = 1 - (1 - p_arrival[rows]) * hinted.p_none[rows]
-    size = negative_binomial.size_of_zeros(mean[rows], p_arrival[rows])
-    added = negative_binomial.quantiles(mean[rows], size, horizon.probabilities)
-    quantiles[rows] = np.maximum(quantiles[rows], added)
-    return Forecast(mean=mean, quantiles=quantiles, p_arrival=p_arrival)
+    return p_none, mean

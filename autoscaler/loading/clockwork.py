@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle_pods import IdlePod, idle_pods
+from autoscaler.loading.idle import IdlePod, idle_pods
 from autoscaler.loading.work_allocation import WorkAllocation
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram, warm_window
-from autoscaler.loading.idle_copies import idle_copies
+from autoscaler.loading.idle import idle_copies
 from autoscaler.loading.load_placer import LoadPlacer
 from autoscaler.loading.marginal_value import MarginalValue
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle_copies import idle_copies
+from autoscaler.loading.idle import idle_copies
 from autoscaler.planning.actions import Demote
 from registry.domain.model import Tier
 

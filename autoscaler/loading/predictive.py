@@ -18,7 +18,7 @@ import numpy as np
 
 from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
 from autoscaler.loading.holding_value import Prices, holding_value
-from autoscaler.loading.idle_copies import idle_copies
+from autoscaler.loading.idle import idle_copies
 from autoscaler.loading.load_placer import LoadPlacer
 from autoscaler.loading.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load

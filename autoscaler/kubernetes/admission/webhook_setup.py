@@ -112,21 +112,14 @@ class WebhookSetup:
         return made
 
     async def _set_ca_bundle(self, authority: bytes) -> None:
-        patch = [
-            {
-                "op": "add",
-                "path": "/webhooks/0/clientConfig/caBundle",
-                "value": base64.b64encode(authority).decode(),
-            }
-        ]
-        with api_errors("set the caBundle of", VALIDATING):
-            await self._admission.patch_validating_webhook_configuration(
-                VALIDATING, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
-            )
-        with api_errors("set the caBundle of", MUTATING):
-            await self._admission.patch_mutating_webhook_configuration(
-                MUTATING, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
-            )
+        value = base64.b64encode(authority).decode()
+        patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}]
+        for name, write in (
+            (VALIDATING, self._admission.patch_validating_webhook_configuration),
+            (MUTATING, self._admission.patch_mutating_webhook_configuration),
+        ):
+            with api_errors("set the caBundle of", name):
+                await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
 
 
 def make_context(certificates: Certificates) -> ssl.SSLContext:

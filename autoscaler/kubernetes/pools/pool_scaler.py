@@ -46,7 +46,7 @@ class ObservedPool:
     pool: str
     service: PoolObject
     owner: ScaledElsewhere | None
-    """Who scales the pool; None: this project. `pods` and `version` are read only then."""
+    """Who else scales the pool; None: nobody. `pods` and `version` are read only then."""
     pods: int = 0
     """Replicas in the Deployment's spec."""
     version: str = ""
