@@ -1,4 +1,4 @@
-"""Demand for tests: what is expected of each model, written down."""
+"""Histories and demands for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HORIZON = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 
 
 def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
-    """Models by the minutes in which they were asked for, up to the minute `now_min`."""
+    """One model per sequence of minutes with arrivals; the current minute is `now_min`."""
     models, known = len(active), max(1, min(now_min, 2880))
     minutes = np.zeros((models, known), dtype=np.uint32)
     last = np.full((models, 128), NEVER, dtype=np.int64)
@@ -40,7 +40,7 @@ def history(active: Sequence[Sequence[int]], *, now_min: int) -> History:
 
 
 def demand(p_minute: Sequence[float], *, arrivals: Sequence[float] | None = None) -> Demand:
-    """P(arrival) in the next minute by model, and the arrivals in it at every quantile."""
+    """By model: P(arrival) in the next minute, and arrivals in it as mean and all quantiles."""
     models = len(p_minute)
     shape = (models, len(HORIZON.windows_s))
     p: Floats = np.asarray(p_minute, dtype=np.float64)

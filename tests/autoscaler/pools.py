@@ -16,7 +16,7 @@ LOAD_S = {Tier.HOST: 0.1, Tier.DISK: 1.0, Tier.REMOTE: 10.0}
 
 
 def spec(name: str = "m", **policy: Any) -> ModelSpec:
-    """A declared model of namespace `default`."""
+    """A model of namespace `default`."""
     return ModelSpec(ModelName("default", name), f"file:///{name}", policy=ModelPolicy(**policy))
 
 
@@ -30,7 +30,7 @@ def model(
     size_bytes: int = 1_000,
     **values: Any,
 ) -> ModelView:
-    """A model that is `at` tiers of pods, and `loading` at others from a tier."""
+    """A model `at` tiers of pods, and `loading` on other pods from a tier."""
     holders = {
         pod: Residency(tier, None, since_s, size_bytes) for pod, tier in (at or {}).items()
     } | {pod: Residency(tier, tier, since_s, size_bytes) for pod, tier in (loading or {}).items()}
@@ -41,7 +41,7 @@ def model(
 def pod(
     name: str = "p", *, memory_bytes: int = 10_000, used_bytes: int = 0, **values: Any
 ) -> PlannedPod:
-    """A pod on a node of its own."""
+    """By default on its own node."""
     return PlannedPod(
         name,
         values.pop("node", f"node-of-{name}"),
@@ -54,5 +54,4 @@ def pod(
 def pool(
     pods: Sequence[PlannedPod], models: Sequence[ModelView], *, now_s: float = NOW_S, **values: Any
 ) -> PoolView:
-    """A pool of these."""
     return PoolView(now_s, {each.name: each for each in pods}, tuple(models), **values)

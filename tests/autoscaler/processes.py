@@ -1,4 +1,4 @@
-"""Autoscalers as processes of their own."""
+"""Autoscalers in their own processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def autoscaler_process(redis_url: str, **settings: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A running `python -m autoscaler`, ended with the context if it still runs."""
+    """A running `python -m autoscaler`; ends with the context."""
     flags = {"redis_url": redis_url, "tick": 0.05, "lease": 1.0, **settings}
     arguments = [
         text

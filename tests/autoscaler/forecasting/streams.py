@@ -1,4 +1,4 @@
-"""Streams of arrivals whose right forecast is known."""
+"""Streams of arrivals with known forecasts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = 1440
 
 
 def poisson(rate_per_min: float, *, models: int, minutes: int, seed: int = 0) -> Integers:
-    """Steady: (models, minutes), each minute by itself."""
+    """(models, minutes): independent minutes."""
     rng = np.random.default_rng(seed)
     return rng.poisson(rate_per_min, (models, minutes)).astype(np.uint32)
 
@@ -28,5 +28,5 @@ def hourly(*, models: int, minutes: int, phase: int = 7, count: int = 1) -> Inte
 
 
 def of(counts: Integers, minute: int | None = None) -> History:
-    """What is known at a minute of such a stream; else at its end."""
+    """The history at a minute of a stream; by default at its end."""
     return history_at(counts, counts.shape[1] if minute is None else minute)

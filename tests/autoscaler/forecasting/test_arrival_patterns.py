@@ -1,4 +1,4 @@
-"""Types of models on streams whose type is plain, and that they do not flap."""
+"""Patterns of clear streams, and their hysteresis."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def _jittered(models: int) -> Integers:
         ),
     ],
 )
-def test_plain_streams_have_their_type(counts: Integers, kind: ArrivalPattern) -> None:
+def test_assigns_the_pattern_of_clear_streams(counts: Integers, kind: ArrivalPattern) -> None:
     history = streams.of(counts)
     assert (classify(history).pattern == kind).mean() >= 7 / 8
 
 
-def test_the_period_is_found() -> None:
+def test_finds_the_period() -> None:
     hourly = classify(streams.of(streams.hourly(models=4, minutes=MINUTES)))
     assert hourly.period_min == pytest.approx(60, abs=0.5)
     assert classify(streams.of(_jittered(4))).period_min == pytest.approx(45, abs=1)
 
 
-def test_silence_for_long_is_dead() -> None:
+def test_long_silence_is_dead_unless_periodic() -> None:
     counts = np.zeros((2, 12 * streams.DAY), dtype=np.uint32)
     counts[0, : 2 * streams.DAY : 30] = 1
     counts[1, :: streams.DAY] = 1
@@ -71,7 +71,7 @@ def test_silence_for_long_is_dead() -> None:
     ]
 
 
-def test_a_type_changes_only_when_found_three_times() -> None:
+def test_a_pattern_changes_after_three_confirmations() -> None:
     calm = streams.of(streams.poisson(3.0, models=4, minutes=MINUTES))
     rare = streams.of(streams.poisson(0.01, models=4, minutes=MINUTES))
     first = classify(calm)
@@ -83,7 +83,7 @@ def test_a_type_changes_only_when_found_three_times() -> None:
     assert (classify(rare, again).pattern == ArrivalPattern.SPARSE).all()
 
 
-def test_between_two_thresholds_a_type_stays() -> None:
+def test_a_pattern_stays_between_the_two_thresholds() -> None:
     counts = streams.poisson(0.32, models=20, minutes=MINUTES)  # active in 27 % of minutes
     history = streams.of(counts)
 

@@ -1,4 +1,4 @@
-"""The back-test: no future in a forecast, the same past as `Counts`, right scores."""
+"""The back-test: no look-ahead, the same history as `Counts`, correct scores."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DATA = os.environ.get("PILOTLIGHT_DATA")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_future_is_the_same_forecast(method: str) -> None:
-    """The past of two traces is the same; all that they differ in comes after the origin."""
+def test_forecasts_do_not_depend_on_the_future(method: str) -> None:
+    """Two traces that differ after the origin only."""
     origin = 2 * streams.DAY + 333
     one = streams.poisson(0.3, models=6, minutes=3 * streams.DAY)
     other = one.copy()
@@ -39,8 +39,7 @@ def test_another_future_is_the_same_forecast(method: str) -> None:
     assert (found[0].p_arrival == found[1].p_arrival).all()
 
 
-def test_the_back_test_itself_does_not_look_ahead() -> None:
-    """Through the whole back-test: forecasts up to a change do not depend on the change."""
+def test_the_back_test_does_not_look_ahead() -> None:
     change = 2 * streams.DAY
     one = streams.poisson(0.3, models=4, minutes=change + 400)
     other = one.copy()
@@ -63,8 +62,7 @@ def test_the_back_test_itself_does_not_look_ahead() -> None:
     assert all((a == b).all() for a, b in zip(*seen, strict=True))
 
 
-def test_a_method_that_knows_the_future_would_be_seen() -> None:
-    """The scores tell: right answers have no error."""
+def test_perfect_forecasts_score_zero() -> None:
     seen = np.array([[3.0, 0.0], [1.0, 5.0]])
     perfect = Forecast(
         mean=seen, quantiles=np.repeat(seen[..., None], 2, 2), p_arrival=1.0 * (seen > 0)
@@ -74,7 +72,7 @@ def test_a_method_that_knows_the_future_would_be_seen() -> None:
     assert (found.mae, found.brier, found.pinball) == (0.0, 0.0, (0.0, 0.0))
 
 
-def test_scores_are_those_worked_by_hand() -> None:
+def test_scores_match_a_manual_calculation() -> None:
     seen = np.array([[4.0], [0.0], [1.0], [2.0]])
     quantiles = np.array([[[1.0, 3.0]]] * 4)
     p_arrival = np.full((4, 1), 0.8)
@@ -88,7 +86,7 @@ def test_scores_are_those_worked_by_hand() -> None:
     assert found.brier == pytest.approx((3 * 0.04 + 0.64) / 4)
 
 
-def test_a_back_test_starts_from_what_the_store_would_hold() -> None:
+def test_history_at_equals_the_history_of_counts() -> None:
     counts = streams.poisson(0.2, models=3, minutes=3 * streams.DAY + 7)
     store = Counts()
     store.advance(0.0)
@@ -136,7 +134,7 @@ def test_reads_long_and_wide_traces(tmp_path: Path) -> None:
         ("minute,model,count\nnan,a,1\n", "was 'nan'"),
     ],
 )
-def test_bad_traces_are_told_with_their_line(tmp_path: Path, text: str, says: str) -> None:
+def test_rejects_invalid_traces_with_the_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(BadArrivalTrace, match=says):
@@ -145,7 +143,7 @@ def test_bad_traces_are_told_with_their_line(tmp_path: Path, text: str, says: st
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _DATA, reason="PILOTLIGHT_DATA names no folder with traces")
-def test_ours_is_ahead_of_its_peers_on_a_real_trace() -> None:
+def test_typed_beats_the_baselines_on_a_real_trace() -> None:
     trace = read_minutes(Path(_DATA or "") / "gentd26_per_minute.csv.gz")
     names = ("typed", "naive", "ewma", "hybrid-histogram")
     params = BacktestParams(14 * streams.DAY, 23 * streams.DAY, every_min=331)

@@ -1,4 +1,4 @@
-"""The bounded store of arrivals: bins roll over, clocks jump, bad increments are told."""
+"""Bounded arrival counts: rolling bins, jumps of the clock, invalid input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _counts(params: CountsParams = SMALL, at: float = START) -> Counts:
     return counts
 
 
-def test_counts_fall_into_seconds_minutes_and_tens() -> None:
+def test_counts_by_second_minute_and_ten_minutes() -> None:
     counts = _counts()
     counts.advance(START + 125)
     counts.add(["a", "a", "b"], [START + 10, START + 124, START + 125], [1, 2, 3])
@@ -36,7 +36,7 @@ def test_counts_fall_into_seconds_minutes_and_tens() -> None:
     assert later.ten_minutes[:, -2:].sum(axis=1).tolist() == [3, 3]
 
 
-def test_the_minute_under_way_is_recent_and_no_whole_one() -> None:
+def test_the_current_minute_is_in_recent_only() -> None:
     counts = _counts(CountsParams())
     counts.advance(START + 30)
     counts.add(["a", "a", "a"], [START + 20, START - 20, START - 31], [5, 6, 7])
@@ -46,7 +46,7 @@ def test_the_minute_under_way_is_recent_and_no_whole_one() -> None:
     assert counts.recent_seconds()[0, -11] == 5
 
 
-def test_a_week_of_silence_leaves_zeros() -> None:
+def test_a_week_without_arrivals_clears_the_counts() -> None:
     counts = _counts()
     counts.add(["a"], [START], [5])
     history = counts.history(START + 7 * 86400)
@@ -64,7 +64,7 @@ def test_a_small_step_back_changes_nothing() -> None:
     assert (after.minutes == before.minutes).all()
 
 
-def test_a_clock_set_back_forgets_what_lies_ahead() -> None:
+def test_a_clock_set_back_drops_later_arrivals() -> None:
     counts = _counts()
     counts.add(["a"], [START], [5])
     counts.advance(START + 300)
@@ -77,7 +77,7 @@ def test_a_clock_set_back_forgets_what_lies_ahead() -> None:
     assert counts.history(START + 360).minutes[0].sum() == 7
 
 
-def test_counts_and_times_that_are_not_valid_are_dropped() -> None:
+def test_drops_invalid_counts_and_times() -> None:
     counts = _counts()
     times_s = [START + 6, START - 86400, float("nan"), START, START, START, START]
     counts.add(["a"] * 7, times_s, [1, 2, 1, -1, 0, 10**9 + 1, 4])
@@ -85,7 +85,7 @@ def test_counts_and_times_that_are_not_valid_are_dropped() -> None:
     assert counts.history(START + 60).ten_minutes.sum() == 0
 
 
-def test_a_full_store_forgets_who_was_quiet_longest() -> None:
+def test_at_the_limit_the_longest_idle_model_is_replaced() -> None:
     counts = _counts()
     for at, name in enumerate("abcd"):
         counts.advance(START + 60 * at)
@@ -97,7 +97,7 @@ def test_a_full_store_forgets_who_was_quiet_longest() -> None:
     assert history.minutes[counts.names.index("e")].sum() == 9
 
 
-def test_more_new_models_at_once_than_fit_leave_each_row_to_one() -> None:
+def test_more_new_models_than_rows_keep_counts_apart() -> None:
     counts = _counts()
     names = [f"m{index}" for index in range(9)]
     counts.add(names, [START] * 9, list(range(1, 10)))
@@ -107,7 +107,7 @@ def test_more_new_models_at_once_than_fit_leave_each_row_to_one() -> None:
     assert all(found[name] == int(name[1:]) + 1 for name in found)
 
 
-def test_forgetting_moves_the_last_row() -> None:
+def test_removing_a_model_moves_the_last_row() -> None:
     counts = _counts()
     counts.add(["a", "b", "c"], [START] * 3, [1, 2, 3])
     counts.remove_model("a")
@@ -118,7 +118,7 @@ def test_forgetting_moves_the_last_row() -> None:
     assert counts.history(START + 120).minutes.sum(axis=1).tolist() == [3, 2, 4]
 
 
-def test_memory_is_what_the_docstring_says() -> None:
+def test_memory_per_model() -> None:
     counts = Counts(CountsParams(models=64))
     counts.advance(START)
     counts.add([f"m{index}" for index in range(500)], [START] * 500, [1] * 500)
@@ -126,7 +126,7 @@ def test_memory_is_what_the_docstring_says() -> None:
     assert counts.memory_bytes / 64 == 21_226
 
 
-def test_counters_stop_at_their_limit() -> None:
+def test_counters_saturate() -> None:
     counts = _counts()
     counts.add(["a", "a"], [START, START], [10**9, 10**9])
     assert counts.recent_seconds()[0, -1] == 65_535
@@ -134,7 +134,7 @@ def test_counters_stop_at_their_limit() -> None:
 
 
 @pytest.mark.parametrize("now_s", [float("nan"), float("inf"), -1.0])
-def test_refuses_a_time_that_is_none(now_s: float) -> None:
+def test_rejects_an_invalid_time(now_s: float) -> None:
     with pytest.raises(BadCounts, match="now_s"):
         _counts().advance(now_s)
 
@@ -145,8 +145,9 @@ def test_refuses_a_time_that_is_none(now_s: float) -> None:
         st.tuples(st.integers(-400, 1500), st.integers(0, 700), st.integers(1, 9)), max_size=25
     )
 )
-def test_holds_exactly_what_came_within_the_time_kept(steps: list[tuple[int, int, int]]) -> None:
-    """Against a plain list of arrivals, whatever way the clock jumps."""
+def test_counts_equal_a_list_of_arrivals_within_the_kept_time(
+    steps: list[tuple[int, int, int]],
+) -> None:
     counts, now, kept = _counts(), START, list[tuple[float, int]]()
     for jump, age, number in steps:
         target = max(now + jump, START - 3000)

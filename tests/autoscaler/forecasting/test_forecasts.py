@@ -1,4 +1,4 @@
-"""Forecasts of streams whose right answer is known, and what holds for any counts."""
+"""Forecasts of streams with known answers, and invariants for any counts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_steady_poisson_is_calibrated(rate: float) -> None:
             assert (seen < quantile).mean() <= level + slack
 
 
-def test_hourly_arrivals_are_seen_coming() -> None:
+def test_forecasts_hourly_arrivals() -> None:
     counts = streams.hourly(models=4, minutes=MINUTES + 60, phase=7)
     horizon = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0))
     history = streams.of(counts, MINUTES)
@@ -60,7 +60,7 @@ def test_hourly_arrivals_are_seen_coming() -> None:
     assert min(each[2] for each in p_arrival.values()) > 0.9
 
 
-def test_a_burst_is_followed_at_once() -> None:
+def test_reacts_to_a_burst_at_once() -> None:
     rng = np.random.default_rng(8)
     is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
     counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
@@ -76,7 +76,7 @@ def test_a_burst_is_followed_at_once() -> None:
     assert (after.mean[:, 1] > 8 * before.mean[:, 1]).all()
 
 
-def test_a_burst_is_seen_in_the_minute_in_which_it_begins() -> None:
+def test_reacts_to_a_burst_within_its_first_minute() -> None:
     rng = np.random.default_rng(8)
     is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
     counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
@@ -88,7 +88,7 @@ def test_a_burst_is_seen_in_the_minute_in_which_it_begins() -> None:
     assert (after.mean[:, 1] > before.mean[:, 1] + 0.2 * 200).all()
 
 
-def test_who_has_been_silent_for_long_is_less_likely_to_come() -> None:
+def test_p_arrival_falls_with_the_time_since_the_last_arrival() -> None:
     rng = np.random.default_rng(9)
     is_on = np.repeat(rng.random((30, 12 * 24)) < 0.06, 60, axis=1)[:, : 12 * streams.DAY]
     counts = rng.poisson(np.where(is_on, 0.2, 0.0)).astype(np.uint32)
@@ -100,7 +100,7 @@ def test_who_has_been_silent_for_long_is_less_likely_to_come() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_known_is_no_error(method: str) -> None:
+def test_accepts_a_history_without_arrivals(method: str) -> None:
     none = np.zeros((3, 40), dtype=np.uint32)
     found = _forecast(none, method)
     _check(found)
@@ -140,19 +140,19 @@ def _check(found: Forecast) -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 10**6), st.floats(0.001, 30))
-def test_longer_windows_hold_no_less(seed: int, rate: float) -> None:
+def test_forecasts_do_not_fall_with_longer_windows(seed: int, rate: float) -> None:
     found = _forecast(streams.poisson(rate, models=3, minutes=MINUTES, seed=seed))
     assert (np.diff(found.mean, axis=1) >= 0).all()
     assert (np.diff(found.p_arrival, axis=1) >= 0).all()
 
 
-def test_ten_times_the_arrivals_are_ten_times_the_forecast() -> None:
+def test_the_mean_scales_with_the_arrivals() -> None:
     counts = streams.poisson(5.0, models=10, minutes=MINUTES)
     one, ten = _forecast(counts, "steady"), _forecast(counts * 10, "steady")
     assert ten.mean == pytest.approx(10 * one.mean, rel=0.1)
 
 
-def test_each_model_is_forecast_by_itself() -> None:
+def test_forecasts_of_models_are_independent() -> None:
     counts = np.concatenate(
         [
             streams.poisson(2.0, models=3, minutes=MINUTES),
@@ -182,7 +182,7 @@ def test_each_model_is_forecast_by_itself() -> None:
         ((60.0,), (0.5,), 0.0),
     ],
 )
-def test_absurd_questions_are_refused(
+def test_rejects_invalid_horizons(
     windows_s: tuple[float, ...], probabilities: tuple[float, ...], max_per_s: float
 ) -> None:
     with pytest.raises(BadHorizon, match="must"):
@@ -190,7 +190,7 @@ def test_absurd_questions_are_refused(
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_absurd_counts_are_refused(value: float) -> None:
+def test_rejects_invalid_counts(value: float) -> None:
     minutes = np.zeros((2, 10))
     minutes[1, 3] = value
     with pytest.raises(BadCounts, match="minutes"):

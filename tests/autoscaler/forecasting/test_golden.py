@@ -1,7 +1,6 @@
-"""Forecasts of a fixed past are what they were: faster code is to give the same numbers.
+"""Forecasts of a fixed history are unchanged: optimised code must give the same numbers.
 
-The figures were written down from the code before it was made faster; they change only with a
-change of the forecasts themselves.
+The figures are those of the code before its optimisation.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ P_MINUTE = [0.003869049, 0.9977581, 0.6265609, 0.7617698, 0.01021470, 7.286011e-
 
 
 def past() -> History:
-    """Seven models over sixteen days, by arithmetic alone."""
+    """Seven models over sixteen days, without random numbers."""
     minute = np.arange(16 * streams.DAY, dtype=np.int64)
     scattered = minute * minute * 7_919 % 104_729
     hour = minute // 60 % 24
@@ -70,7 +69,7 @@ def past() -> History:
     return streams.of(np.array(rows).astype(np.uint32))
 
 
-def test_a_fixed_past_has_the_same_forecasts() -> None:
+def test_forecasts_of_a_fixed_history_are_unchanged() -> None:
     known = past()
     names = tuple("abcdefg")
     learnt = fit_model(known, names)

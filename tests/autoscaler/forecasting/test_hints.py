@@ -1,4 +1,4 @@
-"""Hints raise what they speak of, and nothing else."""
+"""Hints raise forecasts of their models only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HISTORY = streams.of(streams.poisson(0.01, models=4, minutes=2 * streams.DAY))
 PLAIN = forecast_by_pattern(_HISTORY, fit(_HISTORY), HORIZON)
 
 
-def test_without_hints_a_forecast_is_itself() -> None:
+def test_without_hints_the_forecast_is_unchanged() -> None:
     assert with_hints(PLAIN, [], HORIZON) is PLAIN
 
 
-def test_a_sure_hint_makes_an_arrival_sure() -> None:
+def test_a_certain_hint_makes_an_arrival_certain() -> None:
     found = with_hints(PLAIN, [Hint(row=2, probability=1.0, within_s=10.0)], HORIZON)
     assert found.p_arrival[2] == pytest.approx(1.0)
     assert (found.quantiles[2] >= 1).all()
@@ -32,7 +32,7 @@ def test_a_sure_hint_makes_an_arrival_sure() -> None:
     assert (found.quantiles[others] == PLAIN.quantiles[others]).all()
 
 
-def test_hints_are_independent_ways_to_come() -> None:
+def test_hints_are_independent_of_each_other() -> None:
     hints = [
         Hint(row=0, probability=0.5, within_s=10.0),
         Hint(row=0, probability=0.4, within_s=5.0),
@@ -42,7 +42,7 @@ def test_hints_are_independent_ways_to_come() -> None:
     assert found.p_arrival[0] == pytest.approx(1 - none)
 
 
-def test_a_window_shorter_than_the_hint_has_its_share() -> None:
+def test_a_window_shorter_than_the_hint_gets_its_share() -> None:
     found = with_hints(PLAIN, [Hint(row=0, probability=0.6, within_s=120.0)], HORIZON)
     assert found.p_arrival[0, 0] == pytest.approx(1 - (1 - PLAIN.p_arrival[0, 0]) * 0.95)
 
@@ -79,11 +79,11 @@ def test_hints_never_lower_a_forecast(hints: list[Hint]) -> None:
         (0, 0.5, 1.0, 0.0),
     ],
 )
-def test_absurd_hints_are_refused(wrong: tuple[int, float, float, float]) -> None:
+def test_rejects_invalid_hints(wrong: tuple[int, float, float, float]) -> None:
     with pytest.raises(BadHorizon, match="must"):
         Hint(*wrong)
 
 
-def test_a_hint_about_no_model_is_refused() -> None:
+def test_rejects_a_hint_for_an_unknown_row() -> None:
     with pytest.raises(BadHorizon, match="row 9"):
         with_hints(PLAIN, [Hint(row=9, probability=0.5, within_s=1.0)], HORIZON)

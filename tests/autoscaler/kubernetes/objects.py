@@ -1,4 +1,4 @@
-"""InferenceServices as an API server holds them."""
+"""InferenceServices as the API server returns them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def service(
     status: dict[str, Any] | None = None,
     **metadata: Any,
 ) -> dict[str, Any]:
-    """A model of the pool `default`, unless something else is asked for."""
+    """By default a model of the pool `default`."""
     model = {
         "modelFormat": {"name": "huggingface"},
         "storageUri": "s3://models/t5-small",

@@ -6,12 +6,12 @@ from autoscaler.kubernetes.settings import ControllerSettings
 from registry.settings_table import settings_from_fields
 
 
-def test_takes_a_url_with_the_models_name_in_it() -> None:
+def test_accepts_a_url_template() -> None:
     settings = settings_from_fields(ControllerSettings, {"url": "https://{name}.{namespace}.test"})
     assert settings.url.format(namespace="team", name="m") == "https://m.team.test"
 
 
 @pytest.mark.parametrize("url", ["http://x/{tenant}", "http://x/{", "http://x/{}"])
-def test_refuses_a_url_with_anything_else_to_fill_in(url: str) -> None:
+def test_rejects_other_placeholders(url: str) -> None:
     with pytest.raises(ValueError, match="no placeholders but"):
         settings_from_fields(ControllerSettings, {"url": url})

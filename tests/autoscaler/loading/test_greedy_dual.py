@@ -1,4 +1,4 @@
-"""FaasCache's order of leaving."""
+"""FaasCache's order of evictions."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def _name(action: Action) -> str:
     return action.key.split("/")[1].split("@")[0]
 
 
-def test_nothing_leaves_while_there_is_room() -> None:
+def test_evicts_nothing_while_there_is_room() -> None:
     assert _step([model("a", at=AT_P), model("b", at=AT_P)])[0] == []
 
 
-def test_the_model_asked_for_least_often_leaves() -> None:
+def test_evicts_the_least_frequent_model() -> None:
     models = [model("a", at=AT_P, arrived=2), model("b", at=AT_P), model("c", at=AT_P, arrived=3)]
     assert _step(models)[0] == ["b"]
 
 
-def test_cheap_and_large_models_leave_first() -> None:
+def test_evicts_cheap_and_large_models_first() -> None:
     dear = {Tier.DISK: 5.0, Tier.REMOTE: 9.0}
     models = [model("a", at=AT_P, load_s=dear), model("b", at=AT_P), model("c", at=AT_P)]
     assert _step(models)[0] == ["b"]
@@ -49,31 +49,31 @@ def test_cheap_and_large_models_leave_first() -> None:
     assert _step(models)[0] == ["c"]
 
 
-def test_frequencies_add_up_and_age_by_the_clock() -> None:
-    """`a` was asked for twice long ago; three evictions later a single new use outweighs that."""
+def test_frequencies_add_up_and_age_with_the_clock() -> None:
+    """`a` had two requests long ago; after three evictions one new request outweighs them."""
     old = model("a", at=AT_P, arrived=2)
-    gone, state = _step([old, model("b", at=AT_P)])
+    evicted, state = _step([old, model("b", at=AT_P)])
     for newcomer in "cde":
-        gone, state = _step([model("a", at=AT_P), model("b", at=AT_P), model(newcomer, at=AT_P)],
+        evicted, state = _step([model("a", at=AT_P), model("b", at=AT_P), model(newcomer, at=AT_P)],
                             state)  # fmt: skip
-    assert gone != ["e"]
+    assert evicted != ["e"]
     assert state.clock > 0
     assert _step([model("a", at=AT_P), model("x", at=AT_P), model("y", at=AT_P)], state)[0] == ["a"]
 
 
-def test_what_left_starts_anew() -> None:
+def test_an_evicted_model_loses_its_frequency() -> None:
     _, state = _step([model("a", at=AT_P, arrived=9)])
     _, state = _step([model("a", arrived=0)], state)
     assert state.frequencies == {}
 
 
-def test_a_model_in_use_stays_and_the_next_one_goes() -> None:
+def test_skips_models_in_use() -> None:
     busy = model("a", at=AT_P, uses={"p": CopyUse(ongoing=1)})
     models = [busy, model("b", at=AT_P, arrived=5), model("c", at=AT_P, arrived=9)]
     assert _step(models)[0] == ["b"]
 
 
-def test_without_a_limit_of_its_own_it_is_a_share_of_the_device() -> None:
+def test_the_default_limit_is_a_share_of_the_device() -> None:
     rule = greedy_dual(GreedyDual(memory_share=0.1))
     view = pool([pod("p", memory_bytes=10_000)], [model("a", at=AT_P), model("b", at=AT_P)])
     actions, _ = rule.plan(view, rule.start)

@@ -1,4 +1,4 @@
-"""Serverless in the Wild's policy: away after a request, and back before the next one."""
+"""The policy of Serverless in the Wild: evict after a request, load before the next one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool_view import PoolView
 
 RULE = hybrid_histogram(HybridHistogram(IdleTimeHistogram(range_min=60)))
-TIMER = range(0, 600, 30)
-"""Every half hour: the histogram has one bin, and says much."""
+PERIODIC = range(0, 600, 30)
+"""Every half hour: a representative histogram with one bin."""
 
 
 def _view(active: Sequence[int], now_min: int, **values: Any) -> PoolView:
@@ -33,44 +33,44 @@ def _plan(view: PoolView) -> Sequence[Action]:
     return RULE.plan(view, RULE.start)[0]
 
 
-def test_a_timer_is_away_between_its_beats_and_back_before_them() -> None:
-    there = {"p": Tier.DEVICE}
-    [gone] = _plan(_view(TIMER, 580, at=there))
-    assert isinstance(gone, Demote)
-    assert _plan(_view(TIMER, 580)) == ()
-    [back] = _plan(_view(TIMER, 598))
-    assert isinstance(back, Load)
-    assert back.pod == "p"
-    assert _plan(_view(TIMER, 598, at=there)) == ()
+def test_a_periodic_model_is_evicted_after_a_request_and_loaded_before_the_next() -> None:
+    on_device = {"p": Tier.DEVICE}
+    [demote] = _plan(_view(PERIODIC, 580, at=on_device))
+    assert isinstance(demote, Demote)
+    assert _plan(_view(PERIODIC, 580)) == ()
+    [load] = _plan(_view(PERIODIC, 598))
+    assert isinstance(load, Load)
+    assert load.pod == "p"
+    assert _plan(_view(PERIODIC, 598, at=on_device)) == ()
 
 
-def test_after_the_longest_usual_idle_time_it_goes() -> None:
-    [gone] = _plan(_view(TIMER, 610, at={"p": Tier.DEVICE}))
-    assert isinstance(gone, Demote)
+def test_evicts_after_the_warm_window() -> None:
+    [demote] = _plan(_view(PERIODIC, 610, at={"p": Tier.DEVICE}))
+    assert isinstance(demote, Demote)
 
 
-def test_a_model_that_says_little_stays_for_the_range() -> None:
-    there = {"p": Tier.DEVICE}
-    assert _plan(_view([500], 559, at=there)) == ()
-    [gone] = _plan(_view([500], 562, at=there))
-    assert isinstance(gone, Demote)
+def test_a_model_with_few_arrivals_is_kept_for_the_range() -> None:
+    on_device = {"p": Tier.DEVICE}
+    assert _plan(_view([500], 559, at=on_device)) == ()
+    [demote] = _plan(_view([500], 562, at=on_device))
+    assert isinstance(demote, Demote)
 
 
-def test_preload_off_is_never_loaded_ahead() -> None:
-    assert _plan(_view(TIMER, 598, policy={"preload": Preload.OFF})) == ()
+def test_preload_off_is_not_loaded_ahead() -> None:
+    assert _plan(_view(PERIODIC, 598, policy={"preload": Preload.OFF})) == ()
 
 
-def test_nothing_happens_before_anything_was_counted() -> None:
+def test_plans_nothing_without_counts() -> None:
     assert RULE.plan(pool([pod("p")], [model("m")]), None) == ((), None)
 
 
-def test_spans_are_worked_out_anew_after_arrivals_only() -> None:
-    _, first = RULE.plan(_view(TIMER, 598), None)
-    _, same = RULE.plan(_view(TIMER, 599), first)
+def test_recomputes_warm_windows_after_arrivals_only() -> None:
+    _, first = RULE.plan(_view(PERIODIC, 598), None)
+    _, same = RULE.plan(_view(PERIODIC, 599), first)
     assert same is first
-    _, other = RULE.plan(_view([*TIMER, 601], 602), first)
+    _, other = RULE.plan(_view([*PERIODIC, 601], 602), first)
     assert isinstance(other, WarmWindows)
     assert other.last_active.tolist() == [601]
-    _, afresh = RULE.plan(_view([*TIMER, 601], 602), None)
-    assert isinstance(afresh, WarmWindows)
-    assert (other.low_min, other.high_min) == (afresh.low_min, afresh.high_min)
+    _, recomputed = RULE.plan(_view([*PERIODIC, 601], 602), None)
+    assert isinstance(recomputed, WarmWindows)
+    assert (other.low_min, other.high_min) == (recomputed.low_min, recomputed.high_min)

@@ -1,4 +1,4 @@
-"""A fixed keep-alive."""
+"""The fixed keep-alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _demoted(**values: Any) -> list[tuple[str, Tier]]:
     return [(each.pod, each.tier) for each in actions if isinstance(each, Demote)]
 
 
-def test_an_idle_copy_sinks_to_disk() -> None:
+def test_an_idle_copy_is_demoted_to_disk() -> None:
     assert _demoted(at=AT_P, last_arrival_s=NOW_S - 101) == [("p", Tier.DISK)]
 
 
@@ -32,24 +32,24 @@ def test_an_idle_copy_sinks_to_disk() -> None:
     "values",
     [
         pytest.param({"last_arrival_s": NOW_S - 99}, id="a recent request"),
-        pytest.param({"since_s": NOW_S - 99}, id="it has just come"),
+        pytest.param({"since_s": NOW_S - 99}, id="just loaded"),
         pytest.param({"policy": {"pin": True}}, id="pinned"),
         pytest.param({"policy": {"min_copies": 1}}, id="the last of min-copies"),
         pytest.param({"policy": {"keep_alive_s": 1e9}}, id="its own keep-alive"),
         pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
-        pytest.param({"uses": {"p": CopyUse(last_s=NOW_S - 99)}}, id="used until just now"),
-        pytest.param({"waiting": QueueStats(requests=1)}, id="requests wait"),
+        pytest.param({"uses": {"p": CopyUse(last_s=NOW_S - 99)}}, id="used just now"),
+        pytest.param({"waiting": QueueStats(requests=1)}, id="queued requests"),
     ],
 )
-def test_a_copy_stays(values: dict[str, Any]) -> None:
+def test_a_copy_is_kept(values: dict[str, Any]) -> None:
     assert _demoted(at=AT_P, **{"last_arrival_s": NOW_S - 101, **values}) == []
 
 
-def test_what_is_on_its_way_or_lower_is_left() -> None:
+def test_ignores_running_loads_and_lower_tiers() -> None:
     assert _demoted(at={"q": Tier.DISK}, loading={"p": Tier.REMOTE}) == []
 
 
-def test_the_longest_idle_copies_beyond_min_copies_go() -> None:
+def test_demotes_the_longest_idle_copies_beyond_min_copies() -> None:
     uses = {"p": CopyUse(last_s=NOW_S - 200), "q": CopyUse(last_s=NOW_S - 300)}
     values = {"at": {"p": Tier.DEVICE, "q": Tier.DEVICE}, "uses": uses}
     assert _demoted(**values, policy={"min_copies": 1}) == [("q", Tier.DISK)]

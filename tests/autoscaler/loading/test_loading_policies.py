@@ -7,7 +7,7 @@ import pytest
 from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
 
 
-def test_a_parameter_is_for_policies_that_there_are() -> None:
+def test_every_policy_can_be_made() -> None:
     assert set(TUNED) <= set(LOADING_POLICIES)
     assert all(policy_of(name, 2.0).name == name for name in TUNED)
     assert all(policy_of(name).name == name for name in LOADING_POLICIES)
@@ -22,6 +22,6 @@ def test_a_parameter_is_for_policies_that_there_are() -> None:
         ("hybrid-histogram", 1e12, "must be whole minutes, at most 20,160, was 1e+12"),
     ],
 )
-def test_a_value_that_no_policy_can_have_is_told(name: str, value: float, says: str) -> None:
+def test_explains_invalid_values(name: str, value: float, says: str) -> None:
     assert says in value_problem(name, value)
     assert not value_problem("hybrid-histogram", 240.0)

@@ -1,4 +1,4 @@
-"""The expected-cost rule: what is loaded, what sinks, where, and what bad input does."""
+"""The expected-cost policy: loads, demotions, placement, and invalid input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 PRICE = 9e6
-"""A model of 1,000 bytes saves 9 s (disk to remote left out): worth it from P = 1/60 a minute."""
+"""A model of 1,000 bytes that saves 9 s is worth it from P = 1/60 a minute."""
 NO_DISK = Prices(device=PRICE, host=1e12, disk=1e12)
 RULE = predictive(Predictive(prices=NO_DISK))
 PODS = (pod("p"), pod("q"))
@@ -53,10 +53,10 @@ def _one(
     return _plan(pool(pods, [model("m", **values)], demand=demand([p], arrivals=[arrivals])))
 
 
-# Loading ahead
+# Preloads
 
 
-def test_a_model_that_is_expected_is_loaded_with_the_reason() -> None:
+def test_loads_an_expected_model_with_the_reason() -> None:
     [action] = _one(COMES)
     assert isinstance(action, Load)
     assert (action.pod, action.tier, action.reason) == ("p", Tier.DEVICE, ActionReason.FORECAST)
@@ -66,7 +66,7 @@ def test_a_model_that_is_expected_is_loaded_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("p", "is_loaded"), [(0.0149, False), (0.0151, True)], ids=["below its price", "above it"]
 )
-def test_it_is_loaded_from_its_price_on(p: float, is_loaded: bool) -> None:
+def test_loads_if_worth_the_price(p: float, is_loaded: bool) -> None:
     """10 s saved x p / 60 s against 1,000 bytes x 9e6 / 3.6e12: p of 0.015."""
     assert bool(_loads(_one(p))) is is_loaded
 
@@ -75,32 +75,32 @@ def test_it_is_loaded_from_its_price_on(p: float, is_loaded: bool) -> None:
     "values",
     [
         pytest.param({"policy": {"preload": Preload.OFF}}, id="preload off"),
-        pytest.param({"at": {"q": Tier.DEVICE}}, id="it is there"),
-        pytest.param({"loading": {"q": Tier.DISK}}, id="it is on its way"),
+        pytest.param({"at": {"q": Tier.DEVICE}}, id="warm elsewhere"),
+        pytest.param({"loading": {"q": Tier.DISK}}, id="being loaded"),
         pytest.param({"size_bytes": 10_001}, id="it fits no pod"),
         pytest.param(
             {"failure": LoadFailure("m", "ModelLoadFailed", "no", 3, retry_at_s=NOW_S + 1)},
-            id="its load just failed",
+            id="load just failed",
         ),
-        pytest.param({"load_s": {}}, id="a load takes no time"),
+        pytest.param({"load_s": {}}, id="load takes no time"),
     ],
 )
-def test_it_is_not_loaded(values: dict[str, Any]) -> None:
+def test_does_not_load(values: dict[str, Any]) -> None:
     assert _loads(_one(COMES, **values)) == []
 
 
-def test_a_failing_model_does_not_starve_others() -> None:
+def test_a_failing_model_does_not_block_others() -> None:
     broken = model("a", failure=LoadFailure("a", "ModelLoadFailed", "no", 3, NOW_S + 60))
     view = pool([pod("p", memory_bytes=1_000)], [broken, model("b")], demand=demand([0.9, 0.5]))
     assert _loads(_plan(view)) == [("b", "p", Tier.DEVICE)]
 
 
-def test_pods_that_take_no_requests_get_no_loads() -> None:
+def test_no_loads_on_pods_that_accept_no_requests() -> None:
     assert _loads(_one(COMES, pods=[pod("p", is_accepting=False)])) == []
     assert _loads(_one(COMES, pods=[])) == []
 
 
-def test_a_preload_goes_as_near_as_its_annotation_says() -> None:
+def test_preloads_to_the_annotated_tier() -> None:
     host = {Tier.DEVICE: 10_000, Tier.HOST: 10_000}
     pods = [replace(pod("p"), budget_bytes=host)]
     rule = predictive(Predictive(prices=Prices(device=PRICE, host=1.0, disk=1.0)))
@@ -109,7 +109,7 @@ def test_a_preload_goes_as_near_as_its_annotation_says() -> None:
     assert _loads(_plan(view, rule)) == [("m", "p", Tier.HOST)]
 
 
-def test_what_is_not_worth_a_device_waits_on_disk() -> None:
+def test_loads_to_disk_if_not_worth_a_device() -> None:
     rule = predictive(Predictive(prices=Prices(device=1e12, host=1e12, disk=1.0)))
     view = pool(PODS, [model("m")], demand=demand([COMES]))
     assert _loads(_plan(view, rule)) == [("m", "p", Tier.DISK)]
@@ -117,20 +117,20 @@ def test_what_is_not_worth_a_device_waits_on_disk() -> None:
     assert _loads(_plan(there, rule)) == []
 
 
-def test_a_farther_tier_is_never_taken_to_be_faster() -> None:
-    """A prior of 0.25 s from object storage beside a measured 10 s from disk: 10 s are saved."""
+def test_a_farther_tier_never_counts_as_faster() -> None:
+    """An estimate of 0.25 s from object storage and a measured 10 s from disk: saves 10 s."""
     odd = {Tier.HOST: 10.0, Tier.DISK: 10.0, Tier.REMOTE: 0.25}
     assert _loads(_one(0.0151, load_s=odd)) == [("m", "p", Tier.DEVICE)]
 
 
-# Where
+# Placement
 
 
-def test_the_pod_that_has_it_nearest_is_chosen() -> None:
+def test_chooses_the_pod_with_the_nearest_copy() -> None:
     assert _loads(_one(COMES, at={"q": Tier.DISK})) == [("m", "q", Tier.DEVICE)]
 
 
-def test_copies_follow_the_forecast_load_and_spread_over_nodes() -> None:
+def test_copies_follow_the_expected_load_and_spread_over_nodes() -> None:
     """840 requests of 0.1 s in a minute keep two copies busy for 70 % of the time."""
     pods = [pod("p", node="a"), pod("q", node="a"), pod("r", node="b")]
     assert _loads(_one(COMES, pods=pods, arrivals=840.0, policy={})) == [
@@ -141,7 +141,7 @@ def test_copies_follow_the_forecast_load_and_spread_over_nodes() -> None:
     assert len(_loads(bounded)) == 1
 
 
-def test_few_loads_at_a_time_pass_a_node() -> None:
+def test_limits_concurrent_loads_per_node() -> None:
     models = [model(name) for name in "abcd"]
     view = pool([pod("p", memory_bytes=10**6)], models, demand=demand([0.9, 0.8, 0.7, 0.6]))
     assert _loads(_plan(view)) == [("a", "p", Tier.DEVICE), ("b", "p", Tier.DEVICE)]
@@ -150,7 +150,7 @@ def test_few_loads_at_a_time_pass_a_node() -> None:
     assert _loads(_plan(view)) == [("b", "p", Tier.DEVICE)]
 
 
-def test_room_is_made_where_it_harms_less_than_it_helps() -> None:
+def test_evicts_if_the_gain_exceeds_the_loss() -> None:
     full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
     there = model("old", at={"p": Tier.DEVICE}, last_arrival_s=NOW_S - 600)
     view = pool(full, [model("new"), there], demand=demand([0.9, 0.1]))
@@ -168,8 +168,8 @@ _FULL = [
 ]
 
 
-def test_a_further_copy_for_a_forecast_takes_nobodys_room() -> None:
-    """840 requests of 0.1 s in a minute want two copies, though each is worth more than `old`."""
+def test_an_additional_copy_for_a_forecast_evicts_nothing() -> None:
+    """840 requests of 0.1 s in a minute need two copies, each with a larger value than `old`."""
     busy = model("busy", at={"p": Tier.DEVICE})
     old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 600)
     expected = demand([0.9, 0.1], arrivals=[840.0, 0.0])
@@ -179,15 +179,15 @@ def test_a_further_copy_for_a_forecast_takes_nobodys_room() -> None:
 @pytest.mark.parametrize(
     ("requests", "expected", "makes_room"),
     [
-        pytest.param(40, 60.0, True, id="4 s wait against 0.1 s a second"),
-        pytest.param(19, 60.0, False, id="one copy ends the queue in time"),
-        pytest.param(40, 600.0, False, id="the other keeps its pod as busy"),
+        pytest.param(40, 60.0, True, id="a queue of 4 s against 0.1 s a second"),
+        pytest.param(19, 60.0, False, id="one copy finishes the queue in time"),
+        pytest.param(40, 600.0, False, id="the other model needs its pod as much"),
     ],
 )
-def test_a_further_copy_for_what_waits_takes_what_does_less(
+def test_an_additional_copy_for_a_queue_evicts_less_useful_copies(
     requests: int, expected: float, *, makes_room: bool
 ) -> None:
-    """Requests take 0.1 s, and work is to be done within 2 s; `old` is a last copy, in use."""
+    """Requests take 0.1 s, the horizon is 2 s; `old` is the only copy of its model."""
     busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=requests))
     old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
     counts = demand([0.9, 0.9], arrivals=[0.0, expected])
@@ -195,8 +195,8 @@ def test_a_further_copy_for_what_waits_takes_what_does_less(
     assert loads == ([("busy", "q", Tier.DEVICE)] if makes_room else [])
 
 
-def test_a_further_copy_goes_where_a_pod_has_time() -> None:
-    """Both q and r have room; what is on q keeps it busy."""
+def test_an_additional_copy_goes_to_the_less_loaded_pod() -> None:
+    """q and r have room; the model on q keeps it busy."""
     pods = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q"), pod("r", used_bytes=1)]
     busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=40))
     much = model("much", at={"q": Tier.DEVICE})
@@ -204,16 +204,16 @@ def test_a_further_copy_goes_where_a_pod_has_time() -> None:
     assert _loads(_plan(pool(pods, [busy, much], demand=counts)))[0][1] == "r"
 
 
-def test_room_is_reckoned_from_what_pods_hold() -> None:
-    """A pod that has not told yet what it has just taken is full all the same."""
+def test_free_memory_follows_from_residency() -> None:
+    """A pod that has not reported its last load yet is full."""
     full = [pod("p", memory_bytes=1_000, used_bytes=0)]
     there = model("old", at={"p": Tier.DEVICE}, uses={"p": CopyUse(ongoing=1)})
     view = pool(full, [model("new"), there], demand=demand([0.9, 0.9]))
     assert _loads(_plan(view)) == []
 
 
-def test_copies_of_a_model_share_what_it_is_worth() -> None:
-    """A third copy of one makes room sooner than the only copy of another, though each is liked."""
+def test_copies_of_a_model_share_its_value() -> None:
+    """The third copy of one model is evicted before the only copy of another."""
     pods = [pod(name, memory_bytes=1_000, used_bytes=1_000) for name in "pqrs"]
     many = model("many", at=dict.fromkeys("pqr", Tier.DEVICE), last_arrival_s=NOW_S - 61)
     one = model("one", at={"s": Tier.DEVICE}, last_arrival_s=NOW_S - 61)
@@ -225,25 +225,25 @@ def test_copies_of_a_model_share_what_it_is_worth() -> None:
     ]
 
 
-def test_a_model_in_use_makes_no_room() -> None:
+def test_does_not_evict_a_model_in_use() -> None:
     full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
     there = model("old", at={"p": Tier.DEVICE}, uses={"p": CopyUse(ongoing=1)})
     assert _plan(pool(full, [model("new"), there], demand=demand([0.9, 0.1]))) == []
 
 
-# Sinking
+# Demotions
 
 
-def _sunk(p: float, **values: Any) -> list[tuple[str, Tier, ActionReason]]:
+def _demoted(p: float, **values: Any) -> list[tuple[str, Tier, ActionReason]]:
     values = {"at": {"p": Tier.DEVICE}, "last_arrival_s": NOW_S - 600, **values}
     return [
         (each.pod, each.tier, each.reason) for each in _one(p, **values) if isinstance(each, Demote)
     ]
 
 
-def test_what_is_not_worth_its_memory_sinks() -> None:
-    assert _sunk(NEVER_COMES) == [("p", Tier.DISK, ActionReason.IDLE)]
-    assert _sunk(COMES) == []
+def test_demotes_a_model_not_worth_its_memory() -> None:
+    assert _demoted(NEVER_COMES) == [("p", Tier.DISK, ActionReason.IDLE)]
+    assert _demoted(COMES) == []
 
 
 @pytest.mark.parametrize(
@@ -252,59 +252,59 @@ def test_what_is_not_worth_its_memory_sinks() -> None:
         pytest.param({"policy": {"pin": True}}, id="pinned"),
         pytest.param({"policy": {"min_copies": 1}}, id="min-copies"),
         pytest.param({"policy": {"preload": Preload.EAGER}}, id="eager"),
-        pytest.param({"policy": {"keep_alive_s": 601.0}}, id="its keep-alive is not over"),
-        pytest.param({"waiting": QueueStats(requests=1)}, id="requests wait"),
+        pytest.param({"policy": {"keep_alive_s": 601.0}}, id="within its keep-alive"),
+        pytest.param({"waiting": QueueStats(requests=1)}, id="queued requests"),
         pytest.param({"uses": {"p": CopyUse(ongoing=1)}}, id="in use"),
     ],
 )
-def test_it_stays_though_it_is_not_worth_it(values: dict[str, Any]) -> None:
-    assert _sunk(NEVER_COMES, **values) == []
+def test_keeps_a_model_not_worth_its_memory(values: dict[str, Any]) -> None:
+    assert _demoted(NEVER_COMES, **values) == []
 
 
-def test_a_copy_too_many_goes_after_a_while() -> None:
+def test_demotes_a_surplus_copy_after_a_while() -> None:
     two = {"p": Tier.DEVICE, "q": Tier.DEVICE}
     uses = {"p": CopyUse(last_s=NOW_S - 61), "q": CopyUse(last_s=NOW_S - 70)}
-    assert _sunk(COMES, at=two, uses=uses, last_arrival_s=NOW_S - 61) == [
+    assert _demoted(COMES, at=two, uses=uses, last_arrival_s=NOW_S - 61) == [
         ("q", Tier.DISK, ActionReason.COPIES)
     ]
-    assert _sunk(COMES, at=two, last_arrival_s=NOW_S - 59) == []
+    assert _demoted(COMES, at=two, last_arrival_s=NOW_S - 59) == []
 
 
-def test_at_the_edge_of_its_price_nothing_moves() -> None:
-    assert _sunk(0.0149) == []
-    assert _sunk(0.0130) != []
+def test_hysteresis_at_the_price() -> None:
+    assert _demoted(0.0149) == []
+    assert _demoted(0.0130) != []
 
 
-# The floor under a wrong forecast
+# Wrong forecasts
 
 
-def test_what_waits_is_loaded_whatever_is_expected() -> None:
+def test_loads_queued_models_whatever_the_forecast() -> None:
     [action] = _one(0.0, waiting=QueueStats(requests=1))
     assert isinstance(action, Load)
     assert action.reason is ActionReason.WAITING
 
 
-def test_copies_for_what_waits_end_the_queue_in_time() -> None:
+def test_copies_for_a_queue_finish_it_in_time() -> None:
     """40 requests of 0.1 s within 2 s: two copies."""
     assert len(_loads(_one(0.0, waiting=QueueStats(requests=40)))) == 2
 
 
-def test_copies_for_what_waits_come_on_top_of_those_that_let_it_wait() -> None:
-    """One copy serves what goes on to come; 20 requests of 0.1 s wait: one more within 2 s."""
+def test_copies_for_a_queue_are_added_to_warm_ones() -> None:
+    """One copy serves the arrivals; 20 queued requests of 0.1 s need one more for 2 s."""
     waiting = QueueStats(requests=20)
     assert [each[1] for each in _loads(_one(0.0, at={"p": Tier.DEVICE}, waiting=waiting))] == ["q"]
     fresh = _one(0.0, at={"p": Tier.DEVICE}, since_s=NOW_S - 1, waiting=waiting)
-    assert _loads(fresh) == []  # what waited for the load is being served now
+    assert _loads(fresh) == []  # its queue is being served now
 
 
-def test_without_counts_floors_and_waiting_requests_hold() -> None:
+def test_without_a_forecast_floors_and_queues_are_served() -> None:
     models = [model("a", policy={"min_copies": 1}), model("b", waiting=QueueStats(requests=1))]
     loads = _loads(_plan(pool(PODS, [*models, model("c")])))
     assert sorted(name for name, _, _ in loads) == ["a", "b"]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_forecasts_that_are_no_numbers_load_nothing(wrong: float) -> None:
+def test_invalid_forecasts_load_nothing(wrong: float) -> None:
     assert _loads(_one(wrong, arrivals=wrong)) == []
 
 

@@ -1,4 +1,4 @@
-"""Which models are forecast anew, and that nothing else in the demand changes."""
+"""Models whose forecast is due, and replaced rows."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def _due(
     return rows
 
 
-def test_who_was_asked_for_is_due_at_once() -> None:
+def test_a_model_is_due_after_an_arrival() -> None:
     assert _due([1.0, 1.0], [3600.0, 3600.0], [False, True]) == [1]
 
 
-def test_who_is_silent_is_due_when_the_silence_has_grown_by_a_tenth() -> None:
+def test_a_model_is_due_when_its_idle_time_has_grown_by_a_tenth() -> None:
     assert _due([2.0, 2.0], [15.0, 25.0], [False, False]) == [0]
 
 
-def test_everybody_is_due_after_a_while() -> None:
+def test_every_model_is_due_at_the_maximum_age() -> None:
     never = -NEVER_S
     assert _due([MAX_AGE_S, MAX_AGE_S - 1], [never, never], [False, False]) == [0]
 
 
-def test_a_forecast_of_a_time_to_come_is_due() -> None:
+def test_a_forecast_from_the_future_is_due() -> None:
     assert _due([-3600.0], [3600.0], [False]) == [0]
 
 
-def test_of_too_many_the_oldest_are_first() -> None:
+def test_the_oldest_forecasts_go_first() -> None:
     assert _due([20.0, 40.0, 30.0, 1.0], [9e9] * 4, [False] * 4, most=2) == [1, 2]
 
 
@@ -47,8 +47,9 @@ def test_of_too_many_the_oldest_are_first() -> None:
     most=st.integers(1, 30),
     pause_s=st.floats(0.5, 5.0),
 )
-def test_nobody_waits_for_ever(ages: list[float], most: int, pause_s: float) -> None:
-    """Whoever renews what is due, time after time, has renewed all before long."""
+def test_every_model_is_refreshed_within_the_maximum_age(
+    ages: list[float], most: int, pause_s: float
+) -> None:
     count = len(ages)
     known = Freshness(NOW_S - np.array(ages), np.full(count, NEVER_S))
     rounds = count // most + 2
@@ -60,7 +61,7 @@ def test_nobody_waits_for_ever(ages: list[float], most: int, pause_s: float) -> 
     assert known.forecast_s.min() > NOW_S
 
 
-def test_only_the_rows_renewed_are_others() -> None:
+def test_replaces_the_given_rows_only() -> None:
     before, part = demand([0.1, 0.2, 0.3]), demand([0.9])
     after = replace_rows(before, part, np.array([1]))
     assert after.p_minute.tolist() == [0.1, 0.9, 0.3]

@@ -1,4 +1,4 @@
-"""The view of a pool, from the registry's copy."""
+"""The view of a pool from the registry's state."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _registry() -> MemoryRegistry:
     return registry
 
 
-def _view(registry: MemoryRegistry, seen: Observations | None = None) -> PoolView:
-    return read_pool(registry.state, 5.0, seen or Observations(), limits=Limits(min_pods=1))
+def _view(registry: MemoryRegistry, observations: Observations | None = None) -> PoolView:
+    return read_pool(registry.state, 5.0, observations or Observations(), limits=Limits(min_pods=1))
 
 
-def test_models_and_pods_come_by_name() -> None:
+def test_models_and_pods_are_sorted_by_name() -> None:
     view = _view(_registry())
     assert [each.key for each in view.models] == [M.key, N.key]
     assert list(view.pods) == ["p", "q"]
     assert view.limits == Limits(min_pods=1)
 
 
-def test_a_pod_has_its_phase_slots_and_room() -> None:
+def test_view_of_a_pod() -> None:
     registry = _registry()
     used: dict[str, int] = {Tier.DEVICE: 30, Tier.DISK: 7}
     registry.heartbeat("p", 1, PodReport(used), 1.0)
@@ -49,7 +49,7 @@ def test_a_pod_has_its_phase_slots_and_room() -> None:
     assert (view.pods["q"].phase, view.pods["q"].is_accepting) == (PodPhase.DRAINING, False)
 
 
-def test_a_model_has_its_places_times_and_size() -> None:
+def test_view_of_a_model() -> None:
     registry = _registry()
     registry.set_tier("p", 1, M.key, Tier.DISK, 40, 1.0)
     samples = (Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,)))
@@ -61,7 +61,7 @@ def test_a_model_has_its_places_times_and_size() -> None:
     assert other.load_from_s(Tier.REMOTE) == PRIORS.load_bytes / 1e6
 
 
-def test_what_gateways_saw_is_in_it() -> None:
+def test_view_includes_observations_of_gateways() -> None:
     seen = Observations(
         arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: QueueStats(requests=2)}
     )
@@ -70,7 +70,7 @@ def test_what_gateways_saw_is_in_it() -> None:
 
 
 @pytest.mark.parametrize(("now_s", "may"), [(9.0, False), (10.0, True)])
-def test_a_failed_load_is_not_begun_again_at_once(now_s: float, may: bool) -> None:
+def test_a_failed_load_may_be_retried_after_its_delay(now_s: float, may: bool) -> None:
     failure = LoadFailure(M.key, "ModelLoadFailed", "no such file", 1, retry_at_s=10.0)
     assert model(failure=failure).may_load(now_s) is may
 
@@ -80,7 +80,7 @@ def _warm(of: ModelSpec, last_s: float) -> PoolView:
     return pool([pod("p"), pod("q", inferring=1)], [warm], now_s=100.0)
 
 
-def test_pods_are_in_one_of_four_states() -> None:
+def test_use_of_pods() -> None:
     assert pod_uses(_warm(M, 90.0)) == {"p": PodUse.IN_USE_IDLE, "q": PodUse.IN_USE_BUSY}
     assert pod_uses(_warm(M, 10.0))["p"] is PodUse.WARM_IDLE
     assert pod_uses(pool([pod("p")], []))["p"] is PodUse.COLD

@@ -1,4 +1,4 @@
-"""How many pods: at once up, slowly down, to zero and back, within bounds."""
+"""The number of pods: up at once, down slowly, to zero and back, within bounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _wanted(actions: tuple[Action, ...]) -> int | None:
     return next((each.pods for each in actions if isinstance(each, SetPods)), None)
 
 
-def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
+def test_a_queue_at_zero_pods_wakes_one_pod() -> None:
     state = ScalingState(current=0)
     actions, state = scale_pods(_view(0, 0, _model(waiting=100)), state, PARAMS)
     assert _wanted(actions) == 1
@@ -61,7 +61,7 @@ def test_what_waits_at_zero_wakes_one_pod_until_it_is_there() -> None:
         pytest.param(60.0, 10, id="a pod each and no more"),
     ],
 )
-def test_models_that_wait_at_zero_wake_pods_by_what_their_loads_take(
+def test_queues_of_models_at_zero_pods_wake_pods_by_their_load_times(
     load_s: float, pods: int
 ) -> None:
     models = [
@@ -73,7 +73,7 @@ def test_models_that_wait_at_zero_wake_pods_by_what_their_loads_take(
     assert scale_pods(_view(1, 0, *models, high=100), state, PARAMS)[0] == ()
 
 
-def test_a_copy_at_a_pod_that_leaves_serves_nobody_who_waits() -> None:
+def test_a_copy_on_a_draining_pod_does_not_count() -> None:
     view = _view(0, 1, _warm(_model(waiting=100)))
     view = replace(view, pods={"pod-0": replace(view.pods["pod-0"], is_accepting=False)})
     assert _wanted(scale_pods(view, ScalingState(current=0), PARAMS)[0]) == 1
@@ -82,33 +82,33 @@ def test_a_copy_at_a_pod_that_leaves_serves_nobody_who_waits() -> None:
 def _warm(
     model: ModelView, *, loading_from: Tier | None = None, since_s: float = -100.0
 ) -> ModelView:
-    """The model on pod-0, or on its way there."""
+    """The model on pod-0, or being loaded there."""
     tier = Tier.DEVICE if loading_from is None else loading_from
     return replace(model, holders={"pod-0": Residency(tier, loading_from, since_s, 100)})
 
 
-def test_what_waits_for_busy_pods_brings_more_at_once() -> None:
+def test_a_queue_at_busy_pods_scales_up_at_once() -> None:
     actions, _ = scale_pods(_view(0, 2, _warm(_model(waiting=8))), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 6  # 8 s of work within 2 s by one slot each
 
 
-def test_what_waits_for_a_load_brings_no_more() -> None:
+def test_a_queue_for_a_running_load_does_not_scale_up() -> None:
     loading = _warm(_model(waiting=100), loading_from=Tier.REMOTE)
     assert _wanted(scale_pods(_view(0, 1, loading), ScalingState(current=1), PARAMS)[0]) is None
 
 
-def test_what_a_load_let_through_just_now_brings_no_more() -> None:
+def test_a_queue_just_after_a_load_does_not_scale_up() -> None:
     served = _warm(_model(waiting=8), since_s=-1.0)
     assert _wanted(scale_pods(_view(0, 1, served), ScalingState(current=1), PARAMS)[0]) is None
 
 
-def test_one_that_waits_brings_at_most_one() -> None:
+def test_one_queued_request_adds_at_most_one_pod() -> None:
     slow = replace(_warm(_model(waiting=1)), hold_s=1000.0)
     actions, _ = scale_pods(_view(0, 2, slow), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 3
 
 
-def test_pods_go_after_the_stable_time_and_the_last_after_the_idle_time() -> None:
+def test_scales_down_after_the_stable_time_and_to_zero_after_the_idle_time() -> None:
     state = ScalingState(current=3)
     changes = []
     for now_s in range(300):
@@ -118,7 +118,7 @@ def test_pods_go_after_the_stable_time_and_the_last_after_the_idle_time() -> Non
     assert changes == [(60, 1), (179, 0)]  # one was wanted until 119
 
 
-def test_a_load_that_comes_again_does_not_flap() -> None:
+def test_recurring_load_does_not_oscillate() -> None:
     state = ScalingState(current=1)
     changes = 0
     for now_s in range(600):
@@ -131,7 +131,7 @@ def test_a_load_that_comes_again_does_not_flap() -> None:
     assert (state.current or 0) > 1
 
 
-def test_the_emptiest_pods_leave() -> None:
+def test_drains_the_emptiest_pods() -> None:
     view = _view(100, 3, _warm(_model(last_s=0.0)))
     view = replace(view, pods={**view.pods, "pod-1": replace(view.pods["pod-1"], slots_busy=1)})
     actions, _ = scale_pods(view, ScalingState(((0.0, 3), (50.0, 1)), 3), PARAMS)
@@ -145,7 +145,9 @@ def test_the_emptiest_pods_leave() -> None:
         pytest.param(0, 1, 1, ActionReason.CEILING, id="ceiling"),
     ],
 )
-def test_bounds_hold(low: int, high: int, expected: int, reason: ActionReason) -> None:
+def test_respects_bounds_with_the_reason(
+    low: int, high: int, expected: int, reason: ActionReason
+) -> None:
     waiting = 0 if reason is ActionReason.FLOOR else 50
     view = _view(0, 1, _warm(_model(waiting=waiting)), low=low, high=high)
     actions, _ = scale_pods(view, ScalingState(current=0), PARAMS)
@@ -153,7 +155,7 @@ def test_bounds_hold(low: int, high: int, expected: int, reason: ActionReason) -
     assert actions[0].reason is reason
 
 
-def test_copies_that_must_be_need_pods() -> None:
+def test_min_copies_need_pods() -> None:
     actions, _ = scale_pods(_view(0, 0, _model(min_copies=3)), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == 3
 
@@ -161,7 +163,7 @@ def test_copies_that_must_be_need_pods() -> None:
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 50), st.integers(0, 8)), max_size=40)
 )
-def test_bounds_hold_whatever_the_clock_does(steps: list[tuple[float, int, int]]) -> None:
+def test_respects_bounds_whatever_the_clock_does(steps: list[tuple[float, int, int]]) -> None:
     state, now_s = ScalingState(), 1e7
     for jump_s, waiting, pods in steps:
         now_s = max(0.0, now_s + jump_s)
@@ -179,32 +181,32 @@ def test_bounds_hold_whatever_the_clock_does(steps: list[tuple[float, int, int]]
         pytest.param(Limits(0, 0), "max-pods must be at least 1, was 0", id="none at most"),
     ],
 )
-def test_limits_of_a_pool_are_refused_with_the_reason(limits: Limits, text: str) -> None:
+def test_explains_invalid_bounds_of_a_pool(limits: Limits, text: str) -> None:
     assert any(text in problem for problem in pool_problems(limits))
 
 
-def test_what_a_model_cannot_have_is_told() -> None:
+def test_explains_contradictory_limits_of_models() -> None:
     large = replace(_model("large", preload=Preload.EAGER), size_bytes=5000)
     view = _view(0, 1, _model("fine"), _model("many", min_copies=11), large)
     found = contradictions(view)
     assert sorted(key.partition("@")[0] for key in found) == ["default/large", "default/many"]
 
 
-def _asked(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView:
+def _arriving(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView:
     return _view(now_s, pods, replace(_model(waiting=waiting, last_s=now_s), arrived=requests))
 
 
-def test_pods_are_for_what_came_of_late_whatever_is_forecast() -> None:
-    actions, state = scale_pods(_asked(0, 2, 10), ScalingState(current=2), PARAMS)
+def test_scales_to_recent_arrivals_whatever_the_forecast() -> None:
+    actions, state = scale_pods(_arriving(0, 2, 10), ScalingState(current=2), PARAMS)
     assert _wanted(actions) == 5  # ten seconds of work in three, at 70 % of the slots
     assert actions[0].reason is ActionReason.ARRIVING
-    actions, state = scale_pods(_asked(0.5, 2, 0), state, PARAMS)
+    actions, state = scale_pods(_arriving(0.5, 2, 0), state, PARAMS)
     assert actions == ()
-    actions, _ = scale_pods(_asked(1.0, 2, 10), state, PARAMS)
+    actions, _ = scale_pods(_arriving(1.0, 2, 10), state, PARAMS)
     assert _wanted(actions) == 10
 
 
-def test_what_waits_comes_on_top_of_what_goes_on_to_come() -> None:
+def test_queues_need_pods_beside_those_for_arrivals() -> None:
     warm = {"pod-0": Residency(Tier.DEVICE, None, -100.0, 100)}
     model = replace(_model(waiting=8), arrived=6, holders=warm)
     actions, _ = scale_pods(_view(0, 2, model), ScalingState(current=2), PARAMS)
@@ -212,12 +214,12 @@ def test_what_waits_comes_on_top_of_what_goes_on_to_come() -> None:
     assert actions[0].reason is ActionReason.WAITING
 
 
-def test_at_zero_what_came_wakes_one_pod_only() -> None:
-    actions, _ = scale_pods(_asked(0, 0, 100, waiting=100), ScalingState(current=0), PARAMS)
+def test_arrivals_at_zero_pods_wake_one_pod_only() -> None:
+    actions, _ = scale_pods(_arriving(0, 0, 100, waiting=100), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == 1
 
 
-def test_one_long_request_asks_for_no_second_pod() -> None:
+def test_one_long_request_needs_no_second_pod() -> None:
     model = replace(_model(), arrived=1, hold_s=60.0)
     actions, _ = scale_pods(_view(0, 1, model), ScalingState(current=1), PARAMS)
     assert actions == ()

@@ -1,4 +1,4 @@
-"""A real Redis, autoscalers in this process, and pods that speak the repository extension."""
+"""A real Redis, autoscalers in this process, and pods with the model repository extension."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ _holders = itertools.count(1)
 
 
 def model(name: str, **policy: Any) -> ModelSpec:
-    """A declaration."""
     return ModelSpec(
         ModelName("default", name), f"s3://models/{name}", policy=ModelPolicy(**policy)
     )
@@ -51,7 +50,7 @@ def model(name: str, **policy: Any) -> ModelSpec:
 
 @dataclass
 class Pod:
-    """A pod's side of the registry and of HTTP; it loads as it is told to."""
+    """A pod that registers and serves loads over HTTP."""
 
     registry: Registry
     name: str
@@ -75,7 +74,7 @@ class Pod:
         return server
 
     async def register(self) -> None:
-        """Enter the registry, holding nothing."""
+        """Register without any model."""
         info = PodInfo(self.name, self.address, node=self.name, slots=1, memory_bytes=10**9)
         self.epoch = await self.registry.register_pod(info, lease_ttl_s=600)
 
@@ -131,7 +130,7 @@ class Pod:
 
 @dataclass
 class Stage:
-    """A pool with its pods, and autoscalers that a test starts and ends."""
+    """A pool with pods and autoscalers that a test starts."""
 
     url: str
     pool: str
@@ -139,7 +138,7 @@ class Stage:
     stack: contextlib.AsyncExitStack
 
     async def pod(self, name: str, *, holds: bool = False) -> Pod:
-        """A pod that takes loads; with `holds` they do not end before its `hold` is set."""
+        """A pod that accepts loads; with `holds` they finish once its `hold` is set."""
         pod = Pod(self.registry, name)
         if not holds:
             pod.hold.set()
@@ -156,7 +155,7 @@ class Stage:
         actuator: Actuator | None = None,
         **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
-        """An autoscaler that ticks; it ends without a word, as if it was killed."""
+        """A running autoscaler; at the end it is killed without releasing its lead."""
         registry = Registry(self.url, self.pool)
         watch, scaling = ClusterWatch(registry), AutoscalerLog(registry)
         defaults: dict[str, Any] = {"tick": 0.05, "lease": 1.0, "forecast_every": 0.05}
@@ -191,7 +190,7 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def a_stage(url: str) -> AsyncIterator[Stage]:
-    """A stage in a pool of its own."""
+    """A stage with its own pool."""
     pool = f"autoscaler-{next(_pools)}"
     registry = await Registry.connect(url, pool)
     async with contextlib.AsyncExitStack() as stack:
@@ -206,5 +205,5 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
 
 
 def metric(metrics: AutoscalerMetrics, name: str, **labels: str) -> float:
-    """One sample; 0 where it was never counted."""
+    """One sample; 0 if it does not exist."""
     return metrics.registry.get_sample_value(name, labels) or 0.0

@@ -1,4 +1,4 @@
-"""An autoscaler whose pods are somebody's who says their bounds and number, as a cluster does."""
+"""An autoscaler with an actuator that has the bounds and size of the pool, as on a cluster."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LIMIT_S = 120.0
 
 
 @dataclass
-class Cluster:
-    """Notes what it is told."""
+class RecordingActuator:
+    """Records its calls."""
 
     given: PoolSize | None
     wanted: list[int] = field(default_factory=list)
-    is_led: bool = False
+    is_leading: bool = False
     is_cut_off: bool = False
 
     def size(self) -> PoolSize | None:
@@ -42,70 +42,72 @@ class Cluster:
         return self.given
 
     def set_leading(self, *, is_leading: bool) -> None:
-        self.is_led = is_leading
+        self.is_leading = is_leading
 
     def scale_to(self, target: WantedPods) -> None:
         self.wanted.append(target.pods)
 
 
-async def test_starts_from_the_pods_there_are_and_keeps_the_pools_bounds(stage: Stage) -> None:
-    cluster = Cluster(PoolSize(Limits(1, 4), pods=3))
+async def test_starts_from_the_existing_pods_and_respects_the_bounds(stage: Stage) -> None:
+    actuator = RecordingActuator(PoolSize(Limits(1, 4), pods=3))
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, actuator=cluster, pod_stable=0.1, pod_idle=0.1):
-        await until(lambda: cluster.wanted[-1:] == [1], timeout_s=LIMIT_S, what="the least")
-        cluster.given = PoolSize(Limits(2, 4), pods=1)
-        await until(lambda: cluster.wanted[-1:] == [2], timeout_s=LIMIT_S, what="the new least")
-        assert cluster.is_led
-    assert cluster.wanted == [3, 1, 2]
+    async with stage.autoscaler(policy, actuator=actuator, pod_stable=0.1, pod_idle=0.1):
+        await until(lambda: actuator.wanted[-1:] == [1], timeout_s=LIMIT_S, what="the minimum")
+        actuator.given = PoolSize(Limits(2, 4), pods=1)
+        await until(lambda: actuator.wanted[-1:] == [2], timeout_s=LIMIT_S, what="the new minimum")
+        assert actuator.is_leading
+    assert actuator.wanted == [3, 1, 2]
     wanted = (await AutoscalerLog(stage.registry).ongoing()).wanted
     assert wanted == WantedPods(2)
 
 
-async def test_what_the_registry_says_does_not_count_where_a_cluster_knows(stage: Stage) -> None:
+async def test_the_actuators_size_precedes_the_registrys_record(stage: Stage) -> None:
     policy = LOADING_POLICIES["predictive"]()
     async with stage.autoscaler(policy, min_pods=4):
         scaling = AutoscalerLog(stage.registry)
 
-        async def is_told() -> bool:
+        async def is_recorded() -> bool:
             return (await scaling.ongoing()).wanted == WantedPods(4)
 
-        await eventually(is_told, timeout_s=LIMIT_S, what="four are wanted")
-    cluster = Cluster(PoolSize(Limits(0, None), pods=2))
-    async with stage.autoscaler(policy, actuator=cluster):
-        await until(lambda: cluster.wanted, timeout_s=LIMIT_S, what="told")
-    assert cluster.wanted == [2]
+        await eventually(is_recorded, timeout_s=LIMIT_S, what="four pods wanted")
+    actuator = RecordingActuator(PoolSize(Limits(0, None), pods=2))
+    async with stage.autoscaler(policy, actuator=actuator):
+        await until(lambda: actuator.wanted, timeout_s=LIMIT_S, what="the target")
+    assert actuator.wanted == [2]
 
 
-async def test_what_is_wanted_is_told_again_after_the_registry_was_away(stage: Stage) -> None:
-    cluster = Cluster(PoolSize(Limits(2, 2), pods=2))
-    async with stage.autoscaler(LOADING_POLICIES["predictive"](), actuator=cluster):
-        await until(lambda: cluster.wanted == [2], timeout_s=LIMIT_S, what="told")
-        cluster.is_cut_off = True
-        await until(lambda: not cluster.is_led, timeout_s=LIMIT_S, what="nothing is led")
-        cluster.is_cut_off = False
-        await until(lambda: cluster.wanted == [2, 2], timeout_s=LIMIT_S, what="told again")
+async def test_repeats_the_target_after_a_registry_outage(stage: Stage) -> None:
+    actuator = RecordingActuator(PoolSize(Limits(2, 2), pods=2))
+    async with stage.autoscaler(LOADING_POLICIES["predictive"](), actuator=actuator):
+        await until(lambda: actuator.wanted == [2], timeout_s=LIMIT_S, what="the target")
+        actuator.is_cut_off = True
+        await until(lambda: not actuator.is_leading, timeout_s=LIMIT_S, what="the lead to end")
+        actuator.is_cut_off = False
+        await until(
+            lambda: actuator.wanted == [2, 2], timeout_s=LIMIT_S, what="the repeated target"
+        )
 
 
-async def test_pods_that_are_somebody_elses_are_not_planned_until_they_are_ours(
+async def test_does_not_plan_pods_scaled_elsewhere(
     stage: Stage,
 ) -> None:
     await stage.registry.put_models([model("a")])
-    cluster = Cluster(None)
+    actuator = RecordingActuator(None)
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, actuator=cluster) as metrics:
+    async with stage.autoscaler(policy, actuator=actuator) as metrics:
         waiting = {model("a").name: QueueStats(40, 0, 0.0)}
         sequence = itertools.count(1)
 
-        async def tell() -> None:
+        async def report() -> None:
             await ArrivalLog(stage.registry).report("gateway", next(sequence), [], waiting)
 
         async def is_woken() -> bool:
-            await tell()
-            return cluster.wanted[-1:] == [1]
+            await report()
+            return actuator.wanted[-1:] == [1]
 
-        await tell()
+        await report()
         plans = "pilotlight_autoscaler_plan_seconds_count"
         await until(lambda: metric(metrics, plans) >= 5, timeout_s=LIMIT_S, what="five plans")
-        assert cluster.wanted == []
-        cluster.given = PoolSize(Limits(0, 5), pods=0)
-        await eventually(is_woken, timeout_s=LIMIT_S, what="one is wanted")
+        assert actuator.wanted == []
+        actuator.given = PoolSize(Limits(0, 5), pods=0)
+        await eventually(is_woken, timeout_s=LIMIT_S, what="one pod wanted")

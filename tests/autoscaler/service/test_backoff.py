@@ -1,4 +1,4 @@
-"""Pauses after backoff: they grow, end, and no clock can make them endless."""
+"""Pauses grow and end, whatever the clock does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from autoscaler.service.backoff import MAX_S, KeyedBackoff
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_maximum() -> None:
     backoff = KeyedBackoff()
     assert [backoff.failed("pod", 0.0) for _ in range(11)][:4] == [1, 2, 4, 8]
     assert backoff.failed("pod", 0.0) == MAX_S
 
 
-def test_what_went_well_starts_anew() -> None:
+def test_a_success_resets_the_pause() -> None:
     backoff = KeyedBackoff()
     for _ in range(5):
         backoff.failed("pod", 0.0)
@@ -28,13 +28,11 @@ def test_what_went_well_starts_anew() -> None:
     jump_s=st.floats(-1e9, 1e9),
     times=st.integers(min_value=1, max_value=30),
 )
-def test_after_the_longest_pause_nobody_is_left_alone(
-    start_s: float, jump_s: float, times: int
-) -> None:
+def test_no_pause_exceeds_the_maximum(start_s: float, jump_s: float, times: int) -> None:
     backoff = KeyedBackoff()
     for _ in range(times):
         backoff.failed("pod", start_s)
     later_s = start_s + MAX_S + 1
     assert not backoff.is_paused("pod", later_s)
-    if jump_s < 0:  # the clock went back: better too early than never
+    if jump_s < 0:  # the clock was set back
         assert not backoff.is_paused("pod", start_s + jump_s - 1)

@@ -1,4 +1,4 @@
-"""Counts in the registry become demand: read back after a restart, each arrival once."""
+"""Counts read from the registry: all after a restart, each arrival once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _expected(reader: DemandReader, now_s: float, names: Sequence[ModelName]) ->
     return demand
 
 
-async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
+async def test_a_new_reader_reads_back_all_counts(stage: Stage) -> None:
     arrivals = await _declared(stage)
     counts = [(NAMES[0], 3, 0), (NAMES[0], 5, 100), (NAMES[0], 7, 1000), (NAMES[1], 2, 90_000)]
     await arrivals.report("gateway", 1, counts, {})
@@ -50,7 +50,7 @@ async def test_a_new_reader_has_what_was_counted_before(stage: Stage) -> None:
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60
 
 
-async def test_at_a_faster_pace_seconds_are_counted_as_minutes(stage: Stage) -> None:
+async def test_scaled_time_counts_seconds_as_minutes(stage: Stage) -> None:
     arrivals = await _declared(stage)
     await arrivals.report("gateway", 1, [(NAMES[0], 3, 100)], {})
     reader, now_s = DemandReader(stage.registry, time_scale=60.0), time.time()
@@ -58,13 +58,13 @@ async def test_at_a_faster_pace_seconds_are_counted_as_minutes(stage: Stage) -> 
     history = _expected(reader, now_s, NAMES).history
     assert history is not None
     assert history.minutes.sum(axis=1).tolist() == [3, 0]
-    assert 90 <= history.age_minutes[0] <= 400  # seconds, and what the test was held up
+    assert 90 <= history.age_minutes[0] <= 400  # seconds, and delays of the test
     found = reader.forecast_input(now_s, tuple(str(name) for name in NAMES))
     assert found is not None
     assert not found.seconds.any()
 
 
-async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
+async def test_late_reports_are_added_once(stage: Stage) -> None:
     arrivals = await _declared(stage)
     reader = DemandReader(stage.registry)
     await reader.read(time.time(), NAMES)
@@ -76,7 +76,7 @@ async def test_what_is_told_late_is_added_once(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, -400.0, -1.0, 400.0, 30 * 86_400.0])
-async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) -> None:
+async def test_tolerates_jumps_of_the_clock(stage: Stage, jump_s: float) -> None:
     arrivals = await _declared(stage)
     reader, now_s = DemandReader(stage.registry), time.time()
     await arrivals.report("gateway", 1, [(NAMES[0], 4, 0)], {})
@@ -86,7 +86,7 @@ async def test_a_clock_that_jumps_breaks_nothing(stage: Stage, jump_s: float) ->
         assert all(last_s <= at_s + 1 for last_s in reader.last_arrival_s.values())
 
 
-async def test_models_that_are_withdrawn_are_forgotten(stage: Stage) -> None:
+async def test_forgets_deleted_models(stage: Stage) -> None:
     arrivals = await _declared(stage)
     reader, now_s = DemandReader(stage.registry), time.time()
     await arrivals.report("gateway", 1, [(NAMES[0], 1, 0), (NAMES[1], 1, 0)], {})

@@ -1,4 +1,4 @@
-"""A forecast of what changed is the forecast of all, row by row."""
+"""Partial forecasts equal full ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _past(
     return ForecastInput(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
 
 
-def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
+def test_a_partial_forecast_equals_a_full_one() -> None:
     counts = _counts()
     forecaster = DemandForecaster()
     first = forecaster.forecast(_past(counts, START_S, forecaster.due(NAMES, (), START_S)))
@@ -72,10 +72,10 @@ def test_rows_that_are_due_are_as_in_a_forecast_of_all() -> None:
         pytest.param(2, 2000, 10, 4, id="older-pool"),
     ],
 )
-def test_after_a_burst_the_next_arrival_is_soon_unlikely(
+def test_p_minute_falls_soon_after_a_burst(
     models: int, known_s: int, burst_s: int, per_s: int
 ) -> None:
-    """From 150 s on, however little there is to learn from, and for as long as it is silent."""
+    """From 150 s on, with little data to fit to."""
     names, counts, forecaster = (
         NAMES[:models],
         Counts(CountsParams(models=models)),
@@ -94,7 +94,7 @@ def test_after_a_burst_the_next_arrival_is_soon_unlikely(
         assert forecaster.forecast(past).p_minute.max() < 0.5, silent_s
 
 
-def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> None:
+def test_all_rows_are_due_after_a_change_of_models_or_clock() -> None:
     counts, forecaster = _counts(), DemandForecaster()
     assert forecaster.due(NAMES, (), START_S) is None
     forecaster.forecast(_past(counts, START_S, None))
@@ -104,15 +104,15 @@ def test_all_are_forecast_when_models_are_others_or_the_clock_goes_back() -> Non
     assert forecaster.due(NAMES, (), START_S + 86_400) is None
 
 
-def test_after_a_failure_all_are_forecast_anew() -> None:
+def test_all_rows_are_due_after_a_failure() -> None:
     calls = 0
 
-    def breaks_once(history: History, learnt: FittedModel) -> Demand:
+    def breaks_once(history: History, fitted: FittedModel) -> Demand:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise ZeroDivisionError("a mistake of the forecast")
-        return forecast_demand(history, learnt)
+        return forecast_demand(history, fitted)
 
     counts, forecaster = _counts(), DemandForecaster(breaks_once)
     forecaster.forecast(_past(counts, START_S, None))
@@ -122,7 +122,7 @@ def test_after_a_failure_all_are_forecast_anew() -> None:
     assert forecaster.forecast(_past(counts, START_S + 21, None)).p_minute.shape == (12,)
 
 
-def test_a_silent_week_in_between_breaks_nothing() -> None:
+def test_tolerates_a_week_without_arrivals() -> None:
     counts, forecaster = _counts(), DemandForecaster()
     forecaster.forecast(_past(counts, START_S, None))
     now_s = START_S + 7 * 86_400

@@ -1,4 +1,4 @@
-"""The running autoscaler: acts once, takes over, goes on after whatever went wrong."""
+"""The running autoscaler: acts once, takes over, survives errors."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LIMIT_S = 120.0
 
 
 def load_everywhere(*names: str) -> LoadingPolicy[None]:
-    """Wants these models on every pod that takes loads, and says so at every tick."""
+    """Loads these models on every accepting pod, at every tick."""
 
     def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
         actions = tuple(
-            Load(each.key, pod.name, Tier.DEVICE, ActionReason.FORECAST, "wanted everywhere")
+            Load(each.key, pod.name, Tier.DEVICE, ActionReason.FORECAST, "needed everywhere")
             for each in view.models
             for pod in view.pods.values()
             if each.spec.name.name in names and pod.is_accepting and pod.name not in each.holders
@@ -53,7 +53,7 @@ async def _warm(stage: Stage, name: str) -> set[str]:
     return {pod for pod, each in state.holders(model(name).key).items() if each.is_warm}
 
 
-async def test_an_action_is_done_once_and_its_reason_kept(
+async def test_carries_out_an_action_once_and_records_its_reason(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="autoscaler")
@@ -69,15 +69,15 @@ async def test_an_action_is_done_once_and_its_reason_kept(
     assert pod.loads == ["a"]
     last = (await AutoscalerLog(stage.registry).records()).last_by_model["default/a"]
     assert (last.verb, last.pod, last.reason, last.detail, last.outcome) == (
-        "load", "pod-a", "forecast", "wanted everywhere", ActionOutcome.DONE,
+        "load", "pod-a", "forecast", "needed everywhere", ActionOutcome.DONE,
     )  # fmt: skip
     [line] = [each for each in caplog.records if each.message == "load"]
     assert vars(line).items() >= {
-        "model": "default/a", "pod": "pod-a", "reason": "forecast", "words": "wanted everywhere",
+        "model": "default/a", "pod": "pod-a", "reason": "forecast", "words": "needed everywhere",
     }.items()  # fmt: skip
 
 
-async def test_of_two_autoscalers_one_acts(stage: Stage) -> None:
+async def test_one_of_two_autoscalers_acts(stage: Stage) -> None:
     await stage.registry.put_models([model("a"), model("b")])
     pods = [await stage.pod(f"pod-{index}") for index in range(3)]
     policy = load_everywhere("a", "b")
@@ -90,15 +90,15 @@ async def test_of_two_autoscalers_one_acts(stage: Stage) -> None:
     assert [sorted(pod.loads) for pod in pods] == [["a", "b"]] * 3
 
 
-async def test_one_killed_amid_its_plan_is_followed_by_another_without_a_second_load(
+async def test_a_successor_does_not_repeat_a_load(
     stage: Stage,
 ) -> None:
     await stage.registry.put_models([model("a"), model("b")])
     pod = await stage.pod("pod-a", holds=True)
     async with stage.autoscaler(load_everywhere("a")):
-        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load begun")
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load to start")
     async with stage.autoscaler(load_everywhere("a", "b")):
-        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the second took over")
+        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the second one to take over")
         pod.hold.set()
 
         async def is_warm() -> bool:
@@ -108,7 +108,7 @@ async def test_one_killed_amid_its_plan_is_followed_by_another_without_a_second_
     assert sorted(pod.loads) == ["a", "b"]
 
 
-async def test_a_model_whose_load_always_fails_holds_up_no_other(stage: Stage) -> None:
+async def test_a_model_whose_load_fails_does_not_block_others(stage: Stage) -> None:
     await stage.registry.put_models([model("a"), model("b")])
     pod = await stage.pod("pod-a")
     pod.fails = {"a"}
@@ -117,18 +117,18 @@ async def test_a_model_whose_load_always_fails_holds_up_no_other(stage: Stage) -
         async def is_warm() -> bool:
             return bool(await _warm(stage, "b"))
 
-        await eventually(is_warm, timeout_s=LIMIT_S, what="the other one warm")
+        await eventually(is_warm, timeout_s=LIMIT_S, what="the other model warm")
         await until(
             lambda: metric(metrics, "pilotlight_autoscaler_skipped_actions_total",
                            verb="load", cause="refused") >= 5,
-            timeout_s=LIMIT_S, what="left alone for five plans",
+            timeout_s=LIMIT_S, what="five plans without it",
         )  # fmt: skip
     plans = await AutoscalerLog(stage.registry).records()
     assert plans.last_by_model["default/a"].outcome == ActionOutcome.FAILED
     assert "503" in plans.last_by_model["default/a"].error
 
 
-async def test_a_pod_that_refuses_is_passed_over(stage: Stage) -> None:
+async def test_skips_a_pod_that_refuses(stage: Stage) -> None:
     await stage.registry.put_models([model("a")])
     refusing, other = await stage.pod("pod-a"), await stage.pod("pod-b")
     refusing.refuses = True
@@ -138,11 +138,11 @@ async def test_a_pod_that_refuses_is_passed_over(stage: Stage) -> None:
         async def is_warm() -> bool:
             return await _warm(stage, "a") == {"pod-b"}
 
-        await eventually(is_warm, timeout_s=LIMIT_S, what="loaded by the other one")
+        await eventually(is_warm, timeout_s=LIMIT_S, what="a load on the other pod")
     assert other.loads == ["a"]
 
 
-async def test_it_goes_on_when_the_registry_is_back(own_redis: servers.RedisServer) -> None:
+async def test_continues_after_a_registry_outage(own_redis: servers.RedisServer) -> None:
     async with a_stage(own_redis.url) as stage:
         await stage.registry.put_models([model("a")])
         await stage.pod("pod-a")
@@ -167,10 +167,10 @@ async def test_it_goes_on_when_the_registry_is_back(own_redis: servers.RedisServ
 
             await eventually(is_declared, timeout_s=LIMIT_S, what="Redis is back")
             pod = await stage.pod("pod-b")
-            await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="it acts again")
+            await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the next action")
 
 
-async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
+async def test_survives_an_error_of_the_policy(stage: Stage) -> None:
     await stage.registry.put_models([model("a")])
     pod = await stage.pod("pod-a")
     calls = 0
@@ -184,31 +184,31 @@ async def test_a_policy_that_breaks_does_not_end_it(stage: Stage) -> None:
         return good.plan(view, state)
 
     async with stage.autoscaler(LoadingPolicy("broken", None, plan)) as metrics:
-        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="loaded after all")
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load")
         assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="policy") == 2
 
 
-@pytest.mark.parametrize("absurd", [np.nan, np.inf, -5.0, 1e300])
-async def test_an_absurd_forecast_is_not_planned_by(stage: Stage, absurd: float) -> None:
-    def spoilt(history: History, learnt: FittedModel) -> Demand:
-        demand = forecast_demand(history, learnt)
-        demand.forecast.mean[:] = absurd
+@pytest.mark.parametrize("impossible", [np.nan, np.inf, -5.0, 1e300])
+async def test_ignores_an_impossible_forecast(stage: Stage, impossible: float) -> None:
+    def broken(history: History, fitted: FittedModel) -> Demand:
+        demand = forecast_demand(history, fitted)
+        demand.forecast.mean[:] = impossible
         return demand
 
     await stage.registry.put_models([model("a", preload=Preload.EAGER)])
     pod = await stage.pod("pod-a")
     policy = LOADING_POLICIES["predictive"]()
-    async with stage.autoscaler(policy, forecast=spoilt, min_pods=0) as metrics:
-        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="floors hold")
+    async with stage.autoscaler(policy, forecast=broken, min_pods=0) as metrics:
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the floor")
         await until(
             lambda: metric(
                 metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast"
             ),
-            timeout_s=LIMIT_S, what="the forecast refused",
+            timeout_s=LIMIT_S, what="the forecast ignored",
         )  # fmt: skip
 
 
-async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
+async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:
     await stage.registry.put_models([model("a")])
     async with stage.autoscaler(
         LOADING_POLICIES["predictive"](), min_pods=0, max_pods=5, pod_idle=0.1, pod_stable=0.1
@@ -219,25 +219,25 @@ async def test_a_request_that_waits_at_zero_wakes_one_pod(stage: Stage) -> None:
             wanted = (await scaling.ongoing()).wanted
             return wanted is not None and wanted.pods == pods
 
-        await eventually(lambda: wants(0), timeout_s=LIMIT_S, what="none is wanted")
+        await eventually(lambda: wants(0), timeout_s=LIMIT_S, what="no pod wanted")
         waiting = {model("a").name: QueueStats(40, 0, 0.0)}
         await ArrivalLog(stage.registry).report("gateway", 1, [], waiting)
-        await eventually(lambda: wants(1), timeout_s=LIMIT_S, what="one is wanted")
+        await eventually(lambda: wants(1), timeout_s=LIMIT_S, what="one pod wanted")
         history = (await scaling.records()).history
         assert history[0].reason == "waiting"
         assert "40 requests wait" in history[0].detail
 
 
-async def test_limits_that_contradict_each_other_are_told(stage: Stage) -> None:
+async def test_reports_contradictory_limits(stage: Stage) -> None:
     await stage.registry.put_models([model("a", min_copies=7)])
     await stage.pod("pod-a")
     async with stage.autoscaler(load_everywhere(), min_pods=1, max_pods=2) as metrics:
         scaling = AutoscalerLog(stage.registry)
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return "default/a" in (await scaling.records()).last_by_model
 
-        await eventually(is_told, timeout_s=LIMIT_S, what="told")
+        await eventually(is_reported, timeout_s=LIMIT_S, what="the report")
         last = (await scaling.records()).last_by_model["default/a"]
         assert last.verb == "refuse"
         assert "max-pods 2, was 7" in last.detail

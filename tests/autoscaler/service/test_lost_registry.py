@@ -1,4 +1,4 @@
-"""A registry that comes back empty: until pods have registered anew, none of them is given up."""
+"""A registry that lost its data: no pod is removed before it could register again."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ PODS = 3
 PLANS = "pilotlight_autoscaler_plan_seconds_count"
 
 
-async def test_pods_that_are_not_registered_again_yet_are_not_given_up(tmp_path: Path) -> None:
+async def test_keeps_the_number_of_pods_while_they_register_again(tmp_path: Path) -> None:
     with servers.redis_server(tmp_path / "redis") as redis:
         async with a_stage(redis.url) as stage:
             pods = [await stage.pod(f"pod-{index}") for index in range(PODS)]
             policy = LOADING_POLICIES["predictive"]()
             async with stage.autoscaler(policy, min_pods=0, max_pods=5) as metrics:
 
-                async def is_told() -> bool:
+                async def is_recorded() -> bool:
                     return await _wanted(stage) is not None
 
-                await eventually(is_told, timeout_s=LIMIT_S, what="told")
+                await eventually(is_recorded, timeout_s=LIMIT_S, what="the record")
                 redis.stop()
                 redis.start()
-                await eventually(is_told, timeout_s=LIMIT_S, what="told without any pod")
+                await eventually(is_recorded, timeout_s=LIMIT_S, what="the record without any pod")
                 numbers = [await _wanted(stage)]
                 for pod in pods:
                     await eventually(
-                        partial(_registers, pod), timeout_s=LIMIT_S, what="registered anew"
+                        partial(_registers, pod), timeout_s=LIMIT_S, what="the registration"
                     )
                     await _planned(metrics, 3)
                     numbers.append(await _wanted(stage))
     assert [wanted and wanted.pods for wanted in numbers] == [PODS] * 4
 
 
-async def test_whoever_remembers_nothing_lets_pods_register_first(tmp_path: Path) -> None:
+async def test_a_new_autoscaler_waits_for_pods_to_register(tmp_path: Path) -> None:
     with servers.redis_server(tmp_path / "redis") as redis:
         async with a_stage(redis.url) as stage:
             pods = [await stage.pod(f"pod-{index}") for index in range(PODS)]
@@ -61,15 +61,15 @@ async def test_whoever_remembers_nothing_lets_pods_register_first(tmp_path: Path
             policy = LOADING_POLICIES["predictive"]()
             async with stage.autoscaler(policy, min_pods=1, max_pods=5, lease=2.0) as metrics:
 
-                async def is_told() -> bool:
+                async def is_recorded() -> bool:
                     return await _wanted(stage) is not None
 
                 await _planned(metrics, 2)
                 for pod in pods:
                     await eventually(
-                        partial(_registers, pod), timeout_s=LIMIT_S, what="registered anew"
+                        partial(_registers, pod), timeout_s=LIMIT_S, what="the registration"
                     )
-                await eventually(is_told, timeout_s=LIMIT_S, what="told")
+                await eventually(is_recorded, timeout_s=LIMIT_S, what="the record")
                 history = (await AutoscalerLog(stage.registry).records()).history
     assert [each.detail.partition(":")[0] for each in history] == [f"{PODS} pods"]
 

@@ -1,4 +1,4 @@
-"""The autoscaler as a process, killed amid its plan."""
+"""The autoscaler as a process, killed during a load."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ LIMIT_S = 120.0
 
 
 async def _count_one_a_minute(stage: Stage, spec: ModelSpec) -> None:
-    """As a gateway tells of the last three hours."""
+    """Report one arrival a minute for the last three hours."""
     counts = [(spec.name, 1, 60 * minutes + 30) for minutes in range(180)]
     await ArrivalLog(stage.registry).report(f"gateway-of-{spec.name}", 1, counts, {})
 
 
-async def test_after_a_kill_amid_a_load_another_process_takes_over_and_begins_none_twice(
+async def test_another_process_takes_over_without_repeating_loads(
     stage: Stage,
 ) -> None:
-    """It knows what was counted before it came, and what was begun."""
     first, second = model("a"), model("b")
     await stage.registry.put_models([first, second])
     await _count_one_a_minute(stage, first)
     pod = await stage.pod("pod-a", holds=True)
     with autoscaler_process(stage.url, pool=stage.pool) as killed:
-        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load begun")
+        await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load to start")
         killed.kill()
         killed.wait()
     await _count_one_a_minute(stage, second)
     with autoscaler_process(stage.url, pool=stage.pool):
-        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="another one leads")
+        await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the successor")
         pod.hold.set()
 
         async def is_warm() -> bool:

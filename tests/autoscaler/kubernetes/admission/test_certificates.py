@@ -41,7 +41,7 @@ def test_a_client_that_trusts_another_authority_does_not() -> None:
         handshake(make_context(made), client_context, NAMES[0])
 
 
-def test_a_renewed_certificate_is_shown_to_who_connects_next() -> None:
+def test_new_connections_get_the_renewed_certificate() -> None:
     before, after = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
     server = make_context(before)
     load_certificates(server, after)
@@ -49,7 +49,7 @@ def test_a_renewed_certificate_is_shown_to_who_connects_next() -> None:
     assert handshake(server, client_context, NAMES[0])
 
 
-def test_both_authorities_are_trusted_while_replicas_change_over() -> None:
+def test_the_bundle_trusts_both_authorities_during_a_renewal() -> None:
     oldest, before, after = (make_certificates(NAMES, NOW) for _ in range(3))
     bundle = authority_bundle(after.authority, authority_bundle(before.authority, oldest.authority))
     client_context = ssl.create_default_context(cadata=bundle.decode())
@@ -59,7 +59,7 @@ def test_both_authorities_are_trusted_while_replicas_change_over() -> None:
     assert authority_bundle(after.authority, b"no certificate") == after.authority
 
 
-def test_a_pair_that_does_not_fit_is_refused_and_the_one_before_stays() -> None:
+def test_a_mismatched_key_is_rejected_and_the_old_pair_stays() -> None:
     made, other = make_certificates(NAMES, NOW), make_certificates(NAMES, NOW)
     server = make_context(made)
     with pytest.raises(ssl.SSLError):
@@ -67,7 +67,7 @@ def test_a_pair_that_does_not_fit_is_refused_and_the_one_before_stays() -> None:
     assert handshake(server, ssl.create_default_context(cadata=made.authority.decode()), NAMES[0])
 
 
-def test_certificates_of_a_mounted_secret_are_read(tmp_path: Path) -> None:
+def test_reads_the_certificates_of_a_mounted_secret(tmp_path: Path) -> None:
     made = make_certificates(NAMES, NOW)
     (tmp_path / "tls.crt").write_bytes(made.certificate)
     (tmp_path / "tls.key").write_bytes(made.key)
@@ -75,7 +75,7 @@ def test_certificates_of_a_mounted_secret_are_read(tmp_path: Path) -> None:
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> bool:
-    """A TLS handshake in memory; raises what the client objects to."""
+    """A TLS handshake in memory; raises the client's error."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_hostname=name),
@@ -96,7 +96,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> bool
     return False
 
 
-def test_wears_out_before_it_ends() -> None:
+def test_needs_renewal_before_expiry() -> None:
     certificate = make_certificates(NAMES, NOW).certificate
     assert not needs_renewal(certificate, NAMES, NOW)
     assert not needs_renewal(

@@ -22,7 +22,7 @@ def patched(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return patch
 
 
-def test_answers_the_review_it_was_asked() -> None:
+def test_responds_to_the_review() -> None:
     review = {"apiVersion": "admission.k8s.io/v1", "request": request(service())}
     assert review_response(review, validate) == {
         "apiVersion": "admission.k8s.io/v1",
@@ -31,7 +31,7 @@ def test_answers_the_review_it_was_asked() -> None:
     }
 
 
-def test_refuses_with_all_mistakes() -> None:
+def test_rejects_with_all_mistakes() -> None:
     document = service(
         annotations=POOL | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto",
                             "pilotlight.io/priority": "high"}
@@ -45,7 +45,7 @@ def test_refuses_with_all_mistakes() -> None:
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
-def test_sets_the_mode_where_none_is_named(operation: str) -> None:
+def test_sets_the_deployment_mode_if_there_is_none(operation: str) -> None:
     answer = set_defaults(request(service(annotations=POOL), operation))
     assert patched(answer) == [
         {
@@ -68,30 +68,30 @@ def test_sets_the_mode_where_none_is_named(operation: str) -> None:
         ),
     ],
 )
-def test_leaves_other_modes_alone(document: dict[str, Any]) -> None:
+def test_keeps_other_deployment_modes(document: dict[str, Any]) -> None:
     assert set_defaults(request(document)) == {"allowed": True}
 
 
-def test_refuses_a_mode_in_which_kserve_makes_pods() -> None:
+def test_rejects_modes_in_which_kserve_creates_pods() -> None:
     answer = validate(request(service(annotations=POOL | {MODE: "Standard"})))
     assert (
         "must be 'ModelMesh' for a model of a pool, was 'Standard'" in (answer["status"]["message"])
     )
 
 
-def test_what_is_on_its_way_out_passes() -> None:
+def test_allows_objects_being_deleted() -> None:
     document = service(
         annotations=POOL | {"pilotlight.io/polcy": "x"}, deletionTimestamp="2026-01-01T00:00:00Z"
     )
     assert validate(request(document, "UPDATE")) == {"allowed": True}
 
 
-def test_names_that_the_server_fills_in_later_are_no_mistake() -> None:
+def test_allows_names_that_the_api_server_sets_later() -> None:
     document = service(generateName="model-")
     for key in ("name", "namespace", "uid", "resourceVersion"):
         del document["metadata"][key]
     assert validate(request(document)) == {"allowed": True}
 
 
-def test_a_deletion_without_object_passes() -> None:
+def test_allows_a_deletion_without_object() -> None:
     assert validate({"uid": "r", "operation": "DELETE", "object": None}) == {"allowed": True}

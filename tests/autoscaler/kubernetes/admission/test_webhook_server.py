@@ -20,7 +20,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.anyio
-async def test_answers_a_review(client: httpx.AsyncClient) -> None:
+async def test_serves_reviews(client: httpx.AsyncClient) -> None:
     review = {"request": {"uid": "r-1", "namespace": "team", "object": service()}}
     for path in (VALIDATE_PATH, MUTATE_PATH):
         answer = await client.post(path, json=review)
@@ -40,7 +40,7 @@ async def test_answers_a_review(client: httpx.AsyncClient) -> None:
         pytest.param(b" " * (9 << 20), 413, id="too-long"),
     ],
 )
-async def test_says_what_is_wrong_with_what_is_none(
+async def test_rejects_bodies_that_are_not_reviews(
     client: httpx.AsyncClient, body: bytes, status: int
 ) -> None:
     answer = await client.post(VALIDATE_PATH, content=body)

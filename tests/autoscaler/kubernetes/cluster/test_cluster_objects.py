@@ -28,14 +28,14 @@ def test_the_newest_version_wins() -> None:
     assert objects.services[NAME].resource_version == "10"
 
 
-def test_the_end_of_an_older_object_of_the_name_is_no_matter() -> None:
+def test_ignores_the_removal_of_an_older_object_of_the_same_name() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_service(service(uid="new")), is_removed=False))
     objects.update(ObjectEvent(read_service(service(uid="old")), is_removed=True))
     assert NAME in objects.services
 
 
-def test_a_pool_that_comes_or_goes_is_news_of_its_models() -> None:
+def test_adding_or_removing_a_pool_marks_its_models_changed() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_service(service()), is_removed=False))
     objects.changed.clear()
@@ -49,7 +49,7 @@ def test_a_pool_that_comes_or_goes_is_news_of_its_models() -> None:
     assert not objects.has_pool("default")
 
 
-def test_a_full_list_finds_what_went_unseen() -> None:
+def test_a_full_list_removes_missing_objects() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_service(service()), is_removed=False))
     objects.update(ObjectEvent(pod(), is_removed=False))

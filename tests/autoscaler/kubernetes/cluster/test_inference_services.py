@@ -31,7 +31,7 @@ MODE = "serving.kserve.io/deploymentMode"
         pytest.param(service(annotations={}), Role.OTHER, id="somebody-elses"),
     ],
 )
-def test_tells_what_a_service_is(document: dict[str, Any], role: Role) -> None:
+def test_role_of_an_inference_service(document: dict[str, Any], role: Role) -> None:
     assert read_service(document).role is role
 
 
@@ -54,7 +54,7 @@ def test_reads_a_model_with_its_owner() -> None:
     assert decode_spec(encode_spec(read.spec)) == read.spec
 
 
-def test_mistakes_read_as_those_of_a_file() -> None:
+def test_messages_are_those_of_apply() -> None:
     text = """
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -80,19 +80,19 @@ spec:
     assert [f"model.yaml: {problem}" for problem in problems] == raised.value.problems
 
 
-def test_says_that_a_mode_is_for_good() -> None:
+def test_explains_that_a_mode_cannot_change() -> None:
     [problem] = read_service(service(status={"deploymentMode": "Standard"})).problems
     assert "delete the InferenceService" in problem
 
 
-def test_sees_a_held_object_on_its_way_out() -> None:
+def test_reads_deletion_and_finalizers() -> None:
     document = service(deletionTimestamp="2026-01-01T00:00:01Z", finalizers=["other/x", FINALIZER])
     read = read_service(document)
     assert read.is_deleted
     assert read.has_finalizer
 
 
-def test_a_pools_annotations_are_checked() -> None:
+def test_checks_the_annotations_of_pools() -> None:
     [problem] = read_service(
         service(annotations={"pilotlight.io/priority": "high"}, labels=POOL)
     ).problems

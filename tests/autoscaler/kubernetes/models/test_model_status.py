@@ -42,7 +42,7 @@ def with_status(status: dict[str, Any]) -> ServiceObject:
     return replace(MODEL, status=status)
 
 
-def test_cold_is_ready() -> None:
+def test_a_cold_model_is_ready() -> None:
     status = make_status(MODEL, FACTS, NOW)
     assert {kind: each["status"] for kind, each in conditions(status).items()} == {
         "PredictorReady": "True",
@@ -65,14 +65,14 @@ def test_cold_is_ready() -> None:
         pytest.param(Copies(disk=1), "Standby", "UpToDate", id="disk"),
     ],
 )
-def test_tiers_become_states(copies: Copies, state: str, transition: str) -> None:
+def test_states_by_tier(copies: Copies, state: str, transition: str) -> None:
     model_status = make_status(MODEL, replace(FACTS, copies=copies), NOW)["modelStatus"]
     assert model_status["states"]["activeModelState"] == state
     assert model_status["transitionStatus"] == transition
     assert model_status["copies"] == {"failedCopies": 0, "totalCopies": copies.device}
 
 
-def test_canaries_show_as_the_latest_revision_beside_the_previous_one() -> None:
+def test_canaries_are_the_latest_revision() -> None:
     assert MODEL.spec is not None
     following = replace(MODEL.spec, name=ModelName("team", "translate-next"))
     other = replace(MODEL.spec, name=ModelName("team", "translate-other"))
@@ -93,7 +93,7 @@ def test_canaries_show_as_the_latest_revision_beside_the_previous_one() -> None:
     assert only["traffic"] == [{"latestRevision": True, "percent": 100, "revisionName": own}]
 
 
-def test_a_failed_load_makes_it_unready_unless_it_is_warm_somewhere() -> None:
+def test_a_failed_load_is_not_ready_unless_a_copy_is_warm() -> None:
     failed = make_status(MODEL, replace(FACTS, failure=FAILURE), NOW)
     assert conditions(failed)["Ready"]["status"] == "False"
     assert conditions(failed)["Ready"]["message"] == "attempt 2: no such bucket"
@@ -103,14 +103,14 @@ def test_a_failed_load_makes_it_unready_unless_it_is_warm_somewhere() -> None:
     assert conditions(warm)["Ready"]["status"] == "True"
 
 
-def test_an_older_generations_failure_is_no_matter() -> None:
+def test_ignores_failures_of_older_generations() -> None:
     old = replace(FAILURE, key="team/translate@0000000000")
     assert conditions(make_status(MODEL, replace(FACTS, failure=old), NOW))["Ready"]["status"] == (
         "True"
     )
 
 
-def test_without_a_pool_or_with_mistakes_it_is_unready() -> None:
+def test_not_ready_without_a_pool_or_with_mistakes() -> None:
     lost = make_status(MODEL, replace(FACTS, pool_is_known=False), NOW)
     assert conditions(lost)["Ready"]["reason"] == "PoolNotFound"
     wrong = replace(MODEL, spec=None, problems=("InferenceService team/translate: bad",))
@@ -147,14 +147,14 @@ def test_the_same_status_is_not_written_again() -> None:
     assert wait(written, FACTS, age_s=100.0, since_last_s=100.0) is None
 
 
-def test_kserves_first_status_goes_first() -> None:
+def test_waits_for_kserves_first_status() -> None:
     assert wait(MODEL, FACTS, age_s=0.25, since_last_s=100.0) == FIRST_WRITE_DELAY_S - 0.25
     assert wait(MODEL, FACTS, age_s=FIRST_WRITE_DELAY_S, since_last_s=100.0) == 0.0
     kserves = with_status({"conditions": [{"type": "Ready", "status": "Unknown"}]})
     assert wait(kserves, FACTS, age_s=0.1, since_last_s=100.0) == 0.0
 
 
-def test_readiness_is_written_at_once_and_copies_are_gathered() -> None:
+def test_writes_readiness_at_once_and_batches_copies() -> None:
     written = with_status(make_status(MODEL, FACTS, NOW))
     failed = replace(FACTS, failure=FAILURE)
     assert wait(written, failed, age_s=100.0, since_last_s=0.5) == 0.0

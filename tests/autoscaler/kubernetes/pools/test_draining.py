@@ -1,4 +1,4 @@
-"""Pods that leave finish what they have, and those that stay are called back: with a real Redis."""
+"""Draining of pods, with a real Redis."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _pools = itertools.count(1)
 
 @dataclass
 class Stage:
-    """A pool of two pods, of which `b` serves a request until it is told to stop."""
+    """A pool of two pods; `b` serves a request until the test releases it."""
 
     registry: Registry
     watch: ClusterWatch
     draining: PodDrain
     ending: set[str] = field(default_factory=set)
-    """Pods whose objects are on their way out."""
+    """Pods marked for deletion."""
 
     async def update(self, *leaving: str, pods: int) -> tuple[str, ...] | None:
         return await self.draining.update(leaving, pods=pods, list_pods=self._list_pods)
@@ -61,7 +61,7 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
         for pod in (first, second):
             await pod.load()
         assert isinstance(await reserve(registry, "b", id_="request"), Granted)
-        await until(lambda: _is_busy(watch, "b"), timeout_s=LIMIT_S, what="the request is known")
+        await until(lambda: _is_busy(watch, "b"), timeout_s=LIMIT_S, what="the request to show")
         yield Stage(registry, watch, PodDrain(watch, drain_s=LONG_S))
         following.cancel()
     await registry.close()
@@ -76,30 +76,30 @@ async def _wait_phase(stage: Stage, **phases: PodPhase) -> None:
     await until(lambda: stage.phases() == phases, timeout_s=LIMIT_S, what=f"{phases}")
 
 
-async def test_a_busy_pod_that_leaves_gets_nothing_new_and_finishes(stage: Stage) -> None:
+async def test_a_busy_leaving_pod_finishes_without_new_requests(stage: Stage) -> None:
     assert await stage.update("b", pods=1) is None
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
     assert await reserve(stage.registry, "b") is Refusal.GONE
     assert not stage.draining.is_done()
     assert await stage.update("b", pods=1) is None
     await release(stage.registry, "request", "b")
-    await until(stage.draining.is_done, timeout_s=LIMIT_S, what="it is done")
+    await until(stage.draining.is_done, timeout_s=LIMIT_S, what="the drain to finish")
     assert await stage.update("b", pods=1) == ("b",)
 
 
-async def test_a_pod_that_is_busy_for_too_long_is_not_waited_for(stage: Stage) -> None:
-    hasty = replace(stage, draining=PodDrain(stage.watch, drain_s=0.0))
-    assert await hasty.update("b", pods=1) == ("b",)
+async def test_does_not_wait_longer_than_the_drain_time(stage: Stage) -> None:
+    impatient = replace(stage, draining=PodDrain(stage.watch, drain_s=0.0))
+    assert await impatient.update("b", pods=1) == ("b",)
 
 
-async def test_pods_that_are_wanted_again_are_called_back(stage: Stage) -> None:
+async def test_pods_wanted_again_become_ready(stage: Stage) -> None:
     await stage.update("b", pods=1)
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
     assert await stage.update(pods=2) == ()
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.READY)
 
 
-async def test_a_pod_whose_end_was_decided_is_not_called_back(stage: Stage) -> None:
+async def test_a_pod_being_deleted_does_not_become_ready(stage: Stage) -> None:
     await stage.update("b", pods=1)
     await _wait_phase(stage, a=PodPhase.READY, b=PodPhase.DRAINING)
     stage.ending.add("b")
@@ -107,20 +107,20 @@ async def test_a_pod_whose_end_was_decided_is_not_called_back(stage: Stage) -> N
     assert stage.phases()["b"] is PodPhase.DRAINING
 
 
-async def test_a_pod_that_leaves_meanwhile_is_not_waited_for(stage: Stage) -> None:
+async def test_does_not_wait_for_a_pod_that_is_gone(stage: Stage) -> None:
     await stage.update("a", pods=1)
     await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
 
     async def list_pods() -> list[PodObject]:
         await stage.registry.deregister_pod("b", stage.watch.state.pods["b"].epoch)
-        await until(lambda: "b" not in stage.phases(), timeout_s=LIMIT_S, what="b is gone")
+        await until(lambda: "b" not in stage.phases(), timeout_s=LIMIT_S, what="b to leave")
         return await stage._list_pods()
 
     assert await stage.draining.update(("b",), pods=1, list_pods=list_pods) == ("b",)
     await _wait_phase(stage, a=PodPhase.READY)
 
 
-async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
+async def test_a_pod_that_is_shutting_down_is_left_alone(stage: Stage) -> None:
     await stage.registry.set_phase("a", stage.watch.state.pods["a"].epoch, PodPhase.DRAINING)
     await _wait_phase(stage, a=PodPhase.DRAINING, b=PodPhase.READY)
     assert await stage.update("a", pods=1) == ()

@@ -1,4 +1,4 @@
-"""Pods that the cluster ends, replaces and goes back to, as the registry is told: a real Redis."""
+"""Phases of pods that the cluster ends, replaces or rolls back to, with a real Redis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Stage:
     phases: PodPhases
     old: Pod
 
-    def see(self, name: str, generation: int, *, is_ending: bool = False) -> None:
+    def update(self, name: str, generation: int, *, is_ending: bool = False) -> None:
         revision = f"pool-{generation:05}"
         pod = PodObject("pilotlight", name, self.pool, "pool", is_ending, 0,
                         revision, generation)  # fmt: skip
@@ -59,11 +59,11 @@ class Stage:
     def phase(self, name: str) -> PodPhase:
         return self.registries.get(self.pool).state.pods[name].phase
 
-    async def drain_by_itself(self) -> None:
+    async def shut_down(self) -> None:
         await self.old.registry.set_phase("old", self.old.epoch, PodPhase.DRAINING)
-        await self.turns("old", PodPhase.DRAINING)
+        await self.wait_phase("old", PodPhase.DRAINING)
 
-    async def turns(self, name: str, phase: PodPhase) -> None:
+    async def wait_phase(self, name: str, phase: PodPhase) -> None:
         await until(lambda: self.phase(name) is phase, timeout_s=LIMIT_S, what=f"{name} {phase}")
 
 
@@ -77,54 +77,56 @@ async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
         registries, objects = PoolRegistries(redis.url, tasks, lambda: None), ClusterObjects()
         await registries.get(pool).watch.wait_synced()
         made = Stage(pool, objects, registries, PodPhases(objects, registries), old)
-        made.see("old", 1)
-        made.see("new", 2)
+        made.update("old", 1)
+        made.update("new", 2)
         made.route_to(1)
         yield made
         await registries.close()
     await registry.close()
 
 
-async def test_a_pod_that_drains_by_itself_is_left_to_itself(stage: Stage) -> None:
-    await stage.drain_by_itself()
+async def test_a_pod_that_is_shutting_down_is_left_alone(stage: Stage) -> None:
+    await stage.shut_down()
     await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
     assert stage.phase("new") is PodPhase.READY
 
 
-async def test_a_replaced_pod_is_sent_away_and_called_back(stage: Stage) -> None:
+async def test_a_replaced_pod_drains_until_a_rollback(stage: Stage) -> None:
     stage.route_to(2)
     await stage.phases.update()
-    await stage.turns("old", PodPhase.DRAINING)
+    await stage.wait_phase("old", PodPhase.DRAINING)
     stage.route_to(1)
     await stage.phases.update()
-    await stage.turns("old", PodPhase.READY)
-    await stage.drain_by_itself()
+    await stage.wait_phase("old", PodPhase.READY)
+    await stage.shut_down()
     await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
 
 
-async def test_a_pod_that_is_to_end_is_not_called_back(stage: Stage) -> None:
-    stage.see("old", 1, is_ending=True)
+async def test_an_ending_pod_keeps_draining(stage: Stage) -> None:
+    stage.update("old", 1, is_ending=True)
     for _ in range(2):
         await stage.phases.update()
-        await stage.turns("old", PodPhase.DRAINING)
+        await stage.wait_phase("old", PodPhase.DRAINING)
 
 
-async def test_a_process_that_took_the_place_of_one_sent_away_may_drain(stage: Stage) -> None:
+async def test_a_restarted_pod_may_drain_on_its_own(stage: Stage) -> None:
     stage.route_to(2)
     await stage.phases.update()
-    await stage.turns("old", PodPhase.DRAINING)
+    await stage.wait_phase("old", PodPhase.DRAINING)
     stage.old = await Pod.join(stage.old.registry, "old")
-    await stage.turns("old", PodPhase.READY)
+    await stage.wait_phase("old", PodPhase.READY)
     stage.route_to(1)
-    await stage.drain_by_itself()
+    await stage.shut_down()
     await stage.phases.update()
     assert stage.phase("old") is PodPhase.DRAINING
 
 
-async def test_a_stray_is_called_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    await stage.drain_by_itself()
+async def test_an_untracked_drain_is_cancelled(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.shut_down()
     monkeypatch.setattr(drain_tracker, "UNTRACKED_DRAIN_S", -1.0)
     await stage.phases.update()
-    await stage.turns("old", PodPhase.READY)
+    await stage.wait_phase("old", PodPhase.READY)

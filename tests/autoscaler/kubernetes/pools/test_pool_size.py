@@ -29,21 +29,21 @@ POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external"
         pytest.param(9, 4, id="most"),
     ],
 )
-def test_stays_within_the_bounds_and_says_so(wanted: int, pods: int) -> None:
+def test_stays_within_bounds_with_a_note(wanted: int, pods: int) -> None:
     decision = within_bounds(POOL, wanted)
     assert isinstance(decision, ScaleTo)
     assert decision.pods == pods
     assert bool(decision.note) == (wanted != pods)
 
 
-def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> None:
+def test_zero_and_unbounded_pools() -> None:
     pool = replace(POOL, min_pods=0, max_pods=None)
     assert within_bounds(pool, 0) == ScaleTo(0, "")
     assert within_bounds(pool, 500) == ScaleTo(500, "")
 
 
 @pytest.mark.parametrize(
-    ("pool", "rivals", "detail"),
+    ("pool", "scalers", "detail"),
     [
         pytest.param(replace(POOL, mode="Knative"), [], "mode 'Knative'", id="knative"),
         pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
@@ -54,13 +54,13 @@ def test_zero_and_no_upper_bound_are_allowed_where_the_pool_allows_them() -> Non
         ),
     ],
 )  # fmt: skip
-def test_never_fights(pool: PoolObject, rivals: list[CompetingScaler], detail: str) -> None:
-    decision = find_owner(pool, rivals)
+def test_finds_other_scalers(pool: PoolObject, scalers: list[CompetingScaler], detail: str) -> None:
+    decision = find_owner(pool, scalers)
     assert isinstance(decision, ScaledElsewhere)
     assert detail in decision.reason
 
 
-def test_what_scales_something_else_is_no_rival() -> None:
+def test_ignores_scalers_of_other_deployments() -> None:
     assert find_owner(POOL, [CompetingScaler("ScaledObject", "x", "web")]) is None
     assert find_owner(POOL, []) is None
 
@@ -78,7 +78,7 @@ def test_reads_a_pool() -> None:
     assert read_pool(document) == POOL
 
 
-def test_idle_and_empty_pods_go_first() -> None:
+def test_idle_and_empty_pods_have_the_lowest_cost() -> None:
     pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("busy", "full", "bare")}
     pods["busy"].set_counts(1, 0)
     pods["full"].set_used_bytes({"device": 80 << 30})
@@ -87,7 +87,7 @@ def test_idle_and_empty_pods_go_first() -> None:
     assert all(abs(cost) < 1 << 31 for cost in costs.values())
 
 
-def test_those_that_were_named_go_before_any_other() -> None:
+def test_leaving_pods_have_the_lowest_cost_of_all() -> None:
     pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("named", "bare")}
     pods["named"].set_counts(1, 0)
     costs = deletion_costs(pods, ["named", "gone"])
@@ -106,7 +106,7 @@ def test_those_that_were_named_go_before_any_other() -> None:
         pytest.param([], ["a", "b"], 1, [], id="nobody-was-named"),
     ],
 )
-def test_only_named_pods_that_are_too_many_drain(
+def test_drains_surplus_leaving_pods_only(
     leaving: list[str], standing: list[str], pods: int, drained: list[str]
 ) -> None:
     assert pods_to_drain(leaving, standing, pods=pods) == drained

@@ -1,4 +1,4 @@
-"""Which pods Knative has replaced, by the routes that the InferenceService's status tells of."""
+"""Pods replaced by Knative, from the traffic in the InferenceService's status."""
 
 from __future__ import annotations
 
@@ -36,23 +36,25 @@ def status(**percent: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("status_of_pool", "expected"),
     [
-        pytest.param({}, set(), id="knative-has-not-said"),
-        pytest.param(status(r1=100), set(), id="the-new-one-is-not-routed-to-yet"),
+        pytest.param({}, set(), id="no-status-yet"),
+        pytest.param(status(r1=100), set(), id="no-traffic-to-the-new-one-yet"),
         pytest.param(status(r2=100), {"pool-1"}, id="routed-to-the-second"),
         pytest.param(status(r3=100), {"pool-1", "pool-2"}, id="routed-to-the-third"),
         pytest.param(status(r1=90, r3=10), set(), id="canary"),
-        pytest.param(status(r1=0, r3=100), {"pool-1", "pool-2"}, id="nothing-left-of-the-first"),
+        pytest.param(status(r1=0, r3=100), {"pool-1", "pool-2"}, id="zero-percent-to-the-first"),
         pytest.param(status(r4=100), set(), id="routed-to-one-without-pods"),
     ],
 )
-def test_pods_older_than_all_that_is_routed_to(told: dict[str, Any], expected: set[str]) -> None:
-    found = replaced_pods([pod(1), pod(2), pod(3)], {POOL: told})
+def test_pods_older_than_all_routed_revisions_are_replaced(
+    status_of_pool: dict[str, Any], expected: set[str]
+) -> None:
+    found = replaced_pods([pod(1), pod(2), pod(3)], {POOL: status_of_pool})
     assert {each.name for each in found} == expected
 
 
-def test_each_service_has_revisions_of_its_own() -> None:
+def test_revisions_are_compared_within_a_service() -> None:
     other = pod(1, service="other")
     assert replaced_pods([pod(1), pod(2), other], {POOL: status(r2=100)}) == {pod(1)}
 

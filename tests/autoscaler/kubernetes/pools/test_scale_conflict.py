@@ -5,11 +5,11 @@ from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
 
 
 def _pause_s(conflict: ScaleConflict, pods: int, from_s: int) -> int:
-    """Whole seconds for which a number of pods is left alone."""
+    """Seconds for which scaling is paused."""
     return next(wait_s for wait_s in range(400) if conflict.check(pods, from_s + wait_s) is None)
 
 
-def test_what_it_finds_first_and_what_it_sets_is_no_contest() -> None:
+def test_expected_numbers_are_no_conflict() -> None:
     conflict = ScaleConflict()
     assert conflict.check(3, 0) is None
     conflict.expect(2)
@@ -18,7 +18,7 @@ def test_what_it_finds_first_and_what_it_sets_is_no_contest() -> None:
     assert conflict.check(5, 2) is None
 
 
-def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> None:
+def test_a_foreign_change_pauses_scaling_with_a_reason() -> None:
     conflict = ScaleConflict()
     conflict.expect(2)
     found = conflict.check(7, 0)
@@ -28,7 +28,7 @@ def test_a_number_changed_by_somebody_else_is_left_alone_and_both_are_told() -> 
     assert "minReplicas" in found.reason
 
 
-def test_who_changes_it_again_and_again_is_left_alone_for_longer_each_time() -> None:
+def test_pauses_grow_with_each_foreign_change() -> None:
     conflict, now_s, pauses = ScaleConflict(), 0, []
     for _ in range(12):
         conflict.expect(2)
