@@ -20,7 +20,7 @@ from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.logs import configure_logs
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.pods import PodClient
+from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from autoscaler.forecasting.baselines.fft import fft
 from autoscaler.forecasting.baselines.holt_winters import holt_winters
-from autoscaler.forecasting.baselines.hybrid_histogram import hybrid_histogram
+from autoscaler.forecasting.baselines.idle_time_histogram import hybrid_histogram
 from autoscaler.forecasting.baselines.simple_methods import ewma, naive, seasonal_naive
 from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.forecasts import bursty, forecast_by_pattern, periodic, sparse, steady

@@ -1,7 +1,7 @@
 """Hybrid histogram: each model's idle times set the window in which it is warm.
 
 Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.2; the histogram itself is
-`autoscaler.forecasting.baselines.hybrid_histogram`. A model is demoted after its request, loaded
+`autoscaler.forecasting.baselines.idle_time_histogram`. A model is demoted after its request, loaded
 again at the start of its window, and demoted at the end.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram, warm_window
+from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram, warm_window
 from autoscaler.loading.idle import idle_copies
 from autoscaler.loading.load_placer import LoadPlacer
 from autoscaler.loading.marginal_value import MarginalValue

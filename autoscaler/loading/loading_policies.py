@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram
+from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram
 from autoscaler.loading.baseline import baseline
 from autoscaler.loading.clockwork import clockwork
 from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual

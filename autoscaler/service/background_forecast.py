@@ -15,7 +15,7 @@ from autoscaler.service.forecaster import is_sound
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool_view import Demand
-    from autoscaler.service.demand import DemandReader
+    from autoscaler.service.demand_reader import DemandReader
     from autoscaler.service.forecaster import DemandForecaster, ForecastInput
     from autoscaler.service.metrics import AutoscalerMetrics
 

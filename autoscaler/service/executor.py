@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.planning.actions import Demote, Load
 from autoscaler.service.backoff import KeyedBackoff
-from autoscaler.service.pods import PodRefused
+from autoscaler.service.pod_client import PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.actions import Action
     from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.service.pods import PodClient
+    from autoscaler.service.pod_client import PodClient
     from registry.domain.cluster import ClusterState
     from registry.redis.autoscaler_log import AutoscalerLog
 

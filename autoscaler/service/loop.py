@@ -17,11 +17,11 @@ from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import Limits
 from autoscaler.planning.time_scale import scale_times
+from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions
-from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.service.actuator import RegistryActuator
 from autoscaler.service.background_forecast import BackgroundForecast
-from autoscaler.service.demand import DemandReader
+from autoscaler.service.demand_reader import DemandReader
 from autoscaler.service.forecaster import DemandForecaster
 from autoscaler.service.views import with_ongoing_loads, without_paused_pods
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods

@@ -147,8 +147,8 @@ def _notes(seeds: Sequence[int], held_out: Sequence[int]) -> tuple[str, ...]:
         f"at most {each.most_pods} pods",
         f"late for: seconds from the spike's beginning until the 99th percentile of the requests "
         f"that came in a second stays within {each.deadline_s:g} s",
-        "knative: autoscaler/scaling/kpa.py with its defaults, every 2 s, by the requests in the "
-        "system at that time; scraped: by means of whole seconds, one each second",
+        "knative: load/experiments/elastic/kpa.py with its defaults, every 2 s, by the requests in "
+        "the system at that time; scraped: by means of whole seconds, one each second",
         "predictive: the platform's default, every 0.5 s, forecasts every 2 s",
     )
 

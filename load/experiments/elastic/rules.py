@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.actions import Demote, Load, SetPods
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
-from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
+from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
+from load.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
 from load.simulator.autoscaling import LiveForecasts
 from registry.domain.model import name_of_key
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.kpa import KpaParams
+from load.experiments.elastic.kpa import KpaParams
 from load.experiments.elastic.rules import Knative, Ours, ScrapedKnative
 from load.experiments.elastic.scaler import PodScaler
 from load.experiments.elastic.scenario import (

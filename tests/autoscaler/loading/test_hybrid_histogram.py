@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.forecasting.baselines.hybrid_histogram import IdleTimeHistogram
+from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram
 from autoscaler.loading.hybrid_histogram import HybridHistogram, WarmWindows, hybrid_histogram
 from autoscaler.planning.actions import Action, Demote, Load
 from registry.domain.model import Preload, Tier

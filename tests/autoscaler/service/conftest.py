@@ -16,7 +16,7 @@ from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.forecaster import DemandForecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.pods import PodClient
+from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport

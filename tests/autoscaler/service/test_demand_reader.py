@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.service.demand import DemandReader
+from autoscaler.service.demand_reader import DemandReader
 from autoscaler.service.forecaster import DemandForecaster, is_sound
 from registry.redis.arrivals import ArrivalLog
 from tests.autoscaler.service.conftest import model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from autoscaler.planning.actions import ActionReason, DrainPod, SetPods
 from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
+from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions, pool_problems
-from autoscaler.scaling.pods import ScalingParams, ScalingState, scale_pods
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
 from registry.domain.residency_index import Residency

@@ -4,7 +4,7 @@ The number of pods that keeps the mean concurrency of the stable window at its t
 panic window asks for twice the ready pods or more: the larger number of both windows, and never
 fewer pods than before. Source: Knative's documentation of the KPA, "Scale Bounds", "Stable and
 panic window" and "Target utilization", with its defaults (60 s, 10 % of it, 200 %, 70 %, at most
-1,000 times up and half down at a time). Used in the simulator only.
+1,000 times up and half down at a time).
 """
 
 from __future__ import annotations

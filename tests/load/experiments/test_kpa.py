@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler.scaling.kpa import KpaParams, KpaState, kpa_pods
+from load.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
 
 PARAMS = KpaParams(slots=10)
 
