@@ -16,11 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
-from pilotlight.live_experiments.liu_workloads import make_cold, wait_idle
-from pilotlight.live_experiments.timed_requests import timed_request
-from pilotlight.platform.platform import Platform
+from pilotlight.live_experiments.session import LiveSession, live_session
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
@@ -46,7 +42,6 @@ _MEASURES: Final = (
     "infer", "share", "preprocess", "postprocess", "network", "assets",
     *(f"load:{tier}" for tier in Tier),
 )  # fmt: skip
-_TIMEOUT_S: Final = 120.0
 _SETTLE_S: Final = 30.0
 
 
@@ -98,9 +93,9 @@ def spec_of(number: int) -> ModelSpec:
 class LivePlatform:
     """A running platform with the models declared."""
 
-    def __init__(self, platform: Platform, client: httpx.AsyncClient) -> None:
-        self._platform = platform
-        self._client = client
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+        self._cluster = session.platform.cluster
         self._specs = [spec_of(number) for number in range(MODELS)]
         self.known_s: list[dict[str, float]] = []
         """Per model and measure, what the registry knew in seconds when the last trace began."""
@@ -114,7 +109,7 @@ class LivePlatform:
             if answer.is_cold:
                 loads.setdefault(answer.start, []).append(answer.stages_s["load"])
         warm = [answer for answer in answers if not answer.is_cold]
-        holders = self._platform.cluster.state.residency.values()
+        holders = self._cluster.state.residency.values()
         sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
         return ServiceTimes(
             infer_s=median(each.stages_s["infer"] for each in warm),
@@ -130,7 +125,7 @@ class LivePlatform:
         for number in range(MODELS):
             for _ in range(1 + _WARM_REQUESTS):
                 answers.append(await self._ask(number, "colocation", 0))
-                await wait_idle(self._platform)
+                await self._session.wait_idle()
         return answers
 
     async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
@@ -143,11 +138,11 @@ class LivePlatform:
             for each in trace:
                 await asyncio.sleep(began_s + each.at_s - time.perf_counter())
                 tasks.append(group.create_task(self._outcome(each, policy, began_s)))
-        await wait_idle(self._platform)
+        await self._session.wait_idle()
         return [task.result() for task in tasks]
 
     def _known_s(self, key: str) -> dict[str, float]:
-        measured = self._platform.cluster.state.measured(key)
+        measured = self._cluster.state.measured(key)
         found = {measure: measured.get(measure) for measure in _MEASURES}
         return {measure: each.seconds for measure, each in found.items() if each is not None}
 
@@ -165,17 +160,15 @@ class LivePlatform:
             "x-pilotlight-seed": str(seed),
             "x-pilotlight-simulate": _WORK,
         }
-        path = f"/v1/models/{self._specs[number].name.name}:predict"
-        return await timed_request(self._client, path, {"instances": [_TEXT]}, headers)
+        return await self._session.predict(self._specs[number], _TEXT, headers)
 
     async def _all_cold(self) -> None:
         """No pod holds a model, and all have said that their memory is free."""
         for spec in self._specs:
-            await make_cold(self._platform, self._client, spec)
-        await self._platform.cluster.wait_until(
+            await self._session.make_cold(spec)
+        await self._cluster.wait_until(
             lambda: all(
-                pod.free_bytes == pod.memory_bytes
-                for pod in self._platform.cluster.state.pods.values()
+                pod.free_bytes == pod.memory_bytes for pod in self._cluster.state.pods.values()
             ),
             timeout_s=_SETTLE_S,
             what="all pods say that they are empty",
@@ -207,11 +200,5 @@ async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
             retire_grace_s=0.1,
         ),
     )
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with (
-        Platform(settings) as platform,
-        httpx.AsyncClient(
-            base_url=platform.gateway_url, trust_env=False, timeout=_TIMEOUT_S, limits=limits
-        ) as client,
-    ):
-        yield LivePlatform(platform, client)
+    async with live_session(settings) as session:
+        yield LivePlatform(session)

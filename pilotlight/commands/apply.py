@@ -13,16 +13,8 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import (
-    FilesOption,
-    HomeOption,
-    JsonOption,
-    NamespaceOption,
-    PlatformTarget,
-    PoolOption,
-    RedisOption,
-    parse_model_names,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.model import ModelName, ModelSpec
@@ -38,12 +30,12 @@ app = typer.Typer()
 @app.command()
 def apply(
     *,
-    filename: FilesOption,
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    filename: flags.Files,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """Create or update models from InferenceService YAML; change nothing if any is invalid."""
     specs = read_models(filename, namespace)
@@ -55,12 +47,12 @@ def apply(
 def delete(
     names: Annotated[list[str] | None, typer.Argument(help="NAME or NAMESPACE/NAME")] = None,
     *,
-    filename: FilesOption = [],  # noqa: B006 - typer copies it
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    filename: flags.Files = [],  # noqa: B006 - typer copies it
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """Delete models, by name or by the files that define them."""
     if bool(names) == bool(filename):

@@ -10,13 +10,8 @@ from autoscaler.planning.actions import Action, Demote, DrainPod, Load, SetPods
 from autoscaler.service.loop import Autoscaler, TickPlan
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
-from pilotlight.commands.shared_flags import (
-    HomeOption,
-    JsonOption,
-    PlatformTarget,
-    PoolOption,
-    RedisOption,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from registry.domain.action_log import ActionRecord, record_document
@@ -43,10 +38,10 @@ def autoscaler(
     loading: Annotated[
         str, typer.Option(help=f"Loading policy to plan with: {LOADING_NAMES}.")
     ] = "predictive",
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """Print the autoscaler's latest actions with reasons; with --dry-run, what it would do now."""
     if problems := loading_problems(loading):

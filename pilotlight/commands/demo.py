@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import HomeOption, JsonOption
+from pilotlight.commands import flags
 from pilotlight.demo.runner import run_demo
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
@@ -18,8 +18,8 @@ def demo(
     full: Annotated[
         bool, typer.Option("--full", help="Run Liu's workloads as long as the thesis does: slower.")
     ] = False,
-    home: HomeOption = None,
-    json_: JsonOption = False,
+    home: flags.Home = None,
+    json_: flags.Json = False,
 ) -> None:
     """Start a platform, send requests to the samples, run Liu's workloads, stop."""
     run_demo(StateDir.of(home), Output(json_), full=full)

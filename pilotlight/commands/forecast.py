@@ -15,7 +15,7 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, ForecastHorizon
 from autoscaler.forecasting.methods import METHODS
 from autoscaler.forecasting.minute_csv import MinuteTrace, read_minutes
 from autoscaler.forecasting.scores import scores
-from pilotlight.commands.shared_flags import JsonOption
+from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar
 
@@ -63,7 +63,7 @@ def run_backtest(
     quantile: Annotated[
         list[float], typer.Option(help="Quantile to forecast. Repeat for several.")
     ] = [0.5, 0.9, 0.99],  # noqa: B006 - typer copies it
-    json_: JsonOption = False,
+    json_: flags.Json = False,
 ) -> None:
     """Forecast from many origins in a trace with each method, and score the forecasts."""
     output = Output(json_)

@@ -8,16 +8,8 @@ import typer
 
 from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from pilotlight.commands.shared_flags import (
-    HomeOption,
-    JsonOption,
-    NamespaceOption,
-    PlatformTarget,
-    PoolOption,
-    RedisOption,
-    parse_model_names,
-    require_known,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from registry.domain.action_log import ActionOutcome, AutoscalerRecords, record_document
@@ -40,11 +32,11 @@ app = typer.Typer(name="get", no_args_is_help=True, help="Show models or pods.")
 def get_models(
     names: Annotated[list[str] | None, typer.Argument(help="Show only these models.")] = None,
     *,
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """List models of all namespaces or of -n: readiness, routing policy, tier on each pod."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
@@ -57,10 +49,10 @@ def get_models(
 def get_pods(
     names: Annotated[list[str] | None, typer.Argument(help="Show only these pods.")] = None,
     *,
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """List pods: node, phase, slots, warm models, bytes held in each tier."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import JsonOption, PlatformTarget, RedisOption
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import RequestFailed
 from pilotlight.output import Output
 from registry.domain.pod_state import PodState
@@ -41,8 +42,8 @@ def scale(
             help="Namespace of the pool's InferenceService. Default: search all namespaces.",
         ),
     ] = "",
-    redis_url: RedisOption = None,
-    json_: JsonOption = False,
+    redis_url: flags.RedisUrl = None,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
     target = PlatformTarget.of(None, redis_url=redis_url, pool=pool)

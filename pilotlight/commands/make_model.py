@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import JsonOption
+from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
 from pilotlight.platform.processes import python_environment
@@ -24,7 +24,7 @@ def make_model(
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the model to.")],
     *,
-    json_: JsonOption = False,
+    json_: flags.Json = False,
 ) -> None:
     """Write a model of a published architecture with random weights, without any download."""
     if kind not in ARCHITECTURES:

@@ -13,14 +13,8 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from pilotlight.commands.shared_flags import (
-    GatewayOption,
-    HomeOption,
-    JsonOption,
-    NamespaceOption,
-    PlatformTarget,
-    parse_model_names,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from registry.domain.model import ModelName
@@ -50,10 +44,10 @@ def predict(
     deadline_ms: Annotated[
         int | None, typer.Option(min=1, help="Deadline of the request in milliseconds.")
     ] = None,
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    gateway: GatewayOption = None,
-    json_: JsonOption = False,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    gateway: flags.Gateway = None,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Send one inference request through the gateway and print the response."""
     request = PredictionRequest(
@@ -73,9 +67,9 @@ def predict(
 def explain(
     request_id: Annotated[str, typer.Argument(help="The x-request-id header of the response.")],
     *,
-    home: HomeOption = None,
-    gateway: GatewayOption = None,
-    json_: JsonOption = False,
+    home: flags.Home = None,
+    gateway: flags.Gateway = None,
+    json_: flags.Json = False,
 ) -> None:
     """Show how a request was routed: candidate pods, estimates, and the decision."""
     asyncio.run(_explain(PlatformTarget.of(home, gateway=gateway), Output(json_), request_id))

@@ -6,16 +6,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from pilotlight.commands.shared_flags import (
-    HomeOption,
-    JsonOption,
-    NamespaceOption,
-    PlatformTarget,
-    PoolOption,
-    RedisOption,
-    parse_model_names,
-    require_known,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
@@ -50,11 +42,11 @@ def profile(
     repeats: Annotated[
         int, typer.Option(min=1, max=100, help="Inferences to measure per batch size.")
     ] = 5,
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    redis_url: RedisOption = None,
-    pool: PoolOption = "default",
-    json_: JsonOption = False,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
 ) -> None:
     """Measure latency, throughput and memory by batch size; pods then use the best batch size."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)

@@ -10,16 +10,10 @@ import typer
 
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
+from pilotlight.commands import flags
 from pilotlight.commands.apply import print_applied, put_models, read_models
 from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
-from pilotlight.commands.shared_flags import (
-    FilesOption,
-    HomeOption,
-    JsonOption,
-    NamespaceOption,
-    PlatformTarget,
-    PoolOption,
-)
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar
 from pilotlight.platform.platform import Platform
@@ -45,7 +39,7 @@ def up(
         int,
         typer.Option(min=1, max=256, envvar="PILOTLIGHT_PODS", help="Number of pods to start."),
     ] = 8,
-    filename: FilesOption = [],  # noqa: B006 - typer copies it
+    filename: flags.Files = [],  # noqa: B006 - typer copies it
     redis_url: Annotated[
         str | None,
         typer.Option(
@@ -144,10 +138,10 @@ def up(
             help="Seconds for which fewer pods must suffice before a pod stops.",
         ),
     ] = 60.0,
-    pool: PoolOption = "default",
-    namespace: NamespaceOption = None,
-    home: HomeOption = None,
-    json_: JsonOption = False,
+    pool: flags.Pool = "default",
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Start the platform on this machine; Ctrl-C stops all of its processes."""
     problems = loading_problems(loading)
@@ -189,7 +183,7 @@ def up(
 
 
 @app.command()
-def down(*, home: HomeOption = None, json_: JsonOption = False) -> None:
+def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
     """Stop the platform of --home and wait until all of its processes have ended."""
     state_dir, output = StateDir.of(home), Output(json_)
     pid = stop_platform(state_dir)

@@ -14,14 +14,13 @@ import numpy as np
 from PIL import Image
 
 from load.experiments.liu.scenarios import SENTENCE
-from pilotlight.live_experiments.timed_requests import gather_requests, timed_request
+from pilotlight.live_experiments.session import gather_requests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import httpx
-
     from load.experiments.liu.runs import TimedAnswer
+    from pilotlight.live_experiments.session import LiveSession
 
 SENTENCES = (
     "A cat is sleeping on the sofa.",
@@ -39,27 +38,26 @@ class Invocation:
     answer: TimedAnswer
 
 
-async def invoke_samples(client: httpx.AsyncClient) -> list[Invocation]:
+async def invoke_samples(session: LiveSession) -> list[Invocation]:
     # All three models are cold: load them at the same time.
-    by_model = await gather_requests(_embed(client), _translate(client), _classify(client))
+    by_model = await gather_requests(_embed(session), _translate(session), _classify(session))
     return [invocation for each in by_model for invocation in each]
 
 
-async def _embed(client: httpx.AsyncClient) -> list[Invocation]:
-    v1 = await timed_request(client, "/v1/models/embed:predict", {"instances": list(SENTENCES)})
-    v2 = await timed_request(client, "/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
+async def _embed(session: LiveSession) -> list[Invocation]:
+    v1 = await session.request("/v1/models/embed:predict", {"instances": list(SENTENCES)})
+    v2 = await session.request("/v2/models/embed/infer", _text_v2(SENTENCES[:2]))
     return [
         Invocation("embed: V1, by path", similarities(v1.body["predictions"]), v1),
         Invocation("embed: V2, by path", _shape(v2.body, "embedding"), v2),
     ]
 
 
-async def _translate(client: httpx.AsyncClient) -> list[Invocation]:
-    v1 = await timed_request(
-        client, "/serving/default/translate/v1/models/translate:predict", {"instances": [SENTENCE]}
+async def _translate(session: LiveSession) -> list[Invocation]:
+    v1 = await session.request(
+        "/serving/default/translate/v1/models/translate:predict", {"instances": [SENTENCE]}
     )
-    v2 = await timed_request(
-        client,
+    v2 = await session.request(
         "/v2/models/translate/infer",
         _text_v2([SENTENCE]),
         {"host": "translate.default.example.com"},
@@ -72,16 +70,14 @@ async def _translate(client: httpx.AsyncClient) -> list[Invocation]:
     ]
 
 
-async def _classify(client: httpx.AsyncClient) -> list[Invocation]:
+async def _classify(session: LiveSession) -> list[Invocation]:
     image = _image()
-    v1 = await timed_request(
-        client,
+    v1 = await session.request(
         "/v1/models/classify-image:predict",
         {"instances": [{"image_bytes": {"b64": image}}]},
         {"host": "classify-image.default.example.com"},
     )
-    v2 = await timed_request(
-        client,
+    v2 = await session.request(
         "/serving/default/classify-image/v2/models/classify-image/infer",
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]},
     )

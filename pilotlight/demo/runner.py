@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
-
 from load.experiments.liu.scenarios import FULL, MOST_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
 from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
 from pilotlight.demo.invocations import invoke_samples
@@ -23,31 +21,25 @@ from pilotlight.demo.report import (
     print_wins,
 )
 from pilotlight.errors import ExpectationFailed
-from pilotlight.live_experiments.liu_workloads import (
-    measure_machine_pace,
-    run_simple,
-    run_win,
-    wait_measured,
-)
+from pilotlight.live_experiments.liu_workloads import measure_machine_pace, run_simple, run_win
+from pilotlight.live_experiments.session import live_session
 from pilotlight.output import progress_bar
-from pilotlight.platform.platform import Platform
 from pilotlight.platform.progress import ProgressReporter
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.quantities import format_bytes
 from pilotlight.sample_models.samples import prepare_samples
-from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import StateDir
 from registry.inference_service.reader import read_documents
 
 if TYPE_CHECKING:
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale, WinScenario
+    from pilotlight.live_experiments.session import LiveSession
     from pilotlight.output import Output
     from registry.domain.model import ModelSpec
 
 _MANIFESTS = Path(__file__).resolve().parents[2] / "manifests" / "samples"
-_REQUEST_TIMEOUT_S = 120.0
 
 
 def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
@@ -84,26 +76,24 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
 async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> DemoReport:
     started_s = time.monotonic()
     reporter = ProgressReporter(output)
-    async with cancelled_by_signals(), Platform(settings, reporter.on_progress) as platform:
+    async with live_session(settings, reporter.on_progress) as session:
         ready_s = time.monotonic() - started_s
         reporter.close_bar()
+        gateway_url = session.platform.gateway_url
         output.line(
-            f"{settings.pods} pods ready after {ready_s:.1f} s, gateway at {platform.gateway_url}, "
+            f"{settings.pods} pods ready after {ready_s:.1f} s, gateway at {gateway_url}, "
             f"link {format_bytes(scale.simple_link_bytes_per_s)}/s per pod"
         )
-        await platform.cluster.registry.put_models(_sample_specs())
-        async with httpx.AsyncClient(
-            base_url=platform.gateway_url, trust_env=False, timeout=_REQUEST_TIMEOUT_S
-        ) as client:
-            invocations = await invoke_samples(client)
-            print_invocations(output, invocations)
-            simple = await _simple_runs(platform, client, scale)
-            print_simple(output, simple, scale)
-            await platform.restart_pods(
-                replace(settings.pod, link_bytes_per_s=scale.win_link_bytes_per_s)
-            )
-            wins = await _win_runs(platform, client, scale)
-            print_wins(output, wins, scale)
+        await session.create_models(_sample_specs())
+        invocations = await invoke_samples(session)
+        print_invocations(output, invocations)
+        simple = await _simple_runs(session, scale)
+        print_simple(output, simple, scale)
+        await session.platform.restart_pods(
+            replace(settings.pod, link_bytes_per_s=scale.win_link_bytes_per_s)
+        )
+        wins = await _win_runs(session, scale)
+        print_wins(output, wins, scale)
         reporter.is_quiet = True
     by_policy = {
         policy: [run for run in simple if run.policy == policy]
@@ -125,9 +115,7 @@ def _sample_specs() -> list[ModelSpec]:
     )
 
 
-async def _simple_runs(
-    platform: Platform, client: httpx.AsyncClient, scale: DemoScale
-) -> list[SimpleRun]:
+async def _simple_runs(session: LiveSession, scale: DemoScale) -> list[SimpleRun]:
     plan = [("random", seed) for seed in scale.random_seeds] + [("colocation", 1)]
     runs: list[SimpleRun] = []
     started_s = time.monotonic()
@@ -137,17 +125,16 @@ async def _simple_runs(
             if policy == "random" and len(runs) >= 2 and is_late:
                 continue
             update(done, len(plan), f"{policy}, seed {seed}")
-            runs.append(await run_simple(platform, client, policy, seed))
+            runs.append(await run_simple(session, policy, seed))
     return runs
 
 
-async def _win_runs(
-    platform: Platform, client: httpx.AsyncClient, scale: DemoScale
-) -> list[WinRun]:
+async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
+    """All workloads; one that does not meet its expectations is repeated."""
     runs: list[WinRun] = []
     total = len(WIN_SCENARIOS) * len(POLICIES)
     with progress_bar("Liu 6.4") as update:
-        pace = await measure_machine_pace(platform, client)
+        pace = await measure_machine_pace(session)
 
         async def run_all(scenario: WinScenario, attempt: int) -> list[WinRun]:
             sleep_s = scenario.sleep_s(scale, pace)
@@ -155,9 +142,7 @@ async def _win_runs(
             how = f", attempt {attempt} of {MOST_ATTEMPTS}" if attempt > 1 else ""
             for policy in POLICIES:
                 update(len(runs) + len(done), total, f"{scenario.section} {policy}{how}")
-                if policy == "auto":  # it uses what the other policies measured
-                    await wait_measured(platform, scenario)
-                done.append(await run_win(platform, client, scenario, policy, sleep_s))
+                done.append(await run_win(session, scenario, policy, sleep_s))
             return done
 
         for scenario in WIN_SCENARIOS:

@@ -17,19 +17,16 @@ from load.experiments.elastic.live_burst import LiveBurst
 from load.experiments.elastic.scenario import spike_arrivals
 from load.experiments.elastic.spiking import spiked
 from pilotlight.errors import RequestFailed
-from pilotlight.live_experiments.liu_workloads import wait_idle
-from pilotlight.live_experiments.timed_requests import gather_requests, timed_request
+from pilotlight.live_experiments.session import gather_requests
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import httpx
-
     from load.experiments.elastic.scenario import Scenario
     from load.experiments.elastic.spiking import Spiked
-    from load.experiments.liu.runs import TimedAnswer
-    from pilotlight.platform.platform import Platform
+    from pilotlight.live_experiments.session import LiveSession
+    from registry.domain.cluster import ClusterState
 
 _QUEUE_TIMEOUT_S: Final = 280.0
 """Long enough for all requests of a burst, which wait in the gateway at the same time."""
@@ -65,8 +62,8 @@ def spike_model(storage_uri: str) -> ModelSpec:
 class _ClusterObserver:
     """Collects all pods and warm copies that exist at any time during an experiment."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._state = platform.cluster.state
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
         self._started_s = time.perf_counter()
         self.pods: set[tuple[str, int]] = set()
         self.copies: set[tuple[str, str]] = set()
@@ -84,21 +81,22 @@ class _ClusterObserver:
 
 
 async def run_burst(
-    platform: Platform, client: httpx.AsyncClient, specs: Sequence[ModelSpec], *, is_known: bool
+    session: LiveSession, specs: Sequence[ModelSpec], *, is_known: bool
 ) -> LiveBurst:
     """Wait until no pod runs, then send one request per model, all at the same time."""
-    await platform.cluster.wait_until(
-        lambda: not platform.cluster.state.pods, timeout_s=_SCALING_TIMEOUT_S, what="no pods"
+    cluster = session.platform.cluster
+    await cluster.wait_until(
+        lambda: not cluster.state.pods, timeout_s=_SCALING_TIMEOUT_S, what="no pods"
     )
-    observer = _ClusterObserver(platform)
-    platform.cluster.watch.subscribe(observer.observe)
-    responses = await gather_requests(*(_predict(client, spec) for spec in specs))
-    await wait_idle(platform)
-    await platform.cluster.wait_until(
+    observer = _ClusterObserver(cluster.state)
+    cluster.watch.subscribe(observer.observe)
+    responses = await gather_requests(*(session.predict(spec, _SENTENCE) for spec in specs))
+    await session.wait_idle()
+    await cluster.wait_until(
         lambda: (
             not any(
                 each.is_warming
-                for held in platform.cluster.state.residency.values()
+                for held in cluster.state.residency.values()
                 for each in held.values()
             )
         ),
@@ -115,58 +113,49 @@ async def run_burst(
     )
 
 
-async def run_spike(
-    platform: Platform, client: httpx.AsyncClient, spec: ModelSpec, scenario: Scenario, seed: int
-) -> Spiked:
+async def run_spike(session: LiveSession, spec: ModelSpec, scenario: Scenario, seed: int) -> Spiked:
     """Send the scenario's arrivals at their times, to a pool of `first_pods` with a warm model."""
+    await session.create_models([spec])
+    cluster = session.platform.cluster
     headers = {"x-pilotlight-simulate": f"preprocess={scenario.infer_s:g}"}
     for _ in range(_WARM_REQUESTS):
-        await _predict(client, spec, headers)
-    await platform.cluster.wait_until(
-        lambda: (
-            len(platform.cluster.state.pods) == scenario.first_pods and _is_warm(platform, spec)
-        ),
+        await session.predict(spec, _SENTENCE, headers)
+    await cluster.wait_until(
+        lambda: len(cluster.state.pods) == scenario.first_pods and _is_warm(cluster.state, spec),
         timeout_s=_SCALING_TIMEOUT_S,
         what=f"{scenario.first_pods} pods and a warm model",
     )
     at_s = spike_arrivals(scenario, seed)
     started_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        counting = group.create_task(_count_pods(platform, started_s, scenario.length_s))
+        counting = group.create_task(_count_pods(cluster.state, started_s, scenario.length_s))
         requests = []
         for each in at_s:
             await asyncio.sleep(started_s + float(each) - time.perf_counter())
-            requests.append(group.create_task(_latency_s(client, spec, headers)))
+            requests.append(group.create_task(_latency_s(session, spec, headers)))
     latency_s = np.array([task.result() for task in requests])
     return spiked(scenario, at_s, latency_s, counting.result())
 
 
-def _is_warm(platform: Platform, spec: ModelSpec) -> bool:
-    return any(each.is_warm for each in platform.cluster.state.holders(spec.key).values())
+def _is_warm(state: ClusterState, spec: ModelSpec) -> bool:
+    return any(each.is_warm for each in state.holders(spec.key).values())
 
 
 async def _count_pods(
-    platform: Platform, started_s: float, length_s: float
+    state: ClusterState, started_s: float, length_s: float
 ) -> list[tuple[float, int]]:
     """Times and numbers of accepting pods, polled every tenth of a second."""
     counts = []
     for index in range(int(length_s / _POLL_INTERVAL_S)):
         await asyncio.sleep(started_s + index * _POLL_INTERVAL_S - time.perf_counter())
-        pods = platform.cluster.state.pods.values()
-        counts.append((index * _POLL_INTERVAL_S, sum(pod.is_accepting for pod in pods)))
+        accepting = sum(pod.is_accepting for pod in state.pods.values())
+        counts.append((index * _POLL_INTERVAL_S, accepting))
     return counts
 
 
-async def _latency_s(client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str]) -> float:
+async def _latency_s(session: LiveSession, spec: ModelSpec, headers: dict[str, str]) -> float:
     """Infinite for a failed request."""
     try:
-        return (await _predict(client, spec, headers)).latency_s
+        return (await session.predict(spec, _SENTENCE, headers)).latency_s
     except RequestFailed:
         return inf
-
-
-async def _predict(
-    client: httpx.AsyncClient, spec: ModelSpec, headers: dict[str, str] | None = None
-) -> TimedAnswer:
-    path = f"/v1/models/{spec.name.name}:predict"
-    return await timed_request(client, path, {"instances": [_SENTENCE]}, headers)

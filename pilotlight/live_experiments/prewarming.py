@@ -11,7 +11,6 @@ from load.generator.output_file import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
-from pilotlight.live_experiments.liu_workloads import create_models
 from pilotlight.platform.settings import LocalAutoscalerSettings
 from pilotlight.sample_models.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
@@ -20,12 +19,11 @@ from registry.redis.autoscaler_log import AutoscalerLog
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import httpx
-
     from load.experiments.prewarm.live import Slice
     from load.report.run import Run
-    from pilotlight.platform.platform import Platform
+    from pilotlight.live_experiments.session import LiveSession
     from pilotlight.platform.settings import PlatformSettings
+    from registry.redis.client import Registry
 
 _SLOTS = 16
 _READY_TIMEOUT_S = 60.0
@@ -56,25 +54,24 @@ def _model_bytes(settings: PlatformSettings) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-async def play_slice(
-    platform: Platform, client: httpx.AsyncClient, piece: Slice, output: Path
-) -> Run:
+async def play_slice(session: LiveSession, piece: Slice, output: Path) -> Run:
     """Create the models, wait until the autoscaler plans, play the trace, read its records."""
     specs = [
         ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}") for each in piece.models()
     ]
-    await create_models(platform, client, specs)
-    await _wait_leader(platform)
-    prepared = await prepare(RunSettings(piece.compressed, platform.gateway_url, seed=1))
+    await session.create_models(specs)
+    await _wait_leader(session.platform.cluster.registry)
+    prepared = await prepare(RunSettings(piece.compressed, session.platform.gateway_url, seed=1))
     with claimed_output(output, overwrite=True):
         await run_trace(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)
-    return replace(found, about={**found.about, "model_bytes": _model_bytes(platform.settings)})
+    model_bytes = _model_bytes(session.platform.settings)
+    return replace(found, about={**found.about, "model_bytes": model_bytes})
 
 
-async def _wait_leader(platform: Platform) -> None:
+async def _wait_leader(registry: Registry) -> None:
     """Return when an autoscaler is the leader."""
-    log = AutoscalerLog(platform.cluster.registry)
+    log = AutoscalerLog(registry)
     async with asyncio.timeout(_READY_TIMEOUT_S):
         while (await log.records()).leader is None:  # noqa: ASYNC110 - it is not published
             await asyncio.sleep(0.05)

@@ -147,12 +147,12 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class _FieldFormatter(logging.Formatter):
-    """Appends the `extra` fields of a record as `name=value`."""
+    """Appends the `extra` fields of a record as ` name=value`."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # overrides logging's name
         extra = vars(record).items()
-        fields = [f"{key}={value}" for key, value in extra if key not in _STANDARD_FIELDS]
-        return " ".join([super().format(record), *fields])
+        fields = [f" {name}={value}" for name, value in extra if name not in _STANDARD_FIELDS]
+        return super().formatMessage(record) + "".join(fields)
 
 
 def main() -> int:

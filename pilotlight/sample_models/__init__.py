@@ -1,1 +1,1 @@
-"""Makes models with random weights on this machine, without any download."""
+"""Sample models: published architectures with random weights, made without any download."""

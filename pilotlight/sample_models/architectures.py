@@ -1,4 +1,4 @@
-"""The architectures that `make_model` can make: true published shapes, and tiny ones for tests."""
+"""The architectures of sample models: published shapes, and tiny ones for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Family(StrEnum):
-    """Which network and which tokenizer or image processor a made model has."""
+    """The kind of network, with its tokenizer or image processor."""
 
     T5 = "t5"
     BERT = "bert"
@@ -23,14 +23,15 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One model that can be made: its family, its shape, its vocabulary and output length."""
+    """One model that can be made: its family, shape, vocabulary and output length."""
 
     family: Family
     shape: Mapping[str, int]
+    """Fields of the configuration class in transformers."""
     piece_count: int = 0
     """Pieces in the tokenizer; the embedding may be larger, as T5's 32,128 rows are."""
     new_token_count: int = 0
-    """Tokens of every generated answer; sets how long one inference takes."""
+    """Tokens of every generated output; sets how long one inference takes."""
     label_count: int = 0
 
 
@@ -51,34 +52,31 @@ def _t5(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> Architectur
     return Architecture(Family.T5, shape, piece_count=T5_PIECES, new_token_count=T5_NEW_TOKENS)
 
 
+def _encoder(size: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+    """The fields that BERT and ViT share."""
+    return {
+        "hidden_size": size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
+_BASE = _encoder(size=768, layers=12, heads=12, intermediate=3072)
+_TINY = _encoder(size=32, layers=2, heads=4, intermediate=64)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "t5-small": _t5(d_model=512, d_ff=2048, num_layers=6, num_heads=8),
     "t5-base": _t5(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
     "t5-large": _t5(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
     "bert-base": Architecture(
         Family.BERT,
-        {
-            "vocab_size": 30_522,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "max_position_embeddings": 512,
-        },
+        {"vocab_size": 30_522, "max_position_embeddings": 512, **_BASE},
         piece_count=30_522,
         label_count=5,
     ),
     "vit-base": Architecture(
-        Family.VIT,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "image_size": 224,
-            "patch_size": 16,
-        },
-        label_count=1000,
+        Family.VIT, {"image_size": 224, "patch_size": 16, **_BASE}, label_count=1000
     ),
     "gpt2-small": Architecture(
         Family.GPT2,
@@ -88,41 +86,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "tiny-t5": Architecture(
         Family.T5,
-        {
-            "vocab_size": 640,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-        },
+        {"vocab_size": 640, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
         piece_count=600,
         new_token_count=4,
     ),
     "tiny-bert": Architecture(
         Family.BERT,
-        {
-            "vocab_size": 600,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "max_position_embeddings": 64,
-        },
+        {"vocab_size": 600, "max_position_embeddings": 64, **_TINY},
         piece_count=600,
         label_count=3,
     ),
     "tiny-vit": Architecture(
-        Family.VIT,
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "image_size": 32,
-            "patch_size": 8,
-        },
-        label_count=10,
+        Family.VIT, {"image_size": 32, "patch_size": 8, **_TINY}, label_count=10
     ),
     "tiny-gpt2": Architecture(
         Family.GPT2,
@@ -133,4 +108,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "tiny-program": Architecture(Family.PROGRAM, {}),
     "tiny-diffusion": Architecture(Family.DIFFUSION, {}),
 }
-"""The names `make_model` takes."""
+"""By the name that `make-model` takes."""

@@ -1,6 +1,6 @@
-"""Make a model folder with random weights and a tokenizer, without any download.
+"""Makes a model folder with random weights and a tokenizer, without any download.
 
-The same name gives the same bytes each time. Run as
+The same name gives the same bytes each time. The command line runs it as a process:
 `python -m pilotlight.sample_models.make_model NAME DIR`.
 """
 
@@ -59,25 +59,25 @@ CHAT_TEMPLATE = (
 
 
 def make_model(name: str, folder: Path) -> Path:
-    """Write the model `name` into `folder`, replacing files of the same names whole."""
+    """Write the model `name` to `folder`; files with the same names are replaced atomically."""
     architecture = ARCHITECTURES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
     try:
         match architecture.family:
             case Family.PROGRAM:
-                write_program(name, aside / "model.pt2")
+                write_program(name, unfinished / "model.pt2")
             case Family.DIFFUSION:
-                write_pipeline(name, aside)
+                write_pipeline(name, unfinished)
             case _:
-                _write_transformers(architecture, name, aside)
-        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+                _write_transformers(architecture, name, unfinished)
+        for path in sorted(path for path in unfinished.rglob("*") if path.is_file()):
             path.chmod(0o644)
-            target = folder / path.relative_to(aside)
+            target = folder / path.relative_to(unfinished)
             target.parent.mkdir(exist_ok=True)
-            os.replace(path, target)  # a mapped older file stays whole for its readers
+            os.replace(path, target)  # existing memory maps of the former file stay valid
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
@@ -87,7 +87,7 @@ def _write_transformers(architecture: Architecture, name: str, folder: Path) -> 
 
 
 def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
-    """Write all files but the weights; the network comes back as a skeleton without memory."""
+    """Write all files but the weights; returns the network without memory for its weights."""
     match architecture.family:
         case Family.T5:
             skeleton = _t5_assets(architecture, folder)
@@ -98,7 +98,7 @@ def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
         case Family.GPT2:
             skeleton = _gpt2_assets(architecture, folder)
         case other:
-            raise ValueError(f"{other.value} is no family of transformers")
+            raise ValueError(f"transformers has no network for the family {other.value}")
     skeleton.config.architectures = [type(skeleton).__name__]
     skeleton.config.save_pretrained(folder)
     return skeleton
@@ -174,7 +174,7 @@ def _labels(count: int) -> dict[int, str]:
 
 
 def _random_weights(skeleton: PreTrainedModel, name: str) -> dict[str, torch.Tensor]:
-    """Weights by the usual rules of initialisation, drawn from a generator seeded by `name`."""
+    """Weights with the usual scales of initialisation; `name` seeds the generator."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
     generator = np.random.Generator(np.random.PCG64(seed))
     tied = set(skeleton.all_tied_weights_keys)
@@ -194,26 +194,25 @@ def _random_weights(skeleton: PreTrainedModel, name: str) -> dict[str, torch.Ten
 
 
 def _scale_of(key: str, shape: Sequence[int], key_size: int) -> float | None:
-    """Standard deviation of the weight `key`; None for a scale of a normalisation layer, ones."""
+    """Standard deviation of a weight; None for a scale of a normalisation layer, which is ones."""
     if key.endswith("bias"):
         return 0.02
     if "norm" in key.lower() or ".ln_" in key:
         return None
     if ".wte." in key or ".wpe." in key:
-        return 0.05  # small beside the layers' own output, so that no token repeats itself
-    if ".c_" in key:  # these are stored as (inputs, outputs)
+        return 0.05  # small compared with the output of the layers, so that tokens do not repeat
+    if ".c_" in key:  # stored as (inputs, outputs)
         return 1.0 / math.sqrt(shape[0])
     if key == "shared.weight":
         return 1.0
     if "relative_attention_bias" in key or "embeddings" in key:
         return 0.1
     fan_in = float(math.prod(shape[1:]))
-    # T5 does not divide attention scores by the square root of the key size: the query must.
+    # T5 does not divide attention scores by the square root of the key size; the query weight does.
     return 1.0 / math.sqrt(fan_in * (key_size if key.endswith(".q.weight") else 1))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pilotlight.sample_models.make_model", description=__doc__
     )

@@ -1,4 +1,4 @@
-"""Make a small Stable Diffusion pipeline with random weights; needs the extra text-to-image."""
+"""Makes a small Stable Diffusion pipeline with random weights; needs the extra text-to-image."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VAE: dict[str, Any] = {
 
 
 def write_pipeline(name: str, folder: Path) -> None:
-    """Write a pipeline whose weights are drawn from `name`."""
+    """Write a pipeline to `folder`; `name` seeds its weights."""
     from diffusers import AutoencoderKL, UNet2DConditionModel
 
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
@@ -100,7 +100,7 @@ def write_pipeline(name: str, folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer of bytes; its last token, which ends a prompt."""
+    """Write a byte-level tokenizer; returns its last token, which ends a prompt."""
     letters = sorted(ByteLevel.alphabet())
     pieces = [*letters, *(f"{letter}</w>" for letter in letters), START, END]
     numbered = {piece: index for index, piece in enumerate(pieces)}

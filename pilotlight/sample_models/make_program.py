@@ -1,4 +1,4 @@
-"""Make a small exported program with random weights: two layers, rows of four numbers."""
+"""Makes a small exported program with random weights: two layers, rows of four numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 FEATURES = 4
 CLASSES = 3
 HIDDEN = 16
-MOST_ROWS = 256
+MAX_ROWS = 256
 
 
-class Classifier(torch.nn.Module):
-    """Scores and the best class of each row."""
+class RowClassifier(torch.nn.Module):
+    """Class scores and the best class of each row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class Classifier(torch.nn.Module):
 
 
 def write_program(name: str, path: Path) -> None:
-    """Write the program with weights that are drawn from `name`, at `path` (`.pt2`)."""
+    """Write the program to `path` (`.pt2`); `name` seeds its weights."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
-    network = Classifier().eval()
+    network = RowClassifier().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(network.named_parameters()):
@@ -44,9 +44,9 @@ def write_program(name: str, path: Path) -> None:
 
 
 def export(network: torch.nn.Module, path: Path) -> None:
-    """Export a network that takes [rows, 4], for any number of rows up to 256."""
-    rows = torch.export.Dim("rows", min=1, max=MOST_ROWS)
-    with warnings.catch_warnings():  # torch's own parts warn of each other
+    """Export a network that takes `features` [rows, 4], for 1 to 256 rows."""
+    rows = torch.export.Dim("rows", min=1, max=MAX_ROWS)
+    with warnings.catch_warnings():  # deprecations inside torch
         warnings.simplefilter("ignore")
         program = torch.export.export(
             network, (torch.zeros(2, FEATURES),), dynamic_shapes=({0: rows},)

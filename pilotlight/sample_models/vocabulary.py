@@ -1,7 +1,7 @@
-"""Literal vocabularies of made-up syllable words, for models whose weights are random.
+"""Vocabularies of made-up words, for models with random weights.
 
-Trained tokenizers are not deterministic (Unigram, WordPiece); a literal vocabulary is. Output
-decoded with these pieces is readable nonsense, never empty or all padding.
+Training a tokenizer is not deterministic (Unigram, WordPiece); a listed vocabulary is. Text decoded
+with these pieces is meaningless but readable, never empty or all padding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ VOWELS = "aeiou"
 LETTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 SPACE = "▁"
 BYTE_SPACE = "\u0120"
-"""What stands for the byte of a space in byte-level vocabularies."""
+"""The character for the byte of a space in byte-level vocabularies."""
 
 
 def syllable_words(count: int) -> list[str]:
-    """The first `count` words of one, then two, then three syllables; every word is unique."""
+    """The first `count` words of one, two and three syllables, all different."""
     words = list(itertools.islice(_words_by_length(), count))
     if len(words) < count:
-        raise ValueError(f"at most {len(words)} words exist, {count} were asked for")
+        raise ValueError(f"count must be at most {len(words)} words, was {count}")
     return words
 
 
@@ -53,12 +53,12 @@ def byte_level_vocabulary(
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A GPT-2 vocabulary of `count` pieces and its merges: bytes, merged syllables, one special.
 
-    `alphabet` are the characters that stand for the 256 bytes; words begin with the one for space.
+    `alphabet` holds a character for each of the 256 bytes; words begin with the one for space.
     """
     merges = list(itertools.islice(_merges(), count - len(alphabet) - 1))
     pieces = [*alphabet, *(first + second for first, second in merges), special]
     if len(pieces) != count:
-        raise ValueError(f"at most {len(pieces)} pieces exist, {count} were asked for")
+        raise ValueError(f"count must be at most {len(pieces)} pieces, was {count}")
     return {piece: index for index, piece in enumerate(pieces)}, merges
 
 
@@ -74,7 +74,7 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def _words_by_length() -> Iterator[str]:
-    """Words in a fixed order; the last syllable varies slowest so that neighbours differ."""
+    """Words in a fixed order; the last syllable varies slowest, so that neighbours differ."""
     syllables = [consonant + vowel for vowel in VOWELS for consonant in CONSONANTS]
     for length in (1, 2, 3):
         for parts in itertools.product(syllables, repeat=length):

@@ -14,7 +14,6 @@ from load.experiments.liu.scenarios import (
 )
 from load.stages import STAGES
 from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
-from pilotlight.live_experiments.timed_requests import parse_server_timing
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedAnswer:
@@ -31,11 +30,6 @@ def _wins(**seconds: float) -> list[WinRun]:
         WinRun(WIN_SCENARIOS[0], policy.replace("_", "-"), 1.5, 0.0, value, ())
         for policy, value in seconds.items()
     ]
-
-
-def test_reads_server_timing() -> None:
-    timing = parse_server_timing("queue;dur=0.5, load;dur=812.25, infer;desc=x;dur=300, odd")
-    assert timing == {"queue": 0.0005, "load": 0.81225, "infer": 0.3}
 
 
 def test_liu_reports_a_gain_of_43_percent() -> None:

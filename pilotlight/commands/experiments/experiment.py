@@ -1,17 +1,12 @@
 """The flags of `experiment`. The libraries come with an extra, and are imported when it runs."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import (
-    HomeOption,
-    JsonOption,
-    OverwriteOption,
-    ProcessesOption,
-    process_count,
-)
+from pilotlight.commands import flags
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
@@ -46,13 +41,13 @@ def experiment(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a small part of the experiment, within seconds.")
     ] = False,
-    processes: ProcessesOption = None,
+    processes: flags.Processes = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")
     ] = Path("experiments"),
-    overwrite: OverwriteOption = False,
-    home: HomeOption = None,
-    json_: JsonOption = False,
+    overwrite: flags.Overwrite = False,
+    home: flags.Home = None,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run an experiment of the documentation: its tables beside the published figures."""
     with requires_extra("load"):
@@ -72,7 +67,7 @@ def experiment(
         seeds=tuple(seed),
         is_quick=quick,
         out=out,
-        processes=process_count(processes),
+        processes=processes or os.cpu_count() or 1,
         live=LocalLivePlatform(StateDir.of(home), output) if live else None,
         models=tuple(model),
         overwrite=overwrite,

@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import (
-    HomeOption,
-    JsonOption,
-    OverwriteOption,
-    PlatformTarget,
-)
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
 
@@ -75,9 +71,9 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of generated traces and request bodies.")
     ] = 0,
-    overwrite: OverwriteOption = False,
-    home: HomeOption = None,
-    json_: JsonOption = False,
+    overwrite: flags.Overwrite = False,
+    home: flags.Home = None,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.commands.shared_flags import JsonOption
+from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError, requires_extra
 from pilotlight.output import Output, progress_bar
 
@@ -19,7 +19,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the page and the plots.")
     ] = Path("report"),
-    json_: JsonOption = False,
+    json_: flags.Json = False,
 ) -> None:
     """Compare 1 to 8 runs: one self-contained HTML page, and a PNG file per plot."""
     with requires_extra("load"):

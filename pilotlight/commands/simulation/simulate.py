@@ -1,17 +1,13 @@
 """The flags of `simulate`. The libraries come with an extra, and are imported when it runs."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from pilotlight.commands.shared_flags import (
-    JsonOption,
-    OverwriteOption,
-    ProcessesOption,
-    process_count,
-)
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
 
@@ -70,7 +66,7 @@ def simulate(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed; equal seeds give equal results.")
     ] = 0,
-    processes: ProcessesOption = None,
+    processes: flags.Processes = None,
     allow_unknown: Annotated[
         bool,
         typer.Option(
@@ -81,8 +77,8 @@ def simulate(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the records: one Parquet file per run."),
     ] = None,
-    overwrite: OverwriteOption = False,
-    json_: JsonOption = False,
+    overwrite: flags.Overwrite = False,
+    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run a trace through a simulated cluster with the gateway's routing policies."""
     with requires_extra("load"):
@@ -95,7 +91,7 @@ def simulate(
         policies=policy,
         sweep=sweep,
         seed=seed,
-        processes=process_count(processes),
+        processes=processes or os.cpu_count() or 1,
         allow_unknown=allow_unknown,
         loading=loading,
         loading_value=loading_value,

@@ -1,79 +1,27 @@
-"""Flags that several verbs share, and the platform and the models that they select."""
+"""The platform and the models that a verb addresses, and the clients to reach them."""
 
-import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from __future__ import annotations
+
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Self
 
 import httpx
-import typer
 
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.state_dir import StateDir
-from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Sequence
+    from pathlib import Path
+
+    from registry.domain.cluster import ClusterState
+
 _GATEWAY_TIMEOUT_S = 300.0
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, nothing else.")
-]
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home", envvar="PILOTLIGHT_HOME", show_default="~/.pilotlight",
-        help="Folder of the platform: lock, state, logs, caches.",
-    ),
-]  # fmt: skip
-RedisOption = Annotated[
-    str | None,
-    typer.Option(
-        "--redis-url", envvar="PILOTLIGHT_REDIS_URL",
-        help="URL of the registry's Redis. Default: the registry of the platform in --home.",
-    ),
-]  # fmt: skip
-GatewayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gateway", envvar="PILOTLIGHT_GATEWAY",
-        help="Address of the gateway. Default: the gateway of the platform in --home.",
-    ),
-]  # fmt: skip
-PoolOption = Annotated[
-    str,
-    typer.Option("--pool", envvar="PILOTLIGHT_POOL", help="Name of the pool, with --redis-url."),
-]
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "-n", "--namespace", help="Namespace of models that are named without one.",
-    ),
-]  # fmt: skip
-FilesOption = Annotated[
-    list[str],
-    typer.Option(
-        "-f", "--filename", help="InferenceService YAML: a file, a folder, or - for standard input."
-    ),
-]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an output that exists already.")
-]
-ProcessesOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=256, show_default="one per core",
-        help="Processes that simulate, each one run at a time.",
-    ),
-]  # fmt: skip
-
-
-def process_count(flag: int | None) -> int:
-    return flag or os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
