@@ -1,12 +1,11 @@
-# Every target sets up what it needs; a second run reinstalls nothing.
-# Python 3.11 or later and make are enough to start with: `make demo`, `make test`.
+# Every target installs what it needs, once. Prerequisites: Python 3.11 or later, and make.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 CODE := pilotlight load gateway autoscaler runtime registry benchmarks tests
-# The stamp's name carries the content of the locks: other content, another stamp.
+# The name of the stamp contains a checksum of the lock files, so that a change reinstalls.
 LOCKS := requirements.lock requirements-nodeps.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
 PYTEST := $(BIN)/python -m pytest
@@ -15,67 +14,67 @@ WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Without kept bytecode every process that needs torch and transformers compiles them anew, for 5-10 s.
+# Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo up test test-slow test-gpu test-kubernetes check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 
-help:  ## What there is
+help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP):
 	@scripts/install $@
 
-install: $(STAMP)  ## Set up .venv (every other target does it, too)
+install: $(STAMP)  ## Set up .venv (every other target does so, too)
 
-demo: $(STAMP)  ## The main job, end to end, under 3 minutes (FLAGS=--full: as long as the thesis)
+demo: $(STAMP)  ## Run the demo, under 3 minutes (FLAGS=--full: as long as in the thesis)
 	@$(BIN)/python -P -m pilotlight demo $(FLAGS)
 
-up: $(STAMP)  ## The platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
+up: $(STAMP)  ## Run the platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
 
-test: $(STAMP)  ## The quick tests, in two processes (WORKERS=0: in one)
+test: $(STAMP)  ## Run the quick tests in two processes (WORKERS=0: in one)
 	@echo "Skipping tests/kubernetes, which needs a cluster: make test-kubernetes"
 	$(PYTEST) -m "not slow and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
 
-test-slow: $(STAMP)  ## The tests that start a whole platform or load real models
+test-slow: $(STAMP)  ## Run the tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)
 
-test-gpu: $(STAMP)  ## The tests that need a CUDA device
+test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
 	$(PYTEST) -m gpu $(FLAGS)
 
-# A KUBECONFIG of the environment does not count: nobody's cluster is tested on by accident.
-test-kubernetes: $(STAMP)  ## On a real API server and KServe (KUBECONFIG=FILE: on your cluster)
+# KUBECONFIG is ignored in the environment, so that tests never use a cluster by accident.
+test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
 	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
 
-check: $(STAMP)  ## Format, lint, types, direction of imports
+check: $(STAMP)  ## Check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 
-format: $(STAMP)  ## Format and repair what the linter can
+format: $(STAMP)  ## Format, and apply the fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## The benchmarks, with the facts of this machine
+bench: $(STAMP)  ## Run the benchmarks of routing decision and proxy (FLAGS: others)
 	$(BIN)/python -m benchmarks $(FLAGS)
 
-bench-runtime: $(STAMP)  ## Storage, tiers, eviction and batching against the usual way
+bench-runtime: $(STAMP)  ## Run the benchmarks of storage, tiers, eviction and batching
 	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
 
-bench-gpu: $(STAMP)  ## Copies, cold starts and serving on a CUDA device, where there is one
+bench-gpu: $(STAMP)  ## Run the benchmarks of copies, cold starts and serving on a CUDA device
 	$(BIN)/python -m benchmarks gpu $(FLAGS)
 
-bench-simulator: $(STAMP)  ## Requests per CPU second of the simulator, compiled where that can be done
+bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if possible
 	$(BIN)/python -P -m load.compiled benchmarks simulator $(FLAGS)
 
-bench-peers: $(STAMP)  ## Other servers and loaders for the benchmarks, in .venv-peers (about 0.6 GB)
+bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
 
-lock: $(STAMP)  ## Write requirements.lock anew from pyproject.toml
+lock: $(STAMP)  ## Write requirements.lock from pyproject.toml
 	@scripts/lock
 
-clean:  ## Remove .venv and caches (not $$PILOTLIGHT_HOME)
+clean:  ## Remove .venv and caches (not the state directory ~/.pilotlight)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
