@@ -1,4 +1,4 @@
-"""`python -m benchmarks [WHAT …]`: run benchmarks, print Markdown, keep raw samples."""
+"""`python -m benchmarks [WHAT …]`: run benchmarks, print Markdown, save raw samples."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ DEFAULT: Final = ("decision", "proxy")
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One name of the command line."""
+    """One benchmark of the command line."""
 
     run: Callable[[argparse.Namespace, Machine], None]
     about: str
 
 
 def main() -> None:
-    """Run what the arguments name."""
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as on Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # stop the started processes, as on Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
     machine = machine_facts()
     print(f"{machine.line()}\n", flush=True)
@@ -49,26 +50,39 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help=f"see below; default: {' '.join(DEFAULT)}"
-    )
-    parser.add_argument("--quick", action="store_true", help="few short repeats, no slow peers")
-    parser.add_argument("--seed", type=int, default=0, help="of bodies and traces (default: 0)")
-    parser.add_argument(
-        "--repeats", type=int, help="default: 5; 3 for proxy, batching, fidelity; 20 for eviction"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"benchmarks to run, see below (default: {' '.join(DEFAULT)})",
     )
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="length of a burst of load (default: 2)"
+        "--quick", action="store_true", help="run few short repeats, without slow peers"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of request bodies and traces (default: 0)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        help="number of repeats (default: 5; 3 for proxy, batching, fidelity; 20 for eviction)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="length of a burst of load in seconds (default: 2)",
     )
     parser.add_argument(
         "--only",
         default="",
-        help="parts of names, separated by commas: of peers (proxy), of models (tiers), policies",
+        help="run only names with one of these parts, separated by commas: peers (proxy), models "
+        "(tiers), policies",
     )
     arguments = parser.parse_args()
     arguments.what = arguments.what or list(DEFAULT)
     if unknown := set(arguments.what) - set(BENCHMARKS):
         parser.error(
-            f"the benchmarks are {', '.join(BENCHMARKS)}, seen {', '.join(sorted(unknown))}"
+            f"WHAT must be among {', '.join(BENCHMARKS)}, was {', '.join(sorted(unknown))}"
         )
     return arguments
 
@@ -84,7 +98,7 @@ def _decision(arguments: argparse.Namespace, machine: Machine) -> None:
 
 def _proxy(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
-        print("## Warm requests: skipped, two cores are needed")
+        print("## Warm requests: skipped, needs two cores")
         return
     plan = compare.Plan(
         seed=arguments.seed,
@@ -94,7 +108,7 @@ def _proxy(arguments: argparse.Namespace, machine: Machine) -> None:
         only=tuple(part for part in arguments.only.lower().split(",") if part),
     )
     print(
-        f"## Warm requests, a tiny V1 body or a large one, constant answer ({plan.repeats} repeats "
+        f"## Warm requests, tiny and large V1 bodies, constant response ({plan.repeats} repeats "
         f"of {plan.seconds:g} s, seed {plan.seed}, load by {generator_name()}, Redis on loopback)\n"
     )
     compared = compare.compare(plan)
@@ -147,7 +161,7 @@ def _tiers(arguments: argparse.Namespace, machine: Machine) -> None:
 
 def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
-        print("## Batching: skipped, two cores are needed")
+        print("## Batching: skipped, needs two cores")
         return
     plan = batching.Plan(
         repeats=arguments.repeats or (1 if arguments.quick else 3),
@@ -171,7 +185,7 @@ def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
 
     subject = cuda_subject()
     if subject is None:
-        print("## On a GPU: skipped, no CUDA device is to be seen")
+        print("## On a GPU: skipped, no CUDA device was found")
         return
     plan = measure.Plan(
         served=folder_of("t5-small"),
@@ -229,11 +243,11 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "proxy": Benchmark(_proxy, "the gateway against other gateways (make bench-peers)"),
     "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
-    "eviction": Benchmark(_eviction, "which rule of eviction loads less (simulated)"),
+    "eviction": Benchmark(_eviction, "loads by eviction rule (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
-    "fidelity": Benchmark(_fidelity, "latencies of a simulated run against a live one"),
+    "fidelity": Benchmark(_fidelity, "latencies of simulated runs against live ones"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
-    "gpu": Benchmark(_gpu, "copies to a GPU, cold starts, serving beside loads, memory after them"),
+    "gpu": Benchmark(_gpu, "copies to a GPU, cold starts, serving during loads, memory after them"),
 }
 
 

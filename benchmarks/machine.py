@@ -1,4 +1,4 @@
-"""What a result was measured on, and where results are kept."""
+"""Facts of the machine that a benchmark ran on, and the folder of results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Machine:
     load_average: tuple[float, float, float]
 
     def line(self) -> str:
-        """The facts in one line of a summary."""
+        """The facts as one line of a summary."""
         dirty = " with changes" if self.is_dirty else ""
         return (
             f"{self.at}, commit {self.commit}{dirty}, {self.cores} cores of {self.cpu}, "
@@ -48,7 +48,6 @@ class Machine:
 
 
 def machine_facts() -> Machine:
-    """The facts of this machine now."""
     return Machine(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_git("rev-parse", "--short=12", "HEAD"),
@@ -64,7 +63,7 @@ def machine_facts() -> Machine:
 
 
 def save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> Path:
-    """Write settings and raw samples beside the machine's facts; returns the file."""
+    """Write settings and raw samples with the machine's facts; returns the file."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     stamp = machine.at.replace(":", "").replace("+0000", "Z")
     path = RESULTS / f"{name}-{stamp}.json"

@@ -1,4 +1,4 @@
-"""What a benchmark's figures are held against: one line for each mark, reached or missed."""
+"""Targets of a benchmark, and whether its figures reach them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One promise and what was measured."""
+    """One target and what was measured."""
 
     promise: str
     seen: str
@@ -19,7 +19,7 @@ class Mark:
 
 
 def mark_lines(marks: Iterable[Mark]) -> str:
-    """A Markdown list."""
+    """A Markdown list, one line per target."""
     return "\n".join(
         f"- {'reached' if mark.is_reached else 'MISSED'}: {mark.promise}: {mark.seen}"
         for mark in marks

@@ -1,8 +1,7 @@
-"""The environment of the peers that Pilotlight does not depend on: servers, loaders, AWS's CRT.
+"""The environment of peers that Pilotlight does not depend on: servers, loaders, AWS's CRT.
 
-Big, and needed by nobody but the benchmark, so it is made only when asked for:
-`python -m benchmarks.peers install`. Loaders run in the benchmark's own process, with its torch,
-which the peers' environment lacks.
+Only benchmarks use it: `python -m benchmarks.peers install` makes it. Loaders run in the process of
+the benchmark, with its torch, which this environment lacks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _LOCK: Final = Path(__file__).with_name("requirements-peers.lock")
 
 
 def peers_python() -> Path | None:
-    """The peers' interpreter if it was installed."""
+    """The interpreter of the environment; None if it is not installed."""
     python = ENVIRONMENT / "bin" / "python"
     return python if python.exists() and (ENVIRONMENT / ".installed").exists() else None
 
 
 def has_peer(module: str) -> bool:
-    """Whether a peer can be imported; from then on the peers come after all that is here."""
+    """Whether a peer can be imported; appends the environment to the import path."""
     python = peers_python()
     if python is not None:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -37,14 +36,14 @@ def has_peer(module: str) -> bool:
 
 
 def install() -> None:
-    """Make `.venv-peers` from the peers' lock; a second call does nothing."""
+    """Make `.venv-peers` from its lock file, unless it exists."""
     if peers_python() is not None:
-        print(f"{ENVIRONMENT.name} is there already")
+        print(f"{ENVIRONMENT.name} exists already")
         return
     count = sum("==" in line for line in _LOCK.read_text().splitlines())
     print(f"{count} packages into {ENVIRONMENT.name}: about 0.2 GB to download, 0.6 GB on disk.")
     venv.create(ENVIRONMENT, with_pip=True, clear=True)
-    # The lock is complete but for torch, which the loaders would bring once more.
+    # The lock is complete except for torch, which the loaders would install a second time.
     command = ["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", str(_LOCK)]
     subprocess.run([str(ENVIRONMENT / "bin" / "python"), *command], check=True)
     (ENVIRONMENT / ".installed").touch()

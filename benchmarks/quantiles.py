@@ -1,4 +1,4 @@
-"""Quantiles of samples, their spread over repeats, and whose turn is first."""
+"""Quantiles of samples, their spread over repeats, and the order of contestants."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Item = TypeVar("Item")
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """The same in another turn, so that nobody always comes after the same."""
+    """The items in another order, so that none always follows the same one."""
     first = by % len(items) if items else 0
     return [*items[first:], *items[:first]]
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The sample below which `share` of them lie (nearest rank)."""
+    """The sample below which `share` of the samples are (nearest rank)."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over repeats."""
+    """Median, minimum and maximum of one figure over repeats."""
 
     median: float
     lowest: float
@@ -34,5 +34,4 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, lowest and highest of a figure over its repeats."""
     return Spread(median(values), min(values), max(values))

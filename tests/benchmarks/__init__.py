@@ -1,1 +1,1 @@
-"""Tests of the runtime: real pods, real Redis, a real S3 server, tiny models."""
+"""Tests of benchmarks that need no other servers and no GPU."""

@@ -1,4 +1,4 @@
-"""The comparison of a live platform with its simulation, without the platform."""
+"""The comparison of live and simulated runs, without a live platform."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def known(load_s: float = 2.0) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("policy", [RoutingPolicy.COLOCATION, RoutingPolicy.AUTO])
-def test_a_warm_request_takes_its_stages_and_a_cold_one_the_load_besides(
+def test_a_cold_request_takes_the_load_and_the_stages_of_a_warm_one(
     policy: RoutingPolicy,
 ) -> None:
     outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES, known())
     assert len(outcomes) == PLAN.requests
-    least_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s
-    assert min(each.latency_s for each in outcomes) == pytest.approx(least_s)
+    min_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s
+    assert min(each.latency_s for each in outcomes) == pytest.approx(min_s)
     assert {each.start for each in outcomes} == {"warm", "remote"}
     cold = [each.latency_s for each in outcomes if each.start == "remote"]
-    assert max(cold) >= least_s + 2.0
+    assert max(cold) >= min_s + 2.0
 
 
-def test_loads_at_the_same_time_share_their_pod_s_link() -> None:
+def test_concurrent_loads_share_the_link_of_their_pod() -> None:
     link_s = TIMES.model_bytes / LINK_BYTES_PER_S
     crowd = [Asked(0.0, model, 0) for model in range(MODELS)]
     outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES, known())
@@ -51,7 +51,7 @@ def test_loads_at_the_same_time_share_their_pod_s_link() -> None:
         assert each.stages_s["load"] == pytest.approx(2.0 + shared_s, abs=0.05)
 
 
-def test_the_simulation_decides_by_what_the_live_registry_knew() -> None:
+def test_the_simulation_decides_with_the_measurements_of_the_live_registry() -> None:
     trace = arrivals(1, PLAN, TIMES)
     cold_starts = [
         sum(each.start != "warm" for each in simulated(trace, RoutingPolicy.AUTO, TIMES, found))
@@ -60,12 +60,12 @@ def test_the_simulation_decides_by_what_the_live_registry_knew() -> None:
     assert cold_starts[0] > cold_starts[1]
 
 
-def test_every_trace_is_another() -> None:
+def test_all_traces_differ() -> None:
     found = traces(Plan(seed=1, requests=5, repeats=3), TIMES)
     assert len({each[0].at_s for each in found}) == 3
 
 
-def test_percentiles_that_differ_by_more_than_a_tenth_are_told() -> None:
+def test_percentiles_that_differ_by_more_than_ten_percent_are_marked() -> None:
     live = [Outcome(1.0, "warm", 0.0)] * 9 + [Outcome(2.0, "remote", 0.003)]
     near = [Outcome(1.05, "warm", 0.0)] * 9 + [Outcome(1.9, "remote", 0.0)]
     far = [Outcome(1.2, "warm", 0.0)] * 9 + [Outcome(2.0, "remote", 0.0)]

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, run on the device that stands in for one."""
+"""The benchmark of a GPU, with a device that replaces one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     )
 
 
-class Hoarder(FakeEngine):
-    """Keeps every slab."""
+class LeakingEngine(FakeEngine):
+    """Keeps a reference to every slab."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_measures_copies_serving_and_cycles(
 
 
 @pytest.mark.slow
-def test_every_way_of_a_cold_start_is_timed(plan: Plan) -> None:
+def test_every_kind_of_cold_start_is_timed(plan: Plan) -> None:
     engine = FakeEngine()
     memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
     starts = measure_starts([plan.served], memory, repeats=1)
@@ -93,14 +93,14 @@ def test_every_way_of_a_cold_start_is_timed(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-def test_memory_that_is_kept_misses_its_mark(plan: Plan) -> None:
-    measured = measured_on(Hoarder(), replace(plan, rings=(), repeats=1))
+def test_leaked_memory_misses_its_target(plan: Plan) -> None:
+    measured = measured_on(LeakingEngine(), replace(plan, rings=(), repeats=1))
     assert measured.cycles.left_bytes >= plan.cycles * measured.copies.size_bytes
     *_, memory = marks(measured)
     assert not memory.is_reached
 
 
-def test_marks_follow_from_the_figures(measured: Measured) -> None:
+def test_targets_are_checked_against_the_figures(measured: Measured) -> None:
     copies = replace(measured.copies, pinned=[10.0, 10.0], load=[9.0, 9.5])
     serving = replace(measured.serving, alone_s=[1.0, 1.0], beside_s=[1.2, 1.0, 1.2])
     found = marks(replace(measured, copies=copies, serving=serving))
@@ -109,7 +109,7 @@ def test_marks_follow_from_the_figures(measured: Measured) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_says_that_there_is_no_gpu(
+def test_skips_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
@@ -117,7 +117,7 @@ def test_says_that_there_is_no_gpu(
     assert "skipped, no CUDA device" in capsys.readouterr().out
 
 
-def test_an_unknown_benchmark_is_refused(
+def test_an_unknown_benchmark_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpus"])

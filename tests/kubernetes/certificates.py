@@ -1,4 +1,4 @@
-"""The cluster's certificate authority: certificates of servers and of users, kubeconfig files."""
+"""A certificate authority for the cluster: certificates of servers and users, kubeconfig files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Files of a certificate and of its key."""
+    """Paths of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 def write_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A new private key, with its public half beside it as `.pub`."""
+    """A new private key; its public key is written beside it, with the suffix `.pub`."""
     key = ec.generate_private_key(ec.SECP256R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
@@ -61,7 +61,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 class Authority:
-    """Signs certificates that are good for a day; its files lie in one folder."""
+    """Signs certificates that are valid for a day; their files are in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,17 +74,17 @@ class Authority:
         self._write(self.certificate, unsigned)
 
     def server(self, name: str, *, alternatives: Sequence[str]) -> KeyPair:
-        """A certificate for a server that is reached by these names and addresses."""
+        """A certificate for a server with these names and addresses."""
         names = x509.SubjectAlternativeName([_alternative(text) for text in alternatives])
         return self._issue(name, _name(name), ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def user(self, user: str, *, group: str = "") -> KeyPair:
-        """A certificate that the API server takes for this user and group."""
+        """A certificate by which the API server authenticates this user and group."""
         file_name = user.replace(":", "_")
         return self._issue(file_name, _name(user, group), ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def kubeconfig(self, user: str, *, url: str, group: str = "") -> Path:
-        """A kubeconfig file of a user, by certificate."""
+        """A kubeconfig file of a user, with a client certificate."""
         pair = self.user(user, group=group)
         path = pair.certificate.with_suffix(".kubeconfig")
         credentials = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}

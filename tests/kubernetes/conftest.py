@@ -1,4 +1,4 @@
-"""The cluster of the tests: one of their own, or the one that `make test-kubernetes` was given."""
+"""The cluster of the tests: their own, or the one given to `make test-kubernetes`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SETTING = "PILOTLIGHT_TEST_KUBECONFIG"
 OWN = "own"
-"""Value of the setting inside the namespaces that `scripts/kubernetes/test` makes."""
+"""Value of the setting in the namespaces that `scripts/kubernetes/test` creates."""
 
 
 @pytest.fixture(scope="session")
@@ -41,20 +41,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def admin(cluster: Cluster) -> Kubectl:
-    """kubectl with all rights."""
+    """kubectl with administrator rights."""
     return cluster.admin
 
 
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Kubectl:
-    """kubectl with all rights on a cluster where Pilotlight and its pool were applied."""
+    """kubectl with administrator rights, on a cluster with Pilotlight and its pool installed."""
     admin = cluster.admin
     manifests = REPOSITORY / "manifests"
     admin(*APPLY, "-f", str(manifests / "base" / "namespace.yaml"))
     if cluster.store is not None:
         admin.apply([storage_secret(cluster.store, NAMESPACE)])
     admin(*APPLY, "-k", str(manifests / "overlays" / "minimal"))
-    Pool(admin).allow(1, 1)  # until a test lets the autoscaler decide
+    Pool(admin).allow(1, 1)  # until a test lets the autoscaler set the number
     return admin
 
 
@@ -62,13 +62,13 @@ def installed(cluster: Cluster) -> Kubectl:
 def node(cluster: Cluster) -> Cluster:
     """The cluster, if its pods run on this machine."""
     if cluster.plane is None:
-        pytest.skip("needs the node agent, which this cluster does without")
+        pytest.skip("needs the node agent, which this cluster does not run")
     return cluster
 
 
 @pytest.fixture(scope="session")
 def gateway(installed: Kubectl, node: Cluster) -> Gateway:
-    """The gateway's Service, with the platform's pods all ready."""
+    """The gateway's Service, once all pods of the platform are ready."""
     of_pool = "serving.kserve.io/inferenceservice=pool"
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
     installed.wait("condition=Ready", *IN_NAMESPACE, "pods", "-l", of_pool)
@@ -80,7 +80,6 @@ def gateway(installed: Kubectl, node: Cluster) -> Gateway:
 
 @pytest.fixture(scope="session")
 def tenant(installed: Kubectl) -> Tenant:
-    """A namespace of a tenant."""
     metadata = {"name": "tenant"}
     installed.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
     return Tenant(installed, metadata["name"])
@@ -88,20 +87,19 @@ def tenant(installed: Kubectl) -> Tenant:
 
 @pytest.fixture
 def pool(installed: Kubectl, gateway: Gateway) -> Pool:
-    """The pool, up, and held at one pod."""
+    """The running pool, with one pod."""
     assert gateway.url
     return Pool(installed)
 
 
 @pytest.fixture
 def autoscalers(installed: Kubectl, gateway: Gateway) -> Autoscalers:
-    """The autoscaler's Deployment, with one pod."""
     assert gateway.url
     return Autoscalers(installed)
 
 
 @pytest.fixture
 def scale(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Scaler:
-    """Our actuator, on a cluster whose pool is up."""
+    """`pilotlight scale`, on a cluster with a running pool."""
     assert gateway.url
     return Scaler(installed, tmp_path)

@@ -1,7 +1,7 @@
-"""The real control plane: etcd, API server, controller manager and scheduler, in RBAC mode.
+"""The real control plane: etcd, API server, controller manager and scheduler, with RBAC.
 
-Everything listens in the network namespace of the suite, so ports are fixed and nobody outside
-can reach them.
+All of them listen in the network namespace of the suite, so ports are fixed and unreachable from
+outside.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.kubernetes.places import (
     API_SERVICE_ADDRESS,
     API_URL,
     HOST_ADDRESS,
-    PATIENCE_S,
     SERVICE_NETWORK,
+    TIMEOUT_S,
     program,
 )
 from tests.kubernetes.processes import Program
@@ -47,7 +47,7 @@ API_NAMES = (
 
 @dataclass
 class ControlPlane:
-    """A running control plane; `admin` may do everything."""
+    """A running control plane; `admin` has all rights."""
 
     folder: Path
     authority: Authority
@@ -55,39 +55,39 @@ class ControlPlane:
     programs: dict[str, Program] = field(default_factory=dict)
 
     def run(self, name: str, command: Sequence[str], **environment: str) -> Program:
-        """Start one more program, which ends with the rest."""
+        """Start one more program, which ends with the control plane."""
         started = Program(name, command, self.folder / f"{name}.log", environment)
         self.programs[name] = started
         started.start()
         return started
 
     def wait(self, condition: str, url: str) -> None:
-        """Wait until an address answers 200; raises with the log of a program that has ended."""
-        wait_until(lambda: self._answers(url), timeout_s=PATIENCE_S, what=condition)
+        """Wait until an address returns 200; raises RuntimeError if a program ended."""
+        wait_until(lambda: self._answers(url), timeout_s=TIMEOUT_S, what=condition)
 
     def _answers(self, url: str) -> bool:
         self.require_running()
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
-        if "127.0.0.1" in url:  # certificates that the programs make for themselves
+        if "127.0.0.1" in url:  # the programs use self-signed certificates
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         answer = httpx.get(url, verify=context, trust_env=False, timeout=5)
         return answer.status_code == 200
 
     def require_running(self) -> None:
-        """Raise RuntimeError, with its last words, for a program that has ended by itself."""
+        """Raises RuntimeError, with the end of its log, for a program that has ended."""
         for started in self.programs.values():
             if not started.is_running:
-                raise RuntimeError(f"{started.name} has ended\n{started.last_words()}")
+                raise RuntimeError(f"{started.name} has ended\n{started.log_tail()}")
 
     def end(self) -> None:
-        """End everything, last started first; nothing of it is needed any more."""
+        """Kill all programs, in reverse order of their start."""
         for started in reversed(self.programs.values()):
             started.kill()
 
 
 @contextlib.contextmanager
 def control_plane(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane with its files below `folder`, ended with all its programs."""
+    """A control plane with its files in `folder`; all programs end with the context."""
     authority = Authority(folder / "certificates")
     admin = authority.kubeconfig("admin", url=API_URL, group="system:masters")
     plane = ControlPlane(folder, authority, Kubectl(admin))
@@ -126,7 +126,7 @@ def etcd_command(data: Path) -> list[str]:
 
 
 def api_server_command(authority: Authority, keys: Path) -> list[str]:
-    """An API server that knows users by certificate and pods by service account token."""
+    """An API server that authenticates users by certificate and pods by service account token."""
     serving = authority.server("kube-apiserver", alternatives=API_NAMES)
     return [
         str(program("kube-apiserver")),
@@ -161,7 +161,6 @@ def controller_manager_command(authority: Authority, keys: Path) -> list[str]:
 
 
 def scheduler_command(authority: Authority) -> list[str]:
-    """The default scheduler."""
     user = authority.kubeconfig("system:kube-scheduler", url=API_URL)
     command = [str(program("kube-scheduler")), *_as_user(user)]
     return [*command, "--bind-address=127.0.0.1", "--leader-elect=false"]

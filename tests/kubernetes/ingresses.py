@@ -1,7 +1,7 @@
-"""Stands in for an ingress controller: `python -m tests.kubernetes.ingresses --kubeconfig FILE`.
+"""Replaces an ingress controller: `python -m tests.kubernetes.ingresses --kubeconfig FILE`.
 
-Says of every Ingress of Knative's that it is programmed, so that Routes become ready and old
-Revisions go to zero. Nothing is behind it: requests reach pods through our gateway.
+Reports every Ingress of Knative as programmed, so that Routes become ready and old Revisions scale
+to zero. There is no proxy: requests reach pods through Pilotlight's gateway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONDITIONS = ("LoadBalancerReady", "NetworkConfigured", "Ready")
 
 
 def programmed(ingress: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of an ingress whose whole specification holds."""
+    """The status of an ingress that is completely programmed."""
     conditions = [
         {"type": kind, "status": "True", "lastTransitionTime": timestamp()} for kind in CONDITIONS
     ]
@@ -58,7 +58,6 @@ def _follow(objects: client.CustomObjectsApi) -> None:
 
 
 def main() -> None:
-    """Read the arguments and follow the ingresses for ever."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
     arguments = parser.parse_args()

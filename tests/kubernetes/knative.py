@@ -1,8 +1,8 @@
-"""Knative Serving with the objects that its authors ship, its programs as pods of the cluster.
+"""Knative Serving from the manifests of its authors, with its programs as pods of the cluster.
 
-Kinds and settings are there from the start, since KServe's manager looks for them once; the
-programs start when a test asks for them. Changed is only what an administrator sets. In place of an
-ingress controller is `ingresses.py`.
+Kinds and settings are installed at the start, because KServe's manager looks for them once; the
+programs start when a test needs them. Only settings of an administrator differ. `ingresses.py`
+replaces the ingress controller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAMESPACE = "knative-serving"
 IN_KNATIVE = ("-n", NAMESPACE)
 MANIFESTS = ("knative-networking", "knative-caching")
-"""Modules that are only unpacked."""
+"""Modules that are unpacked and not built."""
 KIND = "CustomResourceDefinition"
 PROGRAMS = ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
 
@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "config-network": {"ingress-class": "tests.ingress.networking.knative.dev"},
     "config-features": {"kubernetes.podspec-fieldref": "enabled"},
 }
-"""What an administrator sets: our images have no registry, and pods tell their own address."""
+"""Settings of an administrator: the images have no registry, and pods report their own address."""
 
 
 def is_built() -> bool:
@@ -49,7 +49,7 @@ def is_built() -> bool:
 
 
 def install_kinds(admin: Kubectl) -> None:
-    """Everything that Knative ships but its programs and their webhooks."""
+    """Install everything that Knative ships except its programs and their webhooks."""
     objects = [
         item for item in _shipped() if item["kind"] not in PROGRAMS and "webhooks" not in item
     ]
@@ -61,7 +61,7 @@ def install_kinds(admin: Kubectl) -> None:
 
 
 def start_knative(plane: ControlPlane) -> None:
-    """Start Knative's programs and wait until they and their webhooks answer."""
+    """Start Knative's programs; returns when they and their webhooks respond."""
     admin = plane.admin
     module = [sys.executable, "-m", "tests.kubernetes.ingresses"]
     plane.run("ingresses", [*module, "--kubeconfig", str(admin.kubeconfig)])
@@ -75,7 +75,7 @@ def start_knative(plane: ControlPlane) -> None:
 
 
 def _wait_for_certificate(admin: Kubectl, name: str) -> None:
-    """Knative's webhook signs for itself and writes the signer where the API server reads it."""
+    """Knative's webhook signs its certificate, and writes the signer to the webhook's object."""
     wait_until(
         lambda: all(item["clientConfig"].get("caBundle") for item in admin.get(name)["webhooks"]),
         what=f"{name} is reached",
@@ -96,7 +96,7 @@ def _shipped() -> Iterator[dict[str, Any]]:
 
 
 def _files() -> Iterable[Path]:
-    """All manifests; the modules of two more hold what Knative's own has as links to them."""
+    """All manifests; Knative's own are links to those of two other modules."""
     core = source_tree("knative-controller") / "config" / "core"
     yield from sorted(core.rglob("*.yaml"))
     for module in MANIFESTS:

@@ -1,8 +1,7 @@
 """KServe's controller manager, with the CRDs, roles, webhooks and settings that KServe ships.
 
-Taken from the source of the same version that was built. Changed are only: who signs the webhooks'
-certificate (the suite instead of cert-manager), where they are reached, and the settings that an
-administrator chooses.
+The manifests are those of the built version. Three things differ: the suite signs the webhooks'
+certificate instead of cert-manager, the webhooks' address, and settings of an administrator.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "deploy": {"defaultDeploymentMode": "Standard"},
     "ingress": {"disableIstioVirtualHost": True, "disableIngressCreation": True},
 }
-"""What an administrator sets on a cluster without Istio; everything else is as shipped."""
+"""Settings of an administrator of a cluster without Istio; all others are as shipped."""
 
 
 def install_kserve(plane: ControlPlane) -> None:
-    """Apply what KServe ships, then start its manager and wait until its webhooks answer."""
+    """Apply KServe's manifests and start its manager; returns when its webhooks respond."""
     objects = _shipped_objects()
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
     for configuration in objects:
@@ -63,7 +62,7 @@ def _shipped_objects() -> list[dict[str, Any]]:
 
 
 def _namespace() -> dict[str, Any]:
-    # The label keeps KServe's webhook for pods away from its own namespace.
+    # The label excludes KServe's own namespace from its webhook for pods.
     labels = {"control-plane": ACCOUNT}
     metadata = {"name": NAMESPACE, "labels": labels}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
@@ -84,7 +83,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _start_manager(plane: ControlPlane) -> None:
-    # The folder of the certificate is a fixed one below TMPDIR.
+    # The manager reads the certificate from a fixed folder in TMPDIR.
     temporary = plane.folder / "kserve"
     served = temporary / "k8s-webhook-server" / "serving-certs"
     served.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`kubectl` as one user: the only way in which the tests change a cluster."""
+"""`kubectl` as one user: all changes of the cluster by tests are made with it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.kubernetes.places import PATIENCE_S
+from tests.kubernetes.places import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-DEADLINE_S = 2 * PATIENCE_S
-"""Of one call; `kubectl wait` ends by itself before."""
+CALL_TIMEOUT_S = 2 * TIMEOUT_S
+"""Timeout of one call, longer than that of `kubectl wait`."""
 RETRY_S = 0.2
 APPLY = ("apply", "--server-side", "--warnings-as-errors")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one call of kubectl said."""
+    """Exit status and output of one call of kubectl."""
 
     status: int
     output: str
@@ -32,7 +32,6 @@ class Answer:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it succeeded."""
         return self.status == 0
 
 
@@ -43,34 +42,34 @@ class Kubectl:
     kubeconfig: Path
 
     def __call__(self, *arguments: str, given: str = "") -> str:
-        """The output; raises AssertionError with all that was said when it fails."""
+        """The output; raises AssertionError with standard error if kubectl fails."""
         answer = self.answer(*arguments, given=given)
         command = f"kubectl {' '.join(arguments)}"
         assert answer.is_ok, f"{command}: status {answer.status}\n{answer.output}{answer.errors}"
         return answer.output
 
     def answer(self, *arguments: str, given: str = "") -> Answer:
-        """All that one call said, whether it succeeded or not."""
+        """Status and output of one call, successful or not."""
         done = subprocess.run(
             ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments],
             input=given,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=CALL_TIMEOUT_S,
             check=False,
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def apply(self, objects: Iterable[dict[str, Any]], *more: str) -> str:
-        """Apply these objects server-side; warnings of the server count as failures."""
+        """Apply objects server-side; warnings of the server are failures."""
         return self(*APPLY, *more, "-f", "-", given=yaml.safe_dump_all(objects))
 
     def try_apply(self, objects: Iterable[dict[str, Any]]) -> Answer:
-        """Apply objects that may be refused."""
+        """Apply objects that the server may reject."""
         return self.answer(*APPLY, "-f", "-", given=yaml.safe_dump_all(objects))
 
     def as_account(self, namespace: str, account: str, folder: Path) -> Kubectl:
-        """kubectl with a token of a service account instead."""
+        """kubectl with a token of a service account."""
         content = json.loads(self("config", "view", "--raw", "--minify", "-o", "json"))
         token = self("-n", namespace, "create", "token", account).strip()
         content["users"][0]["user"] = {"token": token}
@@ -80,14 +79,14 @@ class Kubectl:
         return Kubectl(path)
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """An object, or a list of them with `items`."""
+        """An object, or a list of objects under `items`."""
         found: dict[str, Any] = json.loads(self("get", *arguments, "-o", "json"))
         return found
 
-    def wait(self, what: str, *arguments: str, timeout_s: float = PATIENCE_S) -> str:
+    def wait(self, what: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
         """Wait until `what`, such as `condition=Ready`, holds for an object.
 
-        kubectl itself gives up on objects that are not there yet or that have no status.
+        kubectl itself fails for objects that do not exist yet or have no status.
         """
         give_up_s = time.monotonic() + timeout_s
         while True:
@@ -101,7 +100,7 @@ class Kubectl:
 
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
-    """The objects that a kustomization makes."""
+    """The objects of a kustomization."""
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
     )

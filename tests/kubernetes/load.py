@@ -1,4 +1,4 @@
-"""Requests that keep coming while something is killed."""
+"""Continuous requests while a test kills something."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_S = 0.05
 
 
 class Load:
-    """A few clients that call one model again and again."""
+    """A few clients that call one model repeatedly."""
 
     def __init__(self, call: Callable[[], httpx.Response]) -> None:
         self._call = call
@@ -29,12 +29,12 @@ class Load:
         self._lock = threading.Lock()
         self._answer_total = 0
         self.refused: list[str] = []
-        """Answers other than 200."""
+        """Responses with a status other than 200."""
         self.broken: list[str] = []
-        """Requests that got no answer, since the connection broke."""
+        """Requests without a response, because the connection broke."""
 
     def run(self) -> None:
-        """Call until told to stop."""
+        """Send requests until `stop` is called."""
         while not self._is_over.is_set():
             try:
                 self._note(self._call())
@@ -43,7 +43,7 @@ class Load:
             time.sleep(PAUSE_S)
 
     def stop(self) -> None:
-        """Let the clients finish what they are at."""
+        """Stop after the requests in flight."""
         self._is_over.set()
 
     def _note(self, answer: httpx.Response) -> None:
@@ -53,7 +53,7 @@ class Load:
             self._answer_total += 1
 
     def wait_for_more(self, count: int) -> None:
-        """Return when `count` more requests have been answered."""
+        """Return after `count` more responses."""
         wanted = self._answer_total + count
         wait_until(lambda: self._answer_total >= wanted, what=f"{count} more answers")
 
@@ -68,7 +68,7 @@ def load(
     instances: Sequence[object] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[Load]:
-    """Load that has begun to be answered, and ends with the block."""
+    """Load on a model, from its first response to the end of the context."""
     started = Load(lambda: gateway.predict(tenant, model, *instances, headers=headers))
     threads = [threading.Thread(target=started.run) for _ in range(clients)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Models of a tenant as a user declares and calls them."""
+"""Models of a tenant, created and called as a user does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model_object(
     *,
     uri: str = MODEL_URI,
 ) -> dict[str, Any]:
-    """The InferenceService of a model; our webhook adds its mode. Pool `default` unless named."""
+    """The InferenceService of a model, without the mode, which the webhook adds."""
     ours = {"pilotlight.io/pool": "default"}
     model = {
         "modelFormat": {"name": "huggingface"},
@@ -46,21 +46,21 @@ def model_object(
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A namespace with models in it."""
+    """A namespace with models."""
 
     kubectl: Kubectl
     namespace: str
 
     def declare(self, name: str, *, uri: str = MODEL_URI, **annotations: str) -> None:
-        """Apply a model; keys are those of `pilotlight.io/` with underscores."""
+        """Apply a model; keywords are annotations of `pilotlight.io/`, with underscores."""
         self.kubectl.apply([self._object(name, annotations, uri)])
 
-    def declare_again(self, name: str) -> None:
-        """Apply a model until it is accepted: webhooks refuse while who answers them is away."""
+    def declare_with_retry(self, name: str) -> None:
+        """Apply a model, and retry while the webhooks are unavailable."""
         wait_until(lambda: self.try_declare(name).is_ok, what=f"model {name} is accepted")
 
     def try_declare(self, name: str, **annotations: str) -> Answer:
-        """What the cluster says to a model that it may refuse."""
+        """The output of kubectl for a model that may be rejected."""
         return self.kubectl.try_apply([self._object(name, annotations)])
 
     def _object(
@@ -70,15 +70,14 @@ class Tenant:
         return model_object(self.namespace, name, ours, uri=uri)
 
     def wait_ready(self, name: str) -> None:
-        """Wait as a user does."""
+        """Wait with `kubectl wait`, as a user does."""
         self.kubectl.wait("condition=Ready", "-n", self.namespace, f"inferenceservice/{name}")
 
     def delete(self, name: str) -> None:
-        """Delete a model and wait until it is gone."""
+        """Delete a model and wait until its object is gone."""
         self.kubectl("delete", "-n", self.namespace, "inferenceservice", name)
 
     def status(self, name: str) -> dict[str, Any]:
-        """The status of a model's InferenceService."""
         found = self.kubectl.get("-n", self.namespace, "inferenceservice", name)
         return dict(found.get("status", {}))
 
@@ -96,7 +95,7 @@ class Gateway:
         *instances: object,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """Call a model over V1."""
+        """Call a model by protocol V1."""
         path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:predict"
         return httpx.post(
             self.url + path,
@@ -104,5 +103,5 @@ class Gateway:
             headers=headers,
             timeout=CALL_TIMEOUT_S,
             trust_env=False,
-            verify=False,  # over HTTP; reading the authorities costs more than the call
+            verify=False,  # plain HTTP; reading the CA certificates takes longer than the call
         )

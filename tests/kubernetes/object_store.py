@@ -1,4 +1,4 @@
-"""An S3 server that the cluster's pods reach, with tiny models in it."""
+"""An S3 server with tiny models, which the cluster's pods can reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tests.kubernetes.kubectl import DEADLINE_S
+from tests.kubernetes.kubectl import CALL_TIMEOUT_S
 from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
 from tests.servers import S3Server, wait_until
 
@@ -26,24 +26,24 @@ CONTENT = {
     "t5-base": "tiny-t5",
     "vit-base": "tiny-vit",
 }
-"""Models by folder of the bucket; at the places of the samples lie tiny ones of the same kind."""
+"""Kinds of models by folder of the bucket; tiny models replace the samples."""
 SECRET = "pilotlight-storage"
 
 
 def start_object_store(plane: ControlPlane) -> S3Server:
-    """Start it beside the control plane, with tiny models at the places of `CONTENT`."""
+    """Start the server beside the control plane, with a tiny model for each entry of `CONTENT`."""
     server = S3Server(f"http://{HOST_ADDRESS}:{PORT}")
     module = [sys.executable, "-m", "moto.server"]
     plane.run("object-store", [*module, "-H", HOST_ADDRESS, "-p", str(PORT)], **server.environment)
     models = _tiny_models()
-    wait_until(server.is_up, timeout_s=DEADLINE_S, what="S3 server accepts")
+    wait_until(server.is_up, timeout_s=CALL_TIMEOUT_S, what="S3 server accepts")
     for folder, kind in CONTENT.items():
         server.put_folder(models / kind, f"s3://models/{folder}")
     return server
 
 
 def _tiny_models() -> Path:
-    """The folder with one folder for each kind, made once for all runs."""
+    """A folder with one model folder per kind, made once for all runs."""
     models = cache_folder() / "models"
     missing = {kind for kind in CONTENT.values() if not (models / kind / "config.json").exists()}
     if missing:
@@ -59,7 +59,7 @@ def _tiny_models() -> Path:
 
 
 def storage_secret(server: S3Server, namespace: str) -> dict[str, Any]:
-    """The Secret from which the pods of a pool take their access to S3."""
+    """The Secret from which the pods of a pool read their S3 credentials."""
     metadata = {"name": SECRET, "namespace": namespace}
     data = server.environment
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}

@@ -1,4 +1,4 @@
-"""Where everything of the suite lies: programs, sources, addresses of the cluster's network."""
+"""Paths and network addresses of the suite: programs, sources, the cluster's networks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 VERSIONS = REPOSITORY / "scripts" / "kubernetes" / "versions"
 
 NAMESPACE = "pilotlight"
-"""Of the platform, as `manifests/base` names it."""
+"""Namespace of the platform in `manifests/base`."""
 
 IN_NAMESPACE = ("-n", NAMESPACE)
 
-PATIENCE_S = 300.0
-"""How long to wait for what has to come, which takes seconds: the machine may be very busy."""
+TIMEOUT_S = 300.0
+"""Events that take seconds may take minutes on a busy machine."""
 
 HOST_ADDRESS = "10.77.0.1"
-"""Of this side of the bridge to which every pod is attached."""
+"""Address of the host on the bridge to which every pod is attached."""
 
 POD_NETWORK = "10.77.0.0/16"
 SERVICE_NETWORK = "10.78.0.0/16"
@@ -37,19 +37,19 @@ class Build:
 
 
 def builds() -> dict[str, Build]:
-    """What is built, by name of the program."""
+    """The lines of `versions`, by name of the program."""
     lines = [line.split() for line in VERSIONS.read_text().splitlines() if line[:1] != "#"]
     return {fields[0]: Build(*fields[:3]) for fields in lines if fields}
 
 
 def cache_folder() -> Path:
-    """Where the programs were built."""
+    """The folder of the built programs."""
     named = os.environ.get("PILOTLIGHT_KUBERNETES_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "pilotlight" / "kubernetes"
 
 
 def program(name: str) -> Path:
-    """A program: from `KUBEBUILDER_ASSETS` if it is there, else from the cache."""
+    """The path of a program: in `KUBEBUILDER_ASSETS` if it is there, else in the cache."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets and (Path(assets) / name).exists():
         return Path(assets) / name

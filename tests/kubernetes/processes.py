@@ -1,4 +1,4 @@
-"""Programs of the cluster as child processes, each with a log of its own; processes of pods."""
+"""Programs of the cluster as child processes with a log each, and the processes of pods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_LINES = 30
 
 @dataclass
 class Program:
-    """A program that can be ended, killed and started again with the same arguments."""
+    """A program that can be killed and restarted with the same arguments."""
 
     name: str
     command: Sequence[str]
@@ -29,7 +29,7 @@ class Program:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its log goes on where it was."""
+        """Start the program; its log is appended."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -41,29 +41,28 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
         return self.process is not None and is_alive(self.process.pid)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Send SIGKILL and wait for the end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
-    def last_words(self) -> str:
-        """The end of its log, for messages about failures."""
+    def log_tail(self) -> str:
+        """The end of the log, for error messages."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([f"--- {self.log}", *lines[-LAST_LINES:]])
 
 
 def kill_pod(name: str, variable: str = "HOSTNAME") -> None:
-    """Kill a pod's processes, as a crash would: those in whose environment it is named so."""
+    """Kill the processes of a pod: those with this name in an environment variable."""
     reached = signal_pod(name, signal.SIGKILL, variable)
     assert reached, f"pod {name} has no process here"
 
 
 def signal_pod(name: str, number: signal.Signals, variable: str = "HOSTNAME") -> int:
-    """Send a signal to the processes of a pod of this machine's node; how many there are."""
+    """Send a signal to the processes of a pod on this machine's node; returns their number."""
     wanted = f"{variable}={name}".encode()
     reached = 0
     for folder in Path("/proc").glob("[0-9]*"):

@@ -31,46 +31,44 @@ PORT = 8080
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod takes requests, and is to stay."""
+    """Whether a pod is ready and is not being deleted."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return "deletionTimestamp" not in pod["metadata"] and conditions.get("Ready") == "True"
 
 
 def redis_url(kubectl: Kubectl) -> str:
-    """Where the platform's registry is."""
     service = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")
     return f"redis://{service['spec']['clusterIP']}:6379"
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The pool of `manifests/base`, as its administrator sees it."""
+    """The pool of `manifests/base`, with administrator rights."""
 
     kubectl: Kubectl
 
     def allow(self, least: int, most: int) -> None:
-        """Set the bounds of the number of its pods."""
+        """Set minReplicas and maxReplicas."""
         patch = f'{{"spec": {{"predictor": {{"minReplicas": {least}, "maxReplicas": {most}}}}}}}'
         self.kubectl(*IN_NAMESPACE, "patch", "isvc", "pool", "--type=merge", "-p", patch)
 
     def delete_models(self) -> None:
-        """Have no model whose requests are expected."""
+        """Delete all models, so that no requests are forecast."""
         for item in self.kubectl.get("isvc", "-A")["items"]:
             metadata = item["metadata"]
             if POOL in metadata.get("annotations", {}):
                 self.kubectl("-n", metadata["namespace"], "delete", "isvc", metadata["name"])
 
     def wanted(self) -> int:
-        """Pods that its Deployment is to have."""
+        """The number of replicas in the specification of its Deployment."""
         found = self.kubectl.get(*IN_NAMESPACE, "deployment", "pool-predictor")
         return int(found["spec"]["replicas"])
 
     def wait_wanted(self, pods: int) -> None:
-        """Return when its Deployment is to have so many pods."""
         wait_until(lambda: self.wanted() == pods, what=f"{pods} are wanted")
 
     def wait_ready(self, pods: int) -> None:
-        """Return when so many of its pods are ready, and no other is there."""
+        """Return when exactly this number of pods exists and all are ready."""
         wait_until(
             lambda: self._readiness() == [True] * pods,
             what=f"{pods} pods are ready",
@@ -81,11 +79,11 @@ class Pool:
         return [is_ready(pod) for pod in pods]
 
     def reasons(self) -> set[str]:
-        """Reasons of the events about it."""
+        """Reasons of the events about the pool."""
         return {event["reason"] for event in self._events("involvedObject.name=pool")}
 
-    def wait_told(self, words: str) -> None:
-        """Return when an event about it says this."""
+    def wait_event(self, words: str) -> None:
+        """Return when an event about the pool contains this text."""
         wait_until(
             lambda: any(
                 words in each["message"] for each in self._events("involvedObject.name=pool")
@@ -94,7 +92,7 @@ class Pool:
         )
 
     def created(self) -> set[str]:
-        """Names of all pods that were ever made for it."""
+        """Names of all pods that were ever created for the pool."""
         events = self._events("reason=SuccessfulCreate")
         names = {event["message"].removeprefix("Created pod: ") for event in events}
         return {name for name in names if name.startswith("pool-predictor-")}
@@ -111,12 +109,12 @@ class Autoscalers:
     kubectl: Kubectl
 
     def run(self, replicas: int) -> None:
-        """Have so many of them, all ready, and no other."""
+        """Scale the Deployment and wait for its pods."""
         self.kubectl(*IN_NAMESPACE, "scale", AUTOSCALER, f"--replicas={replicas}")
         self.wait(replicas)
 
     def wait(self, replicas: int) -> None:
-        """Return when so many of them are there and answer."""
+        """Return when exactly this number of pods exists and all of them respond."""
         wait_until(
             lambda: (
                 len(self.metrics("pilotlight_autoscaler_is_leader")) == replicas
@@ -126,12 +124,12 @@ class Autoscalers:
         )
 
     def leader(self) -> str:
-        """The pod of the one that leads; empty while none does."""
+        """The name of the leading pod; empty without a leader."""
         leads = self.metrics("pilotlight_autoscaler_is_leader")
         return next((pod for pod, value in sorted(leads.items()) if value), "")
 
     def metrics(self, name: str, **labels: str) -> dict[str, float]:
-        """A metric of each of them that answers, by pod."""
+        """The value of a metric by pod, of all pods that respond."""
         found = {}
         for pod in self._pods():
             address = pod["status"].get("podIP")
@@ -171,7 +169,7 @@ class Scaler:
 
 @contextlib.contextmanager
 def rival(kubectl: Kubectl, *, least: int = 1) -> Iterator[None]:
-    """A HorizontalPodAutoscaler that somebody made for the pool's Deployment."""
+    """A HorizontalPodAutoscaler of another owner for the pool's Deployment."""
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "pool-predictor"}
     rival = {
         "apiVersion": "autoscaling/v2",

@@ -1,4 +1,4 @@
-"""A pool in Knative mode beside pool `default`, with a gateway of its own, from our manifests."""
+"""A pool in Knative mode beside the pool `default`, with its own gateway, from the manifests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATEWAY = f"{POOL}-gateway"
 OF_POOL = ("-l", f"pilotlight.io/pool={POOL}")
 OF_GATEWAY = "app.kubernetes.io/name"
 WINDOW = {"autoscaling.knative.dev/window": "6s"}
-"""The shortest over which Knative counts: a test need not wait for a minute of load."""
+"""The shortest window that Knative accepts, so that a test needs less than a minute of load."""
 LEAST, MOST = 2, 4
 QUEUE_PROXY_PORT = 8012
 
@@ -71,43 +71,43 @@ def _name_pool(container: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Serverless:
-    """The pool as Knative runs it, its pods ready."""
+    """A pool that Knative runs, with ready pods."""
 
     kubectl: Kubectl
     gateway: Gateway
     objects: list[dict[str, Any]]
 
     def get(self, kind: str, name: str = PREDICTOR) -> dict[str, Any]:
-        """An object of the pool's namespace."""
+        """An object in the pool's namespace."""
         return self.kubectl.get(*IN_NAMESPACE, kind, name)
 
     @property
     def revision(self) -> str:
-        """The name of the newest Revision that is ready."""
+        """The name of the newest ready Revision."""
         return str(
             self.get("configuration.serving.knative.dev")["status"]["latestReadyRevisionName"]
         )
 
     def wanted(self, revision: str = "") -> int:
-        """How many pods Knative's autoscaler wants of a Revision, by default of the newest."""
+        """The number of pods that Knative wants for a Revision, by default the newest."""
         status = self.get("podautoscaler", revision or self.revision)["status"]
         return int(status.get("desiredScale", -1))
 
     def pods(self) -> list[dict[str, Any]]:
-        """The ready pods of the newest Revision that are to stay."""
+        """The ready pods of the newest Revision that are not being deleted."""
         label = f"serving.knative.dev/revision={self.revision}"
         pods = self.kubectl.get(*IN_NAMESPACE, "pods", "-l", label)["items"]
         return [pod for pod in pods if is_ready(pod)]
 
     def wait_for_pods(self, count: int) -> None:
-        """Wait until so many pods are ready."""
+        """Wait until this number of pods is ready."""
         wait_until(
             lambda: len(self.pods()) == count,
             what=f"{count} pods of pool {POOL} are ready",
         )
 
     def entered(self) -> dict[str, dict[str, Any]]:
-        """The pool's pods by name, as `pilotlight get pods` tells of them."""
+        """The registered pods by name, from `pilotlight get pods`."""
         names_pool = ["--redis-url", redis_url(self.kubectl), "--pool", POOL]
         told = subprocess.run(
             [sys.executable, "-m", "pilotlight", "get", "pods", *names_pool, "--json"],
@@ -120,7 +120,7 @@ class Serverless:
 
 
 def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
-    """Apply the pool and its gateway and wait until both are ready."""
+    """Apply the pool and its gateway; returns when both are ready."""
     objects = serverless_objects(folder)
     kubectl.apply(objects)
     kubectl.wait(

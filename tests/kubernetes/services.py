@@ -1,7 +1,7 @@
 """Addresses of services: `python -m tests.kubernetes.services --kubeconfig FILE --hosts FOLDER`.
 
-In place of kube-proxy and the cluster's DNS: listens at every service's cluster address, passes
-connections to ready endpoints in turn, and writes a hosts file for each namespace that has one.
+Replaces kube-proxy and the cluster's DNS: listens at every service's cluster address, forwards
+connections to ready endpoints in turn, and writes a hosts file per namespace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 LOOK_S = 1.0
-"""Time between looks for hosts files that are new."""
+"""Poll interval for new hosts files."""
 CHUNK_BYTES = 1 << 16
 TROUBLE = (client.ApiException, HTTPError, OSError)
 
@@ -45,13 +45,13 @@ class Listening:
 
 
 class Objects:
-    """The services and endpoint slices that there are, by kind and name."""
+    """The existing services and endpoint slices, by kind and name."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str, str], Mapping[str, Any]] = {}
 
     def note(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Take one event of a watch in."""
+        """Apply one event of a watch."""
         item = event["raw_object"]
         key = (kind, item["metadata"]["namespace"], item["metadata"]["name"])
         if event["type"] == "DELETED":
@@ -60,11 +60,10 @@ class Objects:
             self._items[key] = item
 
     def of_kind(self, kind: str) -> Iterator[Mapping[str, Any]]:
-        """All objects of a kind."""
         return (item for key, item in sorted(self._items.items()) if key[0] == kind)
 
     def listening(self) -> set[Listening]:
-        """Where somebody has to listen."""
+        """The addresses and ports to listen on."""
         return {
             Listening(
                 item["metadata"]["namespace"],
@@ -121,7 +120,7 @@ class Objects:
 
 
 class Proxy:
-    """Listens for all services; lives in one event loop."""
+    """Listens for all services, in one event loop."""
 
     def __init__(self, hosts: Path) -> None:
         self._objects = Objects()
@@ -131,7 +130,7 @@ class Proxy:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow changes for ever."""
+        """Follow changes until cancelled."""
         loop = asyncio.get_running_loop()
 
         def note(kind: str, event: Mapping[str, Any]) -> None:
@@ -166,7 +165,7 @@ class Proxy:
                 logger.warning("%s: %s", new, error)
 
     def _write_hosts(self) -> None:
-        # In place, since they are mounted into containers as files.
+        # Written in place, because containers mount the files themselves.
         for path in self._hosts.iterdir():
             content = self._objects.hosts(path.name).encode()
             if path.read_bytes() != content:
@@ -204,7 +203,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def _follow(listing: Callable[..., Any], tell: Callable[[Mapping[str, Any]], object]) -> None:
     while True:
         try:
-            # Objects that went while nobody watched are noticed by their addresses: none answers.
+            # Objects deleted between two watches stay listed; their endpoints then do not respond.
             for event in watch.Watch().stream(listing, timeout_seconds=600):
                 tell(event)
         except TROUBLE as error:
@@ -213,7 +212,6 @@ def _follow(listing: Callable[..., Any], tell: Callable[[Mapping[str, Any]], obj
 
 
 def main() -> None:
-    """Read the arguments and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
     parser.add_argument("--hosts", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""A whole cluster for the tests: control plane, KServe, services' addresses, one node."""
+"""A whole cluster for the tests: control plane, KServe, addresses of services, one node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
-from tests.kubernetes.kubectl import DEADLINE_S
+from tests.kubernetes.kubectl import CALL_TIMEOUT_S
 from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
 from tests.servers import wait_until
@@ -27,7 +27,7 @@ NODE = "node-1"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster to test on; `plane` is None where somebody else runs it."""
+    """A cluster to test on; `plane` is None if the cluster was given."""
 
     admin: Kubectl
     folder: Path
@@ -37,13 +37,13 @@ class Cluster:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster of real components on this machine, ended with the block."""
+    """A cluster of real components on this machine, until the context ends."""
     with control_plane(folder) as plane:
         _start_services(plane)
         _start_node(plane)
         store = start_object_store(plane)
         if is_built():
-            install_kinds(plane.admin)  # KServe's manager looks for them when it starts
+            install_kinds(plane.admin)  # KServe's manager looks for Knative's kinds when it starts
         install_kserve(plane)
         plane.admin.wait("condition=Ready", f"node/{NODE}")
         yield Cluster(plane.admin, folder, plane, store)
@@ -65,6 +65,6 @@ def _start_node(plane: ControlPlane) -> None:
     found = f"node/{NODE}"
     wait_until(
         lambda: plane.admin.answer("get", found).is_ok,
-        timeout_s=DEADLINE_S,
+        timeout_s=CALL_TIMEOUT_S,
         what=f"{found} is registered",
     )

@@ -1,4 +1,4 @@
-"""The autoscaler on a cluster: pods follow demand, drain, go and come back; nobody is fought."""
+"""The autoscaler on a cluster: pods follow the demand, drain, scale to zero; other scalers win."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kubernetes
 
 PATIENT = "280s"
-"""Queue timeout of models whose requests wait for a pod to start on a busy machine."""
+"""Long enough for a pod to start on a busy machine."""
 LEFT_ALONE = "pilotlight_autoscaler_pods_left_alone"
 WORK = ("many words " * 200,) * 16
-"""Instances of a request that keep a pod busy for longer than it takes on its way."""
+"""Instances of a request that takes a pod longer than the request takes to reach it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(installed: Kubectl, gateway: Gateway) -> Iterator[None]:
-    """An autoscaler that lets pods go after seconds instead of minutes."""
+    """An autoscaler that removes pods after seconds instead of minutes."""
     _set_environment(installed, "PILOTLIGHT_POD_STABLE=5", "PILOTLIGHT_POD_IDLE=5")
     yield
     Pool(installed).allow(1, 1)
@@ -46,14 +46,14 @@ def _set_environment(kubectl: Kubectl, *changes: str) -> None:
 
 @pytest.fixture(autouse=True)
 def one_pod(pool: Pool) -> Iterator[None]:
-    """A pool that is held at one pod before and after."""
+    """A pool with one pod before and after the test."""
     pool.allow(1, 1)
     pool.wait_ready(1)
     yield
     pool.allow(1, 1)
 
 
-def test_demand_brings_a_pod_and_its_end_takes_one_away(
+def test_demand_adds_a_pod_and_its_end_removes_one(
     pool: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
     tenant.declare("busy", queue_timeout=PATIENT)
@@ -63,12 +63,12 @@ def test_demand_brings_a_pod_and_its_end_takes_one_away(
         pool.wait_ready(2)
         running.wait_for_more(16)
     pool.wait_ready(1)
-    assert running.broken == []  # a pod that is overloaded may refuse, but answers
+    assert running.broken == []  # an overloaded pod may reject requests, but responds
     assert "Scaled" in pool.reasons()
     assert gateway.predict(tenant, "busy").status_code == 200
 
 
-def test_an_idle_pool_goes_and_requests_wake_one_pod_and_one_load(
+def test_an_idle_pool_scales_to_zero_and_requests_start_one_pod_with_one_load(
     pool: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
     pool.delete_models()
@@ -86,7 +86,7 @@ def test_an_idle_pool_goes_and_requests_wake_one_pod_and_one_load(
     assert pool.created() - before == pods
 
 
-def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
+def test_a_horizontal_pod_autoscaler_of_the_deployment_takes_precedence(
     installed: Kubectl, pool: Pool, autoscalers: Autoscalers
 ) -> None:
     with rival(installed, least=2):
@@ -94,7 +94,7 @@ def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
             lambda: 1.0 in autoscalers.metrics(LEFT_ALONE, owner="rival").values(),
             what="the autoscaler leaves the pool alone",
         )  # fmt: skip
-        pool.wait_wanted(2)  # more than the pool allows: it is the other's now
+        pool.wait_wanted(2)  # more than the pool allows: the other scaler sets the number
         set_by_us = _calls(installed, "PATCH", "deployments", "scale")
         looks = _calls(installed, "LIST", "horizontalpodautoscalers")
         wait_until(
@@ -107,16 +107,14 @@ def test_a_horizontal_autoscaler_of_the_deployment_is_found_and_not_fought(
     pool.wait_wanted(1)
 
 
-def test_a_number_that_somebody_sets_is_told_of_and_set_again(
-    installed: Kubectl, pool: Pool
-) -> None:
+def test_a_number_set_by_hand_is_reported_and_reverted(installed: Kubectl, pool: Pool) -> None:
     pool.allow(1, 4)
     installed(*IN_NAMESPACE, "scale", DEPLOYMENT, "--replicas=3")
-    pool.wait_told("by somebody else")
+    pool.wait_event("by somebody else")
     pool.wait_wanted(1)
 
 
-def test_another_takes_over_from_one_that_hangs_or_is_killed(
+def test_another_autoscaler_takes_over_when_the_leader_hangs_or_is_killed(
     pool: Pool, autoscalers: Autoscalers
 ) -> None:
     autoscalers.run(2)
@@ -125,7 +123,7 @@ def test_another_takes_over_from_one_that_hangs_or_is_killed(
     assert signal_pod(first, signal.SIGSTOP)
     pool.allow(2, 2)
     pool.wait_wanted(2)
-    signal_pod(first, signal.SIGKILL)  # unless its liveness probe was quicker
+    signal_pod(first, signal.SIGKILL)  # unless its liveness probe restarted it first
     autoscalers.wait(2)
     pool.allow(1, 1)
     pool.wait_wanted(1)
@@ -133,7 +131,7 @@ def test_another_takes_over_from_one_that_hangs_or_is_killed(
 
 
 def _calls(kubectl: Kubectl, verb: str, resource: str, subresource: str = "") -> float:
-    """How often the API server was asked this, of one namespace or object."""
+    """The number of such calls to the API server, for one namespace or object."""
     wanted = {"verb": verb, "resource": resource, "subresource": subresource}
     return sum(
         sample.value

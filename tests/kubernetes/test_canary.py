@@ -1,4 +1,4 @@
-"""A canary as users declare it: requests shared by weight, and told in the status."""
+"""A canary as users define it: requests are shared by weight, and the status shows the shares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.kubernetes
 
 VERSION = "x-pilotlight-version"
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
-def test_versions_share_requests_and_the_status_says_how(
+def test_versions_share_requests_by_weight_and_the_status_shows_it(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     tenant.declare("stable")
@@ -36,10 +36,10 @@ def test_versions_share_requests_and_the_status_says_how(
         seen.add(answer.headers.get(VERSION))
         return {"stable", "stable-next"} <= seen
 
-    wait_until(both_answered, timeout_s=PATIENCE_S, what="both versions answer")
+    wait_until(both_answered, timeout_s=TIMEOUT_S, what="both versions answer")
     wait_until(
         lambda: _shares(tenant) == {"stable-next": 50, "stable": 50},
-        timeout_s=PATIENCE_S,
+        timeout_s=TIMEOUT_S,
         what="the shares in the status",
     )
     logger.info("\n%s", installed("get", "isvc", "-n", tenant.namespace))
@@ -50,7 +50,7 @@ def _shares(tenant: Tenant) -> dict[str, int]:
     return {each["revisionName"].rpartition("-")[0]: each["percent"] for each in traffic}
 
 
-def test_a_canary_goes_and_all_requests_are_the_models_again(
+def test_after_deleting_the_canary_the_model_receives_all_requests(
     gateway: Gateway, tenant: Tenant
 ) -> None:
     tenant.declare("whole")
@@ -58,7 +58,7 @@ def test_a_canary_goes_and_all_requests_are_the_models_again(
     tenant.wait_ready("whole-next")
     wait_until(
         lambda: gateway.predict(tenant, "whole").headers.get(VERSION) == "whole-next",
-        timeout_s=PATIENCE_S,
+        timeout_s=TIMEOUT_S,
         what="the canary answers",
     )
     tenant.delete("whole-next")

@@ -1,4 +1,4 @@
-"""The cluster itself: what the other tests stand on."""
+"""The cluster itself, on which all other tests depend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kubernetes
 
 
-def test_serves_kserves_kinds_and_admits_through_its_webhooks(admin: Kubectl) -> None:
+def test_serves_kserves_kinds_and_calls_its_webhooks(admin: Kubectl) -> None:
     bad = {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",

@@ -1,4 +1,4 @@
-"""The components that an overlay may take: accepted by the real schema of what they need."""
+"""The optional components of overlays: the real schemas accept them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = ("-n", "pilotlight", "secret", "pilotlight-webhook")
 
 
 def _definitions(*names: str) -> list[dict[str, Any]]:
-    """CRDs that KServe tests with, and cert-manager's where Go's cache of modules has them."""
+    """CRDs from KServe's tests, and cert-manager's if they are in Go's module cache."""
     folder = source_tree(PROGRAM) / "test" / "crds"
     files = [folder / name for name in names]
     cache = Path(os.environ.get("GOMODCACHE") or Path.home() / "go" / "pkg" / "mod")
@@ -39,13 +39,13 @@ def _definitions(*names: str) -> list[dict[str, Any]]:
         files += [module / "crd-certificates.yaml", module / "crd-issuers.yaml"]
     found = [item for file in files for item in yaml.safe_load_all(file.read_text())]
     for item in found:
-        item["metadata"].pop("labels", None)  # cert-manager's are a chart's templates
+        item["metadata"].pop("labels", None)  # cert-manager's CRDs are templates of a chart
     return found
 
 
 @pytest.fixture(scope="module")
 def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
-    """API groups of operators that this cluster has now, by their CRDs alone."""
+    """API groups of operators whose CRDs this cluster has, without the operators."""
     definitions = _definitions("gatewayapi_httproute.yaml")
     installed.apply(definitions)
     names = [f"crd/{item['metadata']['name']}" for item in definitions]
@@ -66,7 +66,7 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("node-cache", None),
     ],
 )
-def test_the_api_server_takes_an_overlay_with_the_component(
+def test_the_api_server_accepts_an_overlay_with_the_component(
     installed: Kubectl, kinds: frozenset[str], tmp_path: Path, component: str, group: str | None
 ) -> None:
     if group is not None and group not in kinds:
@@ -89,7 +89,7 @@ def _bundle(kubectl: Kubectl) -> str:
     return str(webhook["clientConfig"].get("caBundle", ""))
 
 
-def test_a_lost_certificate_is_made_again_and_trusted(
+def test_a_deleted_certificate_is_recreated_and_trusted(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     before = _bundle(installed)
@@ -100,6 +100,6 @@ def test_a_lost_certificate_is_made_again_and_trusted(
     wait_until(
         lambda: _bundle(installed) not in ("", before), timeout_s=180, what="another caBundle"
     )
-    tenant.declare_again("after-the-loss")
+    tenant.declare_with_retry("after-the-loss")
     answer = tenant.try_declare("mistaken-after-the-loss", policy="fastest")
     assert "least-loaded" in answer.errors

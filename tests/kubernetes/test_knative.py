@@ -1,4 +1,4 @@
-"""A pool in Knative mode, under the real Knative: its pods serve behind real queue-proxies."""
+"""A pool in Knative mode, with the real Knative: its pods serve behind real queue-proxies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODEL = "behind-a-queue"
 WRITER = "writer-behind-a-queue"
 ENOUGH = 20
 ONE_SECOND = {"x-pilotlight-simulate": "preprocess=1.0"}
-"""So that pods are busy however slow the machine is."""
+"""Enough requests to keep pods busy on any machine."""
 KINDS = "ksvc,configuration,revision,route,podautoscaler,sks"
 
 
@@ -46,7 +46,7 @@ KINDS = "ksvc,configuration,revision,route,podautoscaler,sks"
 def serverless(
     installed: Kubectl, gateway: Gateway, node: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Serverless:
-    """A pool in Knative mode with its least number of pods, beside pool `default`."""
+    """A pool in Knative mode with its minimum of pods, beside the pool `default`."""
     assert gateway.url
     assert node.plane is not None
     if not is_built():
@@ -57,7 +57,7 @@ def serverless(
 
 @pytest.fixture(scope="module")
 def warm(serverless: Serverless, tenant: Tenant) -> Tenant:
-    """A tenant with a model that is warm on the pool."""
+    """A tenant with a model that is warm in the pool."""
     tenant.declare(MODEL, pool=POOL, policy="least-loaded")
     tenant.wait_ready(MODEL)
     answer = serverless.gateway.predict(tenant, MODEL)
@@ -71,7 +71,7 @@ def test_the_pool_becomes_ready(installed: Kubectl, serverless: Serverless) -> N
     logger.info("\n%s", installed("get", *IN_NAMESPACE, f"isvc,{KINDS},pods"))
 
 
-def test_kserve_hands_its_bounds_to_knative(serverless: Serverless) -> None:
+def test_kserve_passes_the_bounds_to_knative(serverless: Serverless) -> None:
     template = serverless.get("ksvc")["spec"]["template"]
     annotations = template["metadata"]["annotations"]
     assert annotations["autoscaling.knative.dev/min-scale"] == str(LEAST)
@@ -79,7 +79,7 @@ def test_kserve_hands_its_bounds_to_knative(serverless: Serverless) -> None:
     assert template["metadata"]["labels"]["pilotlight.io/pool"] == POOL
 
 
-def test_pods_are_entered_at_the_port_of_their_queue_proxy(serverless: Serverless) -> None:
+def test_pods_register_the_port_of_their_queue_proxy(serverless: Serverless) -> None:
     pods = serverless.pods()
     names = {container["name"] for pod in pods for container in pod["spec"]["containers"]}
     assert names == {"kserve-container", "queue-proxy"}
@@ -89,7 +89,7 @@ def test_pods_are_entered_at_the_port_of_their_queue_proxy(serverless: Serverles
         assert entered[pod["metadata"]["name"]]["address"] == expected
 
 
-def test_a_model_answers_through_the_queue_proxy(serverless: Serverless, warm: Tenant) -> None:
+def test_a_model_serves_through_the_queue_proxy(serverless: Serverless, warm: Tenant) -> None:
     answer = serverless.gateway.predict(warm, MODEL)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-pilotlight-start"] == "warm"
@@ -97,7 +97,7 @@ def test_a_model_answers_through_the_queue_proxy(serverless: Serverless, warm: T
     assert len(answer.json()["predictions"]) == 1
 
 
-def test_an_answer_is_streamed_through_the_queue_proxy(
+def test_a_response_is_streamed_through_the_queue_proxy(
     serverless: Serverless, tenant: Tenant
 ) -> None:
     tenant.declare(WRITER, pool=POOL, uri=GENERATIVE_URI)
@@ -116,14 +116,14 @@ def test_an_answer_is_streamed_through_the_queue_proxy(
     assert events[-1] == "data: [DONE]"
 
 
-def test_our_actuator_leaves_it_to_knative(scale: Scaler, serverless: Serverless) -> None:
+def test_the_actuator_leaves_scaling_to_knative(scale: Scaler, serverless: Serverless) -> None:
     done = scale(3, pool=POOL)
     assert done.returncode != 0
     assert "'Knative'" in done.stdout + done.stderr
     assert serverless.revision
 
 
-def test_a_runtime_that_dies_behind_its_queue_proxy_costs_no_request(
+def test_no_request_fails_when_a_runtime_dies_behind_its_queue_proxy(
     serverless: Serverless, warm: Tenant
 ) -> None:
     serves = serverless.gateway.predict(warm, MODEL).headers["x-pilotlight-pod"]
@@ -134,7 +134,7 @@ def test_a_runtime_that_dies_behind_its_queue_proxy_costs_no_request(
     serverless.wait_for_pods(LEAST)
 
 
-def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
+def test_knative_scales_with_the_load_of_the_gateway_within_the_bounds(
     serverless: Serverless, warm: Tenant
 ) -> None:
     sends = load(serverless.gateway, warm, MODEL, clients=2 * MOST, headers=ONE_SECOND)
@@ -153,7 +153,7 @@ def test_knative_scales_by_what_the_gateway_sends_and_within_the_bounds(
     )
 
 
-def test_another_bound_is_another_revision_and_costs_no_request(
+def test_a_new_bound_makes_a_new_revision_without_failed_requests(
     installed: Kubectl, serverless: Serverless, warm: Tenant
 ) -> None:
     before = serverless.revision

@@ -1,4 +1,4 @@
-"""Models that users apply: ready, served, changed and deleted with nothing but kubectl."""
+"""Models that users apply: ready, served, changed and deleted with kubectl only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY = "x-pilotlight-policy"
 pytestmark = pytest.mark.kubernetes
 
 
-def test_an_applied_model_becomes_ready_and_answers_cold_then_warm(
+def test_an_applied_model_becomes_ready_and_serves_cold_then_warm(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     tenant.declare("first")
@@ -38,7 +38,7 @@ def test_an_applied_model_becomes_ready_and_answers_cold_then_warm(
     assert starts == ["remote", "warm"]
 
 
-def test_another_policy_takes_effect_and_restarts_nothing(
+def test_a_changed_policy_takes_effect_without_restarts(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     tenant.declare("tuned", policy="least-loaded")
@@ -64,7 +64,7 @@ def _pods(kubectl: Kubectl) -> list[tuple[str, int]]:
     ]
 
 
-def test_a_bad_annotation_is_refused_with_what_is_allowed(
+def test_a_wrong_annotation_is_rejected_with_the_allowed_values(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     answer = tenant.try_declare("mistaken", policy="fastest")
@@ -74,7 +74,7 @@ def test_a_bad_annotation_is_refused_with_what_is_allowed(
     assert "NotFound" in absent.errors
 
 
-def test_without_admission_a_bad_annotation_is_told_in_status_and_event(
+def test_without_admission_a_wrong_annotation_shows_in_status_and_event(
     installed: Kubectl, gateway: Gateway
 ) -> None:
     unchecked = Tenant(installed, "unchecked")
@@ -103,7 +103,7 @@ def _tells_of_the_policy(message: str) -> None:
 
 
 def _exempt_from_admission(kubectl: Kubectl, namespace: str) -> None:
-    """Have our validating webhook look at all namespaces but one."""
+    """Exclude one namespace from Pilotlight's validating webhook."""
     but = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
     selector = {"matchExpressions": [but]}
     patch = [{"op": "add", "path": "/webhooks/0/namespaceSelector", "value": selector}]
@@ -111,7 +111,7 @@ def _exempt_from_admission(kubectl: Kubectl, namespace: str) -> None:
     kubectl("patch", *webhook, "--type=json", "-p", json.dumps(patch))
 
 
-def test_a_deleted_model_is_unloaded_and_gone(gateway: Gateway, tenant: Tenant) -> None:
+def test_a_deleted_model_is_unloaded_everywhere(gateway: Gateway, tenant: Tenant) -> None:
     tenant.declare("brief")
     tenant.wait_ready("brief")
     assert gateway.predict(tenant, "brief").status_code == 200

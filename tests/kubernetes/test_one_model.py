@@ -1,4 +1,4 @@
-"""A service of one model: KServe makes its pods from our runtime and brings the weights."""
+"""An InferenceService with one model: KServe creates its pods and downloads the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READER = "reader"
 
 
 def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    """A service account with S3 credentials, as KServe's documentation has them."""
+    """A service account with S3 credentials, as in KServe's documentation."""
     assert cluster.store is not None
     environment = cluster.store.environment
     prefix = "serving.kserve.io/s3-"
@@ -57,7 +57,7 @@ def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
     return [secret, account]
 
 
-def test_kserve_makes_a_deployment_whose_pod_serves_the_model(
+def test_kserve_creates_a_deployment_whose_pod_serves_the_model(
     node: Cluster, tenant: Tenant
 ) -> None:
     admin, here = node.admin, ("-n", tenant.namespace)

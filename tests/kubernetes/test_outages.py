@@ -1,4 +1,4 @@
-"""What is killed under load comes back, and warm requests are answered meanwhile."""
+"""Components that are killed under load restart, and warm requests succeed meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENOUGH = 20
 
 @pytest.fixture(scope="module", autouse=True)
 def steady(gateway: Gateway, tenant: Tenant) -> None:
-    """A model that is warm."""
+    """A tenant with a warm model."""
     tenant.declare(MODEL)
     tenant.wait_ready(MODEL)
     assert gateway.predict(tenant, MODEL).status_code == 200
@@ -40,7 +40,7 @@ def plane(node: Cluster) -> ControlPlane:
     return node.plane
 
 
-def test_serves_on_without_the_api_server(
+def test_requests_succeed_without_the_api_server(
     plane: ControlPlane, gateway: Gateway, tenant: Tenant
 ) -> None:
     server = plane.programs["kube-apiserver"]
@@ -51,22 +51,22 @@ def test_serves_on_without_the_api_server(
         plane.wait("API server ready again", f"{API_URL}/readyz")
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
-    tenant.declare_again("after-the-outage")
+    tenant.declare_with_retry("after-the-outage")
     tenant.wait_ready("after-the-outage")
 
 
-def test_serves_on_without_the_controller(
+def test_requests_succeed_without_the_controller(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     with load(gateway, tenant, MODEL) as running:
         kill_pod(_pods(installed, "app.kubernetes.io/name=pilotlight-controller")[0])
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
-    tenant.declare_again("after-the-controller")
+    tenant.declare_with_retry("after-the-controller")
     tenant.wait_ready("after-the-controller")
 
 
-def test_a_killed_gateway_costs_no_more_than_what_it_was_at(
+def test_a_killed_gateway_loses_only_its_requests_in_flight(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     deployment = "deployment/pilotlight-gateway"
@@ -81,7 +81,7 @@ def test_a_killed_gateway_costs_no_more_than_what_it_was_at(
 
 @pytest.fixture(scope="module")
 def two_pods(installed: Kubectl, gateway: Gateway) -> Iterator[Pool]:
-    """A pool of two pods, whatever its autoscaler thinks."""
+    """A pool with two pods, independent of its autoscaler."""
     pool = Pool(installed)
     pool.allow(2, 2)
     yield pool
@@ -89,7 +89,7 @@ def two_pods(installed: Kubectl, gateway: Gateway) -> Iterator[Pool]:
     pool.wait_ready(1)
 
 
-def test_a_killed_pod_costs_no_request(
+def test_no_request_fails_when_a_pod_is_killed(
     installed: Kubectl, two_pods: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
     two_pods.wait_ready(2)
@@ -100,19 +100,19 @@ def test_a_killed_pod_costs_no_request(
     assert (running.refused, running.broken) == ([], [])
 
 
-def test_a_deleted_pod_ends_its_requests_and_costs_none(
+def test_a_deleted_pod_completes_its_requests(
     installed: Kubectl, two_pods: Pool, gateway: Gateway, tenant: Tenant
 ) -> None:
     two_pods.wait_ready(2)
     warm = _warm_pod(installed, gateway, tenant)
     with load(gateway, tenant, MODEL) as running:
-        installed(*IN_NAMESPACE, "delete", "pod", warm)  # returns when it is gone
+        installed(*IN_NAMESPACE, "delete", "pod", warm)  # returns when the pod is deleted
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
 
 
 def _warm_pod(kubectl: Kubectl, gateway: Gateway, tenant: Tenant) -> str:
-    """The pod that answers now."""
+    """The pod that serves the model."""
     warm = gateway.predict(tenant, MODEL).headers["x-pilotlight-pod"]
     assert warm in _pods(kubectl, OF_POOL)
     return warm

@@ -1,4 +1,4 @@
-"""A pool: KServe makes its Deployment, its pods run the real runtime and become ready."""
+"""A pool: KServe creates its Deployment, its pods run the real runtime and become ready."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.kubernetes
 
 READY = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}=True'
-"""Not `condition=Ready`: KServe writes the Deployment's generation as observed, and kubectl waits
-until it is the InferenceService's, which rises with its bounds."""
+"""Instead of `condition=Ready`: KServe copies the Deployment's observed generation, but
+kubectl waits for that of the InferenceService, which grows with each change of its bounds."""
 
 
-def test_kserve_makes_a_deployment_without_rivals_for_its_scale(installed: Kubectl) -> None:
+def test_kserve_creates_a_deployment_without_another_scaler(installed: Kubectl) -> None:
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
     deployment = installed.get(*IN_NAMESPACE, "deployment", "pool-predictor")
     owner = deployment["metadata"]["ownerReferences"][0]

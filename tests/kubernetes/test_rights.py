@@ -1,4 +1,4 @@
-"""Each component has a service account of its own, which may do what it needs and no more."""
+"""Each component has a service account of its own, with the rights that it needs and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALE = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/pool-predictor/scale"
         pytest.param(("get", "pods", "-A"), id="list-pods"),
     ],
 )
-def test_the_controller_may_do_what_it_needs(
+def test_the_controller_has_the_rights_that_it_needs(
     installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
 ) -> None:
     installed.as_account(NAMESPACE, CONTROLLER, tmp_path)(*call)
@@ -45,7 +45,7 @@ def test_the_controller_may_do_what_it_needs(
         pytest.param(("get", "--raw", SCALE), id="read-the-scale"),
     ],
 )
-def test_the_autoscaler_may_do_what_it_needs_in_its_namespace(
+def test_the_autoscaler_has_the_rights_that_it_needs_in_its_namespace(
     installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
 ) -> None:
     installed.as_account(NAMESPACE, AUTOSCALER, tmp_path)(*IN_NAMESPACE, *call)
@@ -63,13 +63,13 @@ def test_the_autoscaler_may_do_what_it_needs_in_its_namespace(
         ),
     ],
 )
-def test_the_autoscaler_may_do_no_more(
+def test_the_autoscaler_has_no_other_rights(
     installed: Kubectl, tmp_path: Path, call: tuple[str, ...]
 ) -> None:
     _is_denied(installed.as_account(NAMESPACE, AUTOSCALER, tmp_path), call)
 
 
-def test_the_controller_does_not_scale(installed: Kubectl, tmp_path: Path) -> None:
+def test_the_controller_may_not_scale(installed: Kubectl, tmp_path: Path) -> None:
     call = (*IN_NAMESPACE, "scale", "deployment/pool-predictor", "--replicas=2")
     _is_denied(installed.as_account(NAMESPACE, CONTROLLER, tmp_path), call)
 
@@ -88,7 +88,7 @@ def test_the_controller_does_not_scale(installed: Kubectl, tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("account", ACCOUNTS)
-def test_no_component_may_do_more(
+def test_no_component_has_other_rights(
     installed: Kubectl, tmp_path: Path, account: str, call: tuple[str, ...]
 ) -> None:
     _is_denied(installed.as_account(NAMESPACE, account, tmp_path), call)
@@ -100,7 +100,7 @@ def _is_denied(account: Kubectl, call: tuple[str, ...]) -> None:
     assert FORBIDDEN in answer.errors.lower()
 
 
-def test_only_controller_and_autoscaler_are_given_a_token(installed: Kubectl) -> None:
+def test_only_controller_and_autoscaler_have_a_token(installed: Kubectl) -> None:
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
     wait_until(lambda: set(ACCOUNTS) <= _accounts(installed).keys(), what="a pod of each account")
     accounts = _accounts(installed)
@@ -108,7 +108,7 @@ def test_only_controller_and_autoscaler_are_given_a_token(installed: Kubectl) ->
 
 
 def _accounts(kubectl: Kubectl) -> dict[str, bool]:
-    """The service accounts of the platform's pods, and whether the pods hold their tokens."""
+    """The service accounts of the platform's pods, and whether their token is mounted."""
     return {
         pod["spec"]["serviceAccountName"]: any(
             "serviceAccountToken" in source

@@ -1,4 +1,4 @@
-"""The manifests that the repository offers: accepted by the real schema, and they work."""
+"""The manifests of the repository: the real schemas accept them, and the samples work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kubernetes
 
 MANIFESTS = REPOSITORY / "manifests"
 NOT_HERE = ("monitoring.coreos.com/",)
-"""Kinds of operators that this cluster lacks; everything else is checked."""
+"""Kinds of operators that this cluster does not run, which are not checked."""
 
 
 def _picture() -> dict[str, Any]:
@@ -30,13 +30,13 @@ def _picture() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overlay", ["minimal", "production"])
-def test_the_api_server_takes_all_objects_of_an_overlay(installed: Kubectl, overlay: str) -> None:
+def test_the_api_server_accepts_all_objects_of_an_overlay(installed: Kubectl, overlay: str) -> None:
     made = kustomize(MANIFESTS / "overlays" / overlay)
     objects = [item for item in made if not item["apiVersion"].startswith(NOT_HERE)]
     installed.apply(objects, "--dry-run=server", "--force-conflicts")
 
 
-def test_the_samples_become_ready_and_answer(
+def test_the_samples_become_ready_and_serve(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
     installed(*APPLY, "-n", tenant.namespace, "-f", str(MANIFESTS / "samples"))

@@ -1,4 +1,4 @@
-"""The number of a pool's pods by hand, through the scale subresource; KServe leaves it alone."""
+"""The number of a pool's pods set by hand, through the scale subresource; KServe keeps it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kubernetes
 
 RECONCILED = "deployment reconcile"
-"""What KServe's manager logs whenever it has compared a Deployment with what it wants."""
+"""KServe's manager logs this after each comparison of a Deployment with its specification."""
 
 
-def test_is_refused_while_an_autoscaler_decides(scale: Scaler, autoscalers: Autoscalers) -> None:
+def test_is_rejected_while_an_autoscaler_leads(scale: Scaler, autoscalers: Autoscalers) -> None:
     wait_until(autoscalers.leader, what="an autoscaler leads")
     done = scale(1)
     assert done.returncode != 0
@@ -33,7 +33,7 @@ def test_is_refused_while_an_autoscaler_decides(scale: Scaler, autoscalers: Auto
 
 @pytest.fixture
 def by_hand(pool: Pool, autoscalers: Autoscalers) -> Iterator[Pool]:
-    """A pool of one pod without an autoscaler, with other bounds than the suite's."""
+    """A pool with one pod, without an autoscaler, and with bounds of its own."""
     autoscalers.run(0)
     pool.allow(0, 8)
     yield pool
@@ -42,7 +42,7 @@ def by_hand(pool: Pool, autoscalers: Autoscalers) -> Iterator[Pool]:
     pool.wait_wanted(1)
 
 
-def test_kserve_leaves_our_number_of_pods_alone(
+def test_kserve_keeps_the_number_of_pods(
     installed: Kubectl, by_hand: Pool, scale: Scaler, node: Cluster
 ) -> None:
     assert node.plane is not None
@@ -62,7 +62,7 @@ def test_kserve_leaves_our_number_of_pods_alone(
     installed.wait("jsonpath={.status.replicas}=1", *IN_NAMESPACE, DEPLOYMENT)
 
 
-def test_scales_to_no_more_than_the_pool_allows(by_hand: Pool, scale: Scaler) -> None:
+def test_scales_only_within_the_bounds_of_the_pool(by_hand: Pool, scale: Scaler) -> None:
     by_hand.allow(0, 1)
     done = scale(5)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,7 +70,7 @@ def test_scales_to_no_more_than_the_pool_allows(by_hand: Pool, scale: Scaler) ->
     assert by_hand.wanted() == 1
 
 
-def test_leaves_a_pool_to_another_autoscaler_and_names_it(
+def test_leaves_a_pool_to_another_scaler_and_names_it(
     installed: Kubectl, by_hand: Pool, scale: Scaler
 ) -> None:
     with rival(installed):

@@ -1,8 +1,8 @@
 """A node of the cluster: `python -m tests.kubernetes.node --kubeconfig FILE --folder FOLDER`.
 
-Runs the pods that are scheduled to it as processes of this machine, each with a network namespace
-and an address of its own. Not there: images, cgroups, other users than the one it runs as, claims
-of storage, `kubectl exec` and `kubectl logs` (logs lie in the folder).
+Runs the pods that are scheduled to it as processes of this machine, each with its own network
+namespace and address. Not supported: images, cgroups, other users than its own, storage claims,
+`kubectl exec` and `kubectl logs` (logs are in the folder).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TROUBLE = (client.ApiException, HTTPError, OSError)
 
 
 class Agent:
-    """Watches the pods of one node and gives each a thread."""
+    """Watches the pods of one node and runs a thread for each."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
@@ -37,7 +37,7 @@ class Agent:
         self._pods: dict[str, Pod] = {}
 
     def run(self) -> None:
-        """Register, then follow the pods for ever."""
+        """Register, then follow the pods until killed."""
         while True:
             try:
                 self._cluster.register()
@@ -64,11 +64,11 @@ class Agent:
 
     def _follow(self) -> None:
         pods = self._cluster.core.list_pod_for_all_namespaces
-        mine = f"spec.nodeName={self._cluster.node}"
+        mine = f"manifest.nodeName={self._cluster.node}"
         listed = json.loads(pods(field_selector=mine, _preload_content=False).data)
-        for wish in listed["items"]:
-            self._note("ADDED", wish)
-        there = {wish["metadata"]["uid"] for wish in listed["items"]}
+        for manifest in listed["items"]:
+            self._note("ADDED", manifest)
+        there = {manifest["metadata"]["uid"] for manifest in listed["items"]}
         for uid in self._pods.keys() - there:
             self._pods.pop(uid).end(0.0)
         events = watch.Watch().stream(
@@ -80,12 +80,12 @@ class Agent:
         for event in events:
             self._note(event["type"], event["raw_object"])
 
-    def _note(self, kind: str, wish: dict[str, Any]) -> None:
-        metadata = wish["metadata"]
+    def _note(self, kind: str, manifest: dict[str, Any]) -> None:
+        metadata = manifest["metadata"]
         uid = str(metadata["uid"])
         pod = self._pods.get(uid)
         if pod is None and kind != "DELETED":
-            pod = self._pods[uid] = Pod(wish, self._cluster, self._folder)
+            pod = self._pods[uid] = Pod(manifest, self._cluster, self._folder)
             threading.Thread(target=pod.run, name=pod.name, daemon=True).start()
         if pod is None:
             return
@@ -97,14 +97,13 @@ class Agent:
 
 
 def main() -> None:
-    """Read the arguments and run the node."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
     parser.add_argument("--node", default="node-1")
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each probe
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # logs one line per probe
     config.load_kube_config(arguments.kubeconfig)
     Agent(Cluster(arguments.node, arguments.folder), arguments.folder / "pods").run()
 

@@ -1,4 +1,4 @@
-"""What the node says to the API server and asks of it, with the rights of a kubelet."""
+"""The node's calls to the API server, with the rights of a kubelet."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ ALL_GOOD = "the node agent of the tests is well"
 
 
 class Cluster:
-    """The API server as this node sees it; calls may come from any thread."""
+    """A client of the API server, safe to call from any thread."""
 
     def __init__(self, node: str, folder: Path) -> None:
         self.node = node
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.byte_code = cache_folder() / "byte-code"
-        self.byte_code.mkdir(parents=True, exist_ok=True)
+        self.bytecode = cache_folder() / "byte-code"
+        self.bytecode.mkdir(parents=True, exist_ok=True)
         self._hosts = folder.parent / "hosts"
         self.core = client.CoreV1Api()
         self._leases = client.CoordinationV1Api()
 
     def hosts_file(self, namespace: str) -> Path:
-        """The names that pods of a namespace know; kept by `tests.kubernetes.services`."""
+        """Host names for the pods of a namespace; written by `tests.kubernetes.services`."""
         path = self._hosts / namespace
         path.touch()
         return path
 
     def register(self) -> None:
-        """Make the node known, ready, with its lease."""
+        """Create the node, ready, with its lease."""
         labels = {"kubernetes.io/hostname": self.node, "kubernetes.io/os": "linux"}
         node = {"metadata": {"name": self.node, "labels": labels}}
         try:
@@ -59,7 +59,6 @@ class Cluster:
         self.report_node()
 
     def report_node(self) -> None:
-        """Write the node's status."""
         now = timestamp()
         conditions = [
             {"type": kind, "status": status, "reason": "Agent", "message": ALL_GOOD}
@@ -80,8 +79,7 @@ class Cluster:
         self.core.patch_node_status(self.node, {"status": status})
 
     def renew_lease(self) -> None:
-        """Say that the node is alive."""
-        # The client library drops a fraction of zero, which the API server then misses.
+        # The client library drops a fraction of zero, but the API server requires a fraction.
         now = timestamp().replace("Z", ".000001Z")
         spec = {"holderIdentity": self.node, "leaseDurationSeconds": LEASE_S, "renewTime": now}
         try:
@@ -93,7 +91,7 @@ class Cluster:
             self._leases.create_namespaced_lease(LEASE_NAMESPACE, body)
 
     def entries(self, kind: str, namespace: str, name: str) -> Mapping[str, str] | None:
-        """What a ConfigMap or Secret holds, as text; None where there is none."""
+        """The contents of a ConfigMap or Secret as text; None if it does not exist."""
         read = {
             "ConfigMap": self.core.read_namespaced_config_map,
             "Secret": self.core.read_namespaced_secret,
@@ -101,7 +99,7 @@ class Cluster:
         try:
             found = json.loads(read(name, namespace, _preload_content=False).data)
         except client.ApiException as error:
-            if error.status in {403, 404}:  # the node may read what its pods name, once it is there
+            if error.status in {403, 404}:  # the right follows the pod with a delay
                 return None
             raise
         data = found.get("data") or {}
@@ -109,13 +107,13 @@ class Cluster:
             return dict(data)
         return {key: base64.b64decode(text).decode() for key, text in data.items()}
 
-    def token(self, pod: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
+    def token(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
         """A token of the pod's service account, bound to the pod."""
         metadata = pod["metadata"]
         bound = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"]}
         spec = {
-            "audiences": [wish["audience"]] if wish.get("audience") else [],
-            "expirationSeconds": max(7200, wish.get("expirationSeconds", 0)),
+            "audiences": [spec["audience"]] if spec.get("audience") else [],
+            "expirationSeconds": max(7200, spec.get("expirationSeconds", 0)),
             "boundObjectRef": {**bound, "uid": metadata["uid"]},
         }
         account = pod["spec"].get("serviceAccountName", "default")
@@ -125,7 +123,7 @@ class Cluster:
         return str(answer.status.token)
 
     def patch_status(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-        """Write a pod's status; False if it could not be and should be tried again."""
+        """Write a pod's status; False if it failed and must be retried."""
         metadata = pod["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
         try:
@@ -134,7 +132,7 @@ class Cluster:
             )
         except client.ApiException as error:
             if error.status in {404, 409}:
-                return True  # it is gone, or another of its name is there
+                return True  # the pod is deleted, or another has its name
             logger.warning("status of %s: %s", metadata["name"], error)
             return False
         except (OSError, HTTPError) as error:
@@ -143,7 +141,7 @@ class Cluster:
         return True
 
     def delete(self, pod: Mapping[str, Any]) -> None:
-        """Confirm that a pod has ended, so that the API server forgets it."""
+        """Confirm that a pod has ended, so that the API server deletes it."""
         metadata = pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
         while True:

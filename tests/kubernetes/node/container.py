@@ -1,4 +1,4 @@
-"""One container of a pod: its process, restarts, probes, and the status that tells of them."""
+"""One container of a pod: its process, restarts, probes and status."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def timestamp() -> str:
-    """Now, as the API writes it."""
+    """The present time in the format of the API."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Container:
-    """A container's process and what became of it."""
+    """A container's process and its state."""
 
-    wish: Mapping[str, Any]
+    spec: Mapping[str, Any]
     sandbox: Sandbox
     specification: Path
     log: Path
     program: Mapping[str, Any]
-    """What `launch.py` is told: command, environment, directory, mounts."""
+    """Specification for `launch.py`: command, environment, directory, mounts."""
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
     state: dict[str, Any] = field(default_factory=lambda: {"waiting": {"reason": "Waiting"}})
@@ -50,21 +50,21 @@ class Container:
 
     @property
     def name(self) -> str:
-        return str(self.wish["name"])
+        return str(self.spec["name"])
 
     @property
     def target(self) -> Target:
-        """How probes and hooks find it."""
+        """The address and ports for probes and hooks."""
         ports = {
             port["name"]: port["containerPort"]
-            for port in self.wish.get("ports", [])
+            for port in self.spec.get("ports", [])
             if "name" in port
         }
-        enter = self.sandbox.enter()[:-3]  # its network; mounts are the suite's
+        enter = self.sandbox.enter()[:-3]  # in the pod's network, with the mounts of the suite
         return Target(self.sandbox.address, ports, enter, self.program["environment"])
 
     def start(self) -> None:
-        """Start its process, with a fresh set of probes."""
+        """Start the process, with new probes."""
         self.specification.write_text(json.dumps(self.program))
         launcher = [sys.executable, "-S", str(Path(launch.__file__)), str(self.specification)]
         with self.log.open("ab") as log:
@@ -78,11 +78,11 @@ class Container:
         self.state = {"running": {"startedAt": timestamp()}}
         now_s = time.monotonic()
         self._probes = {
-            kind: Probe(self.wish[kind], self.target, started_s=now_s)
+            kind: Probe(self.spec[kind], self.target, started_s=now_s)
             for kind in PROBES
-            if kind in self.wish
+            if kind in self.spec
         }
-        if hook := self.wish.get("lifecycle", {}).get("postStart"):
+        if hook := self.spec.get("lifecycle", {}).get("postStart"):
             act(hook, self.target, timeout_s=30)
 
     @property
@@ -91,24 +91,24 @@ class Container:
 
     @property
     def has_started(self) -> bool:
-        """Whether it runs and its startup probe, if any, has passed."""
+        """Whether it runs and its startup probe, if any, has succeeded."""
         startup = self._probes.get("startupProbe")
         return self.is_running and (startup is None or startup.has_passed)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has started and its readiness probe, if any, passes."""
+        """Whether it has started and its readiness probe, if any, succeeds."""
         readiness = self._probes.get("readinessProbe")
         return self.has_started and (readiness is None or readiness.has_passed)
 
     @property
     def exit_code(self) -> int | None:
-        """How its process ended, as a shell would say it; None while it runs."""
+        """The exit status as a shell reports it; None while it runs."""
         code = None if self.process is None else self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def tick(self, now_s: float, *, restarts: bool) -> None:
-        """Probe, notice an end, start again when it is time."""
+        """Run due probes, detect the end of the process, restart it when due."""
         if self.is_running:
             self._probe(now_s)
             return
@@ -139,9 +139,9 @@ class Container:
         self.last_state = self.state = {"terminated": ended}
 
     def stop(self, *, grace_s: float) -> None:
-        """Run the preStop hook, ask the process to end, insist when the grace is over."""
+        """Run the preStop hook, send SIGTERM, and SIGKILL after the grace period."""
         give_up_s = time.monotonic() + grace_s
-        hook = self.wish.get("lifecycle", {}).get("preStop")
+        hook = self.spec.get("lifecycle", {}).get("preStop")
         if hook and self.is_running:
             act(hook, self.target, timeout_s=max(1.0, grace_s))
         self.kill(signal.SIGTERM)
@@ -152,7 +152,7 @@ class Container:
             self.process.wait()
 
     def kill(self, number: signal.Signals) -> None:
-        """Signal its process; when it insists, all that it has started too."""
+        """Signal the process; with SIGKILL also all of its descendants."""
         if self.process is None or not self.is_running:
             return
         if number == signal.SIGKILL:
@@ -164,8 +164,8 @@ class Container:
         """Its entry in `containerStatuses`."""
         return {
             "name": self.name,
-            "image": self.wish["image"],
-            "imageID": self.wish["image"],
+            "image": self.spec["image"],
+            "imageID": self.spec["image"],
             "ready": self.is_ready,
             "started": self.has_started,
             "restartCount": self.restarts,
@@ -175,15 +175,15 @@ class Container:
 
 
 def mounts_of(
-    wish: Mapping[str, Any], volumes: Mapping[str, Path], always: Sequence[Mapping[str, Any]]
+    spec: Mapping[str, Any], volumes: Mapping[str, Path], always: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What `launch.py` has to mount for a container."""
+    """The mounts of a container for `launch.py`."""
     wanted = [
         {
             "source": str(volumes[item["name"]] / item.get("subPath", "")),
             "target": item["mountPath"],
             "read_only": bool(item.get("readOnly")),
         }
-        for item in wish.get("volumeMounts", [])
+        for item in spec.get("volumeMounts", [])
     ]
     return [*map(dict, always), *sorted(wanted, key=lambda item: len(str(item["target"])))]

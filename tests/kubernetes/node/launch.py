@@ -1,9 +1,9 @@
 """Becomes a container's process: `launch.py SPECIFICATION`, in a mount namespace of its own.
 
 The specification is JSON: `mounts` (source, target, read_only), `read_only_root`, `directory`,
-`environment`, `command`. The root is this machine's; a mount point that does not exist is made by
-laying a memory file system over the deepest folder that does, with all that is in it bound again.
-Needs nothing but the standard library.
+`environment`, `command`. The root is that of this machine. For a mount point that does not exist, a
+tmpfs is mounted over the deepest existing folder, with the folder's contents bound into it again.
+Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Call mount(2); unlike mount(8) it takes what `/proc/self/fd` names."""
+    """Call mount(2), which accepts paths in `/proc/self/fd`, unlike mount(8)."""
     arguments = (source.encode(), target.encode(), kind.encode(), flags, options.encode())
     if libc.mount(*arguments) != 0:
         number = ctypes.get_errno()
@@ -32,7 +32,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def make_read_only(path: str, *, is_recursive: bool) -> None:
-    """Let nobody write below `path` in this mount namespace."""
+    """Make `path` and the mounts in it read-only in this mount namespace."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
     flags = AT_RECURSIVE if is_recursive else 0
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
@@ -42,12 +42,12 @@ def make_read_only(path: str, *, is_recursive: bool) -> None:
 
 
 def opened(path: str | Path) -> str:
-    """A name for what is at `path` now, whatever is mounted over it later."""
+    """A path to what is at `path` now, valid after something is mounted over it."""
     return f"/proc/self/fd/{os.open(path, os.O_PATH)}"
 
 
 def open_folder(folder: Path) -> None:
-    """Make `folder` one in which new names can be made, with all that it holds still there."""
+    """Make `folder` writable for new names, with its present contents."""
     below = opened(folder)
     entries = list(os.scandir(folder))
     mount("none", str(folder), "tmpfs", options="mode=755")
@@ -64,7 +64,7 @@ def open_folder(folder: Path) -> None:
 
 
 def make_mount_point(target: Path, *, is_folder: bool) -> list[Path]:
-    """Make `target` exist; the folders that were opened for it."""
+    """Create `target`; returns the folders that were made writable for it."""
     if target.exists():
         return []
     missing = [target]
@@ -83,7 +83,7 @@ def make_mount_point(target: Path, *, is_folder: bool) -> list[Path]:
 
 
 def prepare(specification: dict[str, Any]) -> None:
-    """Mount what the container is to see."""
+    """Mount everything that the container uses."""
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     sources = [opened(item["source"]) for item in specification["mounts"]]
     is_read_only = bool(specification["read_only_root"])
@@ -94,7 +94,7 @@ def prepare(specification: dict[str, Any]) -> None:
     for item, source in zip(specification["mounts"], sources, strict=True):
         target = item["target"]
         folders += make_mount_point(Path(target), is_folder=os.path.isdir(source))
-        # With what is mounted below it: a user namespace may not uncover what lies under that.
+        # Recursive, because a user namespace may not reveal what is under inner mounts.
         mount(source, target, flags=MS_BIND | MS_REC)
         if item["read_only"]:
             make_read_only(target, is_recursive=True)

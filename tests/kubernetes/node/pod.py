@@ -1,4 +1,4 @@
-"""The life of one pod on this node, in a thread of its own: start, probe, report, end."""
+"""The life of one pod on this node, in its own thread: start, probe, report, end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 BYTE_CODE = "/var/cache/byte-code"
-"""Where containers keep Python's byte code for one another, as a built image would bring it."""
+"""Folder for Python's bytecode, shared by all containers; a built image would contain it."""
 RETRY_S = 1.0
 
 
 class Pod:
-    """One pod; `run` returns when it is over and gone from the API server."""
+    """One pod; `run` returns when it has ended and the API server has deleted it."""
 
-    def __init__(self, wish: Mapping[str, Any], cluster: Cluster, folder: Path) -> None:
-        self.wish = wish
+    def __init__(self, manifest: Mapping[str, Any], cluster: Cluster, folder: Path) -> None:
+        self.manifest = manifest
         self._cluster = cluster
-        self._folder = folder / str(wish["metadata"]["uid"])
+        self._folder = folder / str(manifest["metadata"]["uid"])
         self._sandbox: Sandbox | None = None
         self._containers: list[Container] = []
         self._is_initialised = False
@@ -47,15 +47,14 @@ class Pod:
 
     @property
     def name(self) -> str:
-        return f"{self.wish['metadata']['namespace']}/{self.wish['metadata']['name']}"
+        return f"{self.manifest['metadata']['namespace']}/{self.manifest['metadata']['name']}"
 
     def end(self, grace_s: float) -> None:
-        """Ask for its end, or for a quicker one."""
+        """Request the end, or shorten the grace period of an earlier request."""
         self._grace_s = grace_s
         self._wake.set()
 
     def run(self) -> None:
-        """Live from start to end."""
         self._folder.mkdir(parents=True)
         try:
             self._start()
@@ -66,7 +65,7 @@ class Pod:
         except Exception:
             logger.exception("pod %s is given up", self.name)
         finally:
-            self._give_back()
+            self._release()
 
     def _start(self) -> None:
         while self._grace_s is None:
@@ -76,8 +75,8 @@ class Pod:
                 if not self._run_init_containers(self._sandbox, volumes):
                     return
                 self._containers = [
-                    self._container(wish, self._sandbox, volumes)
-                    for wish in self.wish["spec"]["containers"]
+                    self._container(spec, self._sandbox, volumes)
+                    for spec in self.manifest["spec"]["containers"]
                 ]
                 for container in self._containers:
                     container.start()
@@ -89,23 +88,23 @@ class Pod:
     def _make_volumes(self, sandbox: Sandbox) -> dict[str, Path]:
         return {
             volume["name"]: make_volume(
-                self.wish,
+                self.manifest,
                 volume,
                 self._folder / "volumes" / volume["name"],
                 address=sandbox.address,
                 lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
-                token=lambda wish: self._cluster.token(self.wish, wish),
+                token=lambda spec: self._cluster.token(self.manifest, spec),
             )
-            for volume in self.wish["spec"].get("volumes", [])
+            for volume in self.manifest["spec"].get("volumes", [])
         }
 
     @property
     def _namespace(self) -> str:
-        return str(self.wish["metadata"]["namespace"])
+        return str(self.manifest["metadata"]["namespace"])
 
     def _run_init_containers(self, sandbox: Sandbox, volumes: Mapping[str, Path]) -> bool:
-        for wish in self.wish["spec"].get("initContainers", []):
-            container = self._container(wish, sandbox, volumes)
+        for spec in self.manifest["spec"].get("initContainers", []):
+            container = self._container(spec, sandbox, volumes)
             container.start()
             while container.exit_code != 0:
                 container.tick(time.monotonic(), restarts=True)
@@ -117,12 +116,12 @@ class Pod:
         return True
 
     def _container(
-        self, wish: Mapping[str, Any], sandbox: Sandbox, volumes: Mapping[str, Path]
+        self, spec: Mapping[str, Any], sandbox: Sandbox, volumes: Mapping[str, Path]
     ) -> Container:
-        program = image(wish["image"])
+        program = image(spec["image"])
         variables = environment(
-            self.wish,
-            wish,
+            self.manifest,
+            spec,
             address=sandbox.address,
             lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
         )
@@ -132,34 +131,34 @@ class Pod:
             {"source": str(source), "target": target, "read_only": True}
             for target, source in of_image.items()
         ]
-        byte_code = {"source": str(self._cluster.byte_code), "target": BYTE_CODE}
-        security = wish.get("securityContext", {})
+        bytecode = {"source": str(self._cluster.bytecode), "target": BYTE_CODE}
+        security = spec.get("securityContext", {})
         return Container(
-            wish=wish,
+            spec=spec,
             sandbox=sandbox,
-            specification=self._folder / f"{wish['name']}.json",
-            log=self._cluster.logs / f"{self._namespace}_{self.wish['metadata']['name']}.log",
+            specification=self._folder / f"{spec['name']}.json",
+            log=self._cluster.logs / f"{self._namespace}_{self.manifest['metadata']['name']}.log",
             program={
-                "command": command(wish, program, variables),
+                "command": command(spec, program, variables),
                 "environment": variables,
-                "directory": wish.get("workingDir") or program.directory,
-                "mounts": mounts_of(wish, volumes, [*always, {**byte_code, "read_only": False}]),
+                "directory": spec.get("workingDir") or program.directory,
+                "mounts": mounts_of(spec, volumes, [*always, {**bytecode, "read_only": False}]),
                 "read_only_root": bool(security.get("readOnlyRootFilesystem")),
             },
         )
 
     def _tick(self) -> None:
-        always = self.wish["spec"].get("restartPolicy", "Always") == "Always"
+        always = self.manifest["spec"].get("restartPolicy", "Always") == "Always"
         now_s = time.monotonic()
         for container in self._containers:
             failed = container.exit_code not in {None, 0}
-            on_failure = self.wish["spec"].get("restartPolicy") == "OnFailure" and failed
+            on_failure = self.manifest["spec"].get("restartPolicy") == "OnFailure" and failed
             container.tick(now_s, restarts=always or on_failure)
         self._report(self._phase())
 
     def _phase(self) -> str:
         codes = [container.exit_code for container in self._containers]
-        if self.wish["spec"].get("restartPolicy", "Always") == "Always" or None in codes:
+        if self.manifest["spec"].get("restartPolicy", "Always") == "Always" or None in codes:
             return "Running"
         return "Failed" if any(codes) else "Succeeded"
 
@@ -167,9 +166,9 @@ class Pod:
         reason = "ErrImagePull" if isinstance(error, UnknownImage) else "CreateContainerConfigError"
         waiting = {"waiting": {"reason": reason, "message": str(error)}}
         statuses = [
-            {"name": wish["name"], "image": wish["image"], "imageID": "", "ready": False}
+            {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": False}
             | {"restartCount": 0, "state": waiting}
-            for wish in self.wish["spec"]["containers"]
+            for spec in self.manifest["spec"]["containers"]
         ]
         self._report("Pending", statuses)
 
@@ -191,7 +190,7 @@ class Pod:
         if self._sandbox is not None:
             address = self._sandbox.address
             status |= {"podIP": address, "podIPs": [{"ip": address}]}
-        if status != self._reported and self._cluster.patch_status(self.wish, status):
+        if status != self._reported and self._cluster.patch_status(self.manifest, status):
             self._reported = status
 
     def _condition(self, kind: str, is_true: bool) -> dict[str, str]:
@@ -210,15 +209,15 @@ class Pod:
         for stop in stops:
             stop.start()
         while any(stop.is_alive() for stop in stops):
-            self._report("Running")  # a probe's last answer counts until the end
+            self._report("Running")  # the last results of the probes stay valid until the end
             time.sleep(TICK_S)
             for container in self._containers:
                 container.tick(time.monotonic(), restarts=False)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for container in self._containers:
             container.stop(grace_s=0.0)
         if self._sandbox is not None:
             self._sandbox.close()
-        self._cluster.delete(self.wish)
+        self._cluster.delete(self.manifest)
         shutil.rmtree(self._folder, ignore_errors=True)

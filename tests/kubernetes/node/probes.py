@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 AGENT = {"user-agent": "kube-probe/1.34"}
-"""How a kubelet's probes are told from requests; Knative's programs look for it."""
+"""Header of a kubelet's probes, by which Knative's programs recognise them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a container is found: its pod's address, named ports, and how to run in it."""
+    """Access to a container: its pod's address, named ports, and the prefix of commands in it."""
 
     address: str
     ports: Mapping[str, int]
@@ -32,7 +32,7 @@ class Target:
 
 
 def act(handler: Mapping[str, Any], target: Target, *, timeout_s: float) -> str:
-    """Carry a probe or hook out; empty if it succeeded, else what went wrong."""
+    """Run a probe or hook; returns an empty text, or the reason of its failure."""
     try:
         if "httpGet" in handler:
             return _http_get(handler["httpGet"], target, timeout_s=timeout_s)
@@ -66,12 +66,12 @@ def _http_get(get: Mapping[str, Any], target: Target, *, timeout_s: float) -> st
 
 
 class Probe:
-    """One probe of one container: what it last said, and how often in a row."""
+    """One probe of one container: its last result, and how often in a row."""
 
-    def __init__(self, wish: Mapping[str, Any], target: Target, *, started_s: float) -> None:
-        self._wish = wish
+    def __init__(self, spec: Mapping[str, Any], target: Target, *, started_s: float) -> None:
+        self._spec = spec
         self._target = target
-        self._next_s = started_s + float(wish.get("initialDelaySeconds", 0))
+        self._next_s = started_s + float(spec.get("initialDelaySeconds", 0))
         self._in_a_row = 0
         self._last = False
         self.has_passed = False
@@ -79,17 +79,17 @@ class Probe:
         self.message = ""
 
     def tick(self, now_s: float) -> None:
-        """Probe if it is time to."""
+        """Run the probe if it is due."""
         if now_s < self._next_s:
             return
-        self._next_s = now_s + float(self._wish.get("periodSeconds", 10))
+        self._next_s = now_s + float(self._spec.get("periodSeconds", 10))
         self.message = act(
-            self._wish, self._target, timeout_s=float(self._wish.get("timeoutSeconds", 1))
+            self._spec, self._target, timeout_s=float(self._spec.get("timeoutSeconds", 1))
         )
         is_good = not self.message
         self._in_a_row = self._in_a_row + 1 if is_good == self._last else 1
         self._last = is_good
-        if is_good and self._in_a_row >= self._wish.get("successThreshold", 1):
+        if is_good and self._in_a_row >= self._spec.get("successThreshold", 1):
             self.has_passed, self.has_failed = True, False
-        if not is_good and self._in_a_row >= self._wish.get("failureThreshold", 3):
+        if not is_good and self._in_a_row >= self._spec.get("failureThreshold", 3):
             self.has_passed, self.has_failed = False, True

@@ -1,4 +1,4 @@
-"""A pod's network: a namespace of its own with one address, attached to the suite's bridge."""
+"""A pod's network: a network namespace with one address, attached to the suite's bridge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kubernetes.places import HOST_ADDRESS, POD_NETWORK
 from tests.servers import wait_until
 
 BRIDGE = "pods"
-"""Made by `scripts/kubernetes/test` together with the suite's own network."""
+"""The bridge, which `scripts/kubernetes/test` creates in the suite's network."""
 
 _lock = threading.Lock()
 _addresses = (
@@ -29,17 +29,17 @@ def _run(*command: str) -> None:
 
 @dataclass
 class Sandbox:
-    """The network namespace of one pod, kept by a process that only waits."""
+    """The network namespace of one pod, kept alive by a process that sleeps."""
 
     address: str
     keeper: subprocess.Popen[bytes]
 
     def enter(self) -> list[str]:
-        """The beginning of a command that runs in this network, with its own mounts."""
+        """Command prefix that runs a command in this network, in a mount namespace of its own."""
         return ["nsenter", "--target", str(self.keeper.pid), "--net", "unshare", "--mount", "--"]
 
     def close(self) -> None:
-        """Give the network up, with all its connections."""
+        """Delete the network with all of its connections."""
         self.keeper.send_signal(signal.SIGKILL)
         self.keeper.wait()
 

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders of this machine, written anew when what they show has changed."""
+"""A pod's volumes as folders of this machine, rewritten when their sources change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.kubernetes.node.environment import Lookup
 
     Token = Callable[[Mapping[str, Any]], str]
-    """A token of the pod's service account for the wishes of a projected volume."""
+    """Returns a token of the pod's service account for the source of a projected volume."""
 
 
 def make_volume(
@@ -27,7 +27,7 @@ def make_volume(
     lookup: Lookup,
     token: Token,
 ) -> Path:
-    """The folder of one volume; raises BadReference for kinds that are not supported here."""
+    """The folder of one volume; raises BadReference for unsupported kinds."""
     if "hostPath" in volume:
         return _host_path(volume["hostPath"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,8 @@ def _files(
     token: Token,
 ) -> Mapping[str, str]:
     if "serviceAccountToken" in source:
-        wish = source["serviceAccountToken"]
-        return {wish["path"]: token(wish)}
+        spec = source["serviceAccountToken"]
+        return {spec["path"]: token(spec)}
     if "downwardAPI" in source:
         items = source["downwardAPI"].get("items", [])
         return {
@@ -100,5 +100,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def delete_volumes(folder: Path) -> None:
-    """Delete what `make_volume` made below the pod's folder."""
+    """Delete the volumes in a pod's folder."""
     shutil.rmtree(folder, ignore_errors=True)
