@@ -1,7 +1,7 @@
-"""CPU time of the autoscaler's tick at 1,000 pods and 10,000 models, part by part.
+"""CPU time of the parts of the autoscaler's tick at 1,000 pods and 10,000 models.
 
-Half of the models are warm, three quarters of those at two pods; arrivals are those of
-`benchmarks.forecasting`, a second of them between two plans. Nothing is sent to any pod.
+Half of the models are warm, three quarters of those on two pods. Arrivals are those of
+`benchmarks.forecasting`, one second of them between two plans. No pod gets a request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ _MODEL_BYTES = 10**9
 
 
 def cluster(models: int, pods: int = PODS) -> ClusterState:
-    """A pool in which half of the models are warm."""
     registry = MemoryRegistry()
     names = [ModelName("default", f"m{row:05d}") for row in range(models)]
     specs = [ModelSpec(name, f"s3://models/{name.name}") for name in names]
@@ -54,13 +53,13 @@ def cluster(models: int, pods: int = PODS) -> ClusterState:
 
 
 def counted(history: History) -> Counts:
-    """A store that holds a part of the history."""
+    """Counts with a part of the history."""
     counts = Counts()
     counts.advance(_NOW_S)
     names = names_of(history.models)
     for name in names:
         counts.add_model(name)
-    for back in range(0, 2_880, 20):  # one minute in twenty: filling takes time, reading does not
+    for back in range(0, 2_880, 20):  # one minute in twenty, since adding takes time
         column = history.minutes[:, -1 - back]
         rows = np.flatnonzero(column)
         times_s = [_NOW_S - 60.0 * (back + 1)] * rows.size
@@ -69,40 +68,39 @@ def counted(history: History) -> Counts:
 
 
 def names_of(models: int) -> tuple[str, ...]:
-    """The models of `cluster`, in the order of a view."""
     return tuple(f"default/m{row:05d}" for row in range(models))
 
 
 def measure(history: History, timed: Timed) -> None:
-    """Time each part: `timed` is given a name and what to do."""
+    """Time each part by a call of `timed` with its name and function."""
     models = history.models
     names, state = names_of(models), cluster(models)
     rng = np.random.default_rng(2)
     per_minute = 10 ** rng.uniform(-4, 1, models)
     counts, forecaster = counted(history), DemandForecaster()
     now_s = _NOW_S
-    demand = forecaster.forecast(_past(counts, names, now_s, forecaster))
+    demand = forecaster.forecast(_inputs(counts, names, now_s, forecaster))
 
     def forecast_next() -> None:
         nonlocal now_s, demand
         now_s += 2.0
-        came = np.flatnonzero(rng.poisson(per_minute / 30))
-        changed = {names[row] for row in came.tolist()}
+        arrived = np.flatnonzero(rng.poisson(per_minute / 30))
+        changed = {names[row] for row in arrived.tolist()}
         counts.advance(now_s)
         counts.add(sorted(changed), [now_s] * len(changed), [1] * len(changed))
-        demand = forecaster.forecast(_past(counts, names, now_s, forecaster, changed))
+        demand = forecaster.forecast(_inputs(counts, names, now_s, forecaster, changed))
 
     def forecast_all() -> None:
-        forecaster.forecast(_past(counts, names, now_s, None))
+        forecaster.forecast(_inputs(counts, names, now_s, None))
 
-    for _ in range(6):  # until every model has been due
+    for _ in range(6):  # until every model has been due once
         forecast_next()
     timed("tick: copy of counts and forecast of what is due", forecast_next)
     timed("  the same of all models", forecast_all)
     timed("tick: view, plan, pods", lambda: _plan(state, demand))
 
 
-def _past(
+def _inputs(
     counts: Counts,
     names: tuple[str, ...],
     now_s: float,
@@ -110,9 +108,9 @@ def _past(
     changed: set[str] | None = None,
 ) -> ForecastInput:
     rows = None if forecaster is None else forecaster.due(names, changed or set(), now_s)
-    places = counts.rows_of(names)
-    chosen = places if rows is None else places[rows]
-    return ForecastInput(names, rows, counts.history(now_s, chosen), counts.recent_seconds(places))
+    indices = counts.rows_of(names)
+    chosen = indices if rows is None else indices[rows]
+    return ForecastInput(names, rows, counts.history(now_s, chosen), counts.recent_seconds(indices))
 
 
 def _plan(state: ClusterState, demand: Demand) -> None:

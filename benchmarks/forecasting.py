@@ -1,7 +1,7 @@
-"""CPU time of forecasting many models, and of libraries for the parts where one would serve.
+"""CPU time of forecasting many models, and of libraries that could do parts of it.
 
-`python -m benchmarks.forecasting [MODELS]`: process time, one thread; least of three
-repeats. Libraries that are not installed are left out (scipy and statsmodels are no dependencies).
+`python -m benchmarks.forecasting [MODELS]`: process time, one thread, minimum of three repeats.
+Skips libraries that are not installed (scipy and statsmodels are not dependencies).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def synthetic(models: int, seed: int = 0) -> History:
 
 
 def cpu_s(action: Callable[[], object]) -> float:
-    """Least process time of three runs, seconds."""
+    """Minimum process time of three runs, seconds."""
     times = []
     for _ in range(3):
         start = time.process_time()
@@ -62,7 +62,6 @@ def cpu_s(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
     models = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     history, horizon = synthetic(models), ForecastHorizon()
     print(f"{models} models, CPU seconds")

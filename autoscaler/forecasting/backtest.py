@@ -114,8 +114,8 @@ def backtest(
         if fitted is None or at % params.refit_every == 0:
             fitted = fit(history, patterns)
             patterns = fitted.patterns
-        came = np.stack([counts[:, minute : minute + end].sum(axis=1) for end in ends], axis=1)
-        _score(result, history, fitted, methods, horizon, came.astype(np.float64))
+        observed = np.stack([counts[:, minute : minute + end].sum(axis=1) for end in ends], axis=1)
+        _score(result, history, fitted, methods, horizon, observed.astype(np.float64))
         if progress:
             progress(at + 1, len(origins))
     return result
@@ -127,7 +127,7 @@ def _score(
     fitted: Fit,
     methods: Mapping[str, Method],
     horizon: ForecastHorizon,
-    came: Floats,
+    observed: Floats,
 ) -> None:
     is_known = history.active_minutes[:, -1] != NEVER
     result.origins += 1
@@ -136,7 +136,7 @@ def _score(
         for pattern in ArrivalPattern:
             rows = is_known & (fitted.patterns.pattern == pattern)
             if rows.any():
-                each = tally(forecast, came, horizon.probabilities, rows)
+                each = tally(forecast, observed, horizon.probabilities, rows)
                 former = result.tallies.get((name, pattern))
                 result.tallies[name, pattern] = each if former is None else former + each
 

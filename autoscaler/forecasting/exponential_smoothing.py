@@ -50,14 +50,14 @@ def fit_smoothing(history: History, profiles: Floats, period_min: Floats) -> Smo
     lags = [lag for lag in _LAGS_MIN if lag <= history.minutes.shape[1] // 2] or [60]
     windows = np.asarray(NOISE_WINDOWS_MIN, dtype=np.float64)
     means = _means(history, profiles, period_min, lags, windows)
-    came = _outcomes(history, lags)
+    observed = _outcomes(history, lags)
     is_known = (history.known_minutes[:, None] >= np.asarray(lags) + 60).astype(np.float64)
-    size = _size(means.mean(axis=-1), came, is_known[..., None])[:, None, :, None]
-    loss = (_loss(means, came[..., None], size) * is_known[..., None, None]).sum(axis=1)
+    size = _size(means.mean(axis=-1), observed, is_known[..., None])[:, None, :, None]
+    loss = (_loss(means, observed[..., None], size) * is_known[..., None, None]).sum(axis=1)
     weights = np.exp(-(loss - loss.min(axis=-1, keepdims=True)) / _TEMPERATURE)
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = (means * weights[:, None]).sum(axis=-1)
-    return SmoothingFit(weights=weights, size=_size(mixed, came, is_known[..., None]))
+    return SmoothingFit(weights=weights, size=_size(mixed, observed, is_known[..., None]))
 
 
 def smoothed_means(
@@ -155,15 +155,15 @@ def _outcomes(history: History, lags: list[int]) -> Floats:
     return result
 
 
-def _loss(mean: Floats, came: Floats, size: Floats) -> Floats:
+def _loss(mean: Floats, observed: Floats, size: Floats) -> Floats:
     """Log loss of a negative binomial, without terms that do not depend on the mean."""
     mean = np.maximum(mean, 1e-4)
-    result: Floats = (came + size) * np.log1p(mean / size) - came * np.log(mean)
+    result: Floats = (observed + size) * np.log1p(mean / size) - observed * np.log(mean)
     return result
 
 
-def _size(mean: Floats, came: Floats, is_known: Floats) -> Floats:
-    squared = ((came - mean) ** 2 * is_known).sum(axis=1)
+def _size(mean: Floats, observed: Floats, is_known: Floats) -> Floats:
+    squared = ((observed - mean) ** 2 * is_known).sum(axis=1)
     total, weight = (mean * is_known).sum(axis=1), (mean**2 * is_known).sum(axis=1)
     lags = np.maximum(is_known.sum(axis=1), 1.0)
     # Each model counts once for the shared noise, whatever its volume.

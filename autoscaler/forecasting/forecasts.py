@@ -122,8 +122,8 @@ def has_changed(history: History, fit: Fit) -> Booleans:
     )
     size = smoothed_sizes(fit.smoothing, span)
     most = negative_binomial.quantiles(np.maximum(expected, 1e-9), size, (_CHANGE_P,))
-    came = history.minutes[:, -_CHANGE_MIN:-1].sum(axis=1) + history.recent
-    result: Booleans = came > most[:, 0, 0]
+    arrived = history.minutes[:, -_CHANGE_MIN:-1].sum(axis=1) + history.recent
+    result: Booleans = arrived > most[:, 0, 0]
     return result
 
 

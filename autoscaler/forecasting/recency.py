@@ -50,17 +50,17 @@ def fit_recency(history: History) -> RecencyModel:
     stride = max(1, history.models // _MAX_MODELS)
     known = history.known_minutes[::stride].astype(np.int64)
     is_active = np.asarray(history.minutes[::stride, -known.max(initial=1) :], dtype=np.uint32) > 0
-    features, came = _training_set(
+    features, arrived = _training_set(
         is_active, history.active_minutes[::stride], known, history.origin_minute
     )
-    return RecencyModel(weights=_regress(features, came))
+    return RecencyModel(weights=_regress(features, arrived))
 
 
 def p_recent(history: History, recency: RecencyModel) -> Floats:
     """(models,): P(arrival in the minute from the origin) by recency alone."""
-    features = _features(_levels_now(history), history.age_minutes)
-    odds = np.clip(features @ recency.weights, -30.0, 30.0)
-    result: Floats = 1 / (1 + np.exp(-odds))
+    features = _features(_active_shares(history), history.age_minutes)
+    log_odds = np.clip(features @ recency.weights, -30.0, 30.0)
+    result: Floats = 1 / (1 + np.exp(-log_odds))
     return result
 
 
@@ -89,7 +89,7 @@ def _features(levels: Floats, age_min: Floats) -> Floats:
     return np.concatenate([age, age**2, level, level * age, np.ones_like(age)], axis=-1)
 
 
-def _levels_now(history: History) -> Floats:
+def _active_shares(history: History) -> Floats:
     """(models, half-lives): the share of active minutes, as exponential averages."""
     ago = np.maximum(history.origin_minute - 1 - history.active_minutes, 0).astype(np.float32)
     ago[history.active_minutes == NEVER] = np.inf
@@ -125,30 +125,29 @@ def _training_set(
     return features[is_known], is_active[:, ::every][is_known].astype(np.float64)
 
 
-def _regress(features: Floats, came: Floats) -> Floats:
+def _regress(features: Floats, arrived: Floats) -> Floats:
     """Logistic regression by Newton's method, with a ridge on features of unit spread.
 
     The ridge keeps the weights near the prior while there are few rows.
     """
     prior = np.zeros(features.shape[1])
     prior[0] = _PRIOR_AGE
-    if not came.size:
+    if not arrived.size:
         return prior
     mean, spread = features.mean(axis=0), features.std(axis=0)
     spread = np.where(spread < _NO_SPREAD, np.inf, spread)  # a constant feature gets no weight
     mean[-1], spread[-1] = 0.0, 1.0
     scaled = (features - mean) / spread
-    fitted = -prior * np.where(
-        np.isfinite(spread), spread, 0.0
-    )  # starts at even odds, where Newton converges
+    # Starts at even odds, where Newton's method converges.
+    fitted = -prior * np.where(np.isfinite(spread), spread, 0.0)
     fitted[-1] = -mean @ prior
     ridge = _RIDGE * np.eye(fitted.size)
     for _ in range(_STEPS):
-        odds = features @ prior + scaled @ fitted
-        p = 1 / (1 + np.exp(-np.clip(odds, -30.0, 30.0)))
-        slope = scaled.T @ (came - p) - ridge @ fitted
-        curve = (scaled * (p * (1 - p))[:, None]).T @ scaled + ridge
-        fitted = fitted + np.linalg.solve(curve, slope)
+        log_odds = features @ prior + scaled @ fitted
+        p = 1 / (1 + np.exp(-np.clip(log_odds, -30.0, 30.0)))
+        gradient = scaled.T @ (arrived - p) - ridge @ fitted
+        hessian = (scaled * (p * (1 - p))[:, None]).T @ scaled + ridge
+        fitted = fitted + np.linalg.solve(hessian, gradient)
     result: Floats = prior + fitted / spread
     result[-1] -= (fitted / spread)[:-1] @ mean[:-1]
     return result

@@ -59,15 +59,15 @@ def tally(
     forecast: Forecast, arrivals: Floats, probabilities: tuple[float, ...], rows: Booleans
 ) -> ForecastTally:
     """Score the forecasts of some rows. `arrivals`: (models, windows)."""
-    came, quantiles = arrivals[rows], forecast.quantiles[rows]
-    error = came[..., None] - quantiles
+    observed, quantiles = arrivals[rows], forecast.quantiles[rows]
+    error = observed[..., None] - quantiles
     levels = np.asarray(probabilities)
     median = int(np.searchsorted(levels, 0.5).clip(0, levels.size - 1))
-    some = (came > 0).astype(np.float64)
+    some = (observed > 0).astype(np.float64)
     p_arrival = forecast.p_arrival[rows]
     return ForecastTally(
         count=float(rows.sum()),
-        arrivals=came.sum(axis=0),
+        arrivals=observed.sum(axis=0),
         absolute=np.abs(error[..., median]).sum(axis=0),
         pinball=np.maximum(levels * error, (levels - 1) * error).sum(axis=0),
         at_or_below=(error <= 0).sum(axis=0).astype(np.float64),

@@ -54,9 +54,9 @@ def seasonal(history: History, period_min: Floats, windows_min: Floats) -> Seaso
     first = bins - history.known_minutes[:, None]
     level = _level(total, period, first)
     columns = [_window(total, starts, first, length) for length in windows_min]
-    came = np.stack([column[0] for column in columns], axis=1)
+    arrived = np.stack([column[0] for column in columns], axis=1)
     usable = np.stack([column[1] for column in columns], axis=1)
-    return _summary(came, usable, level[:, None])
+    return _summary(arrived, usable, level[:, None])
 
 
 def _window(total: Floats, starts: Floats, first: Floats, length: float) -> tuple[Floats, Booleans]:
@@ -114,14 +114,14 @@ def _day_means(
     starts = [end - each * MINUTES_OF_DAY for each in range(1, max(2, end // MINUTES_OF_DAY + 1))]
     means = np.full((minutes.shape[0], windows_min.size), np.nan)
     for column, length in enumerate(windows_min):
-        count, came = np.zeros(first.shape), np.zeros(first.shape)
+        count, arrived = np.zeros(first.shape), np.zeros(first.shape)
         for start in starts[:_MAX_CYCLES]:
             stop = start + max(length, 1.0)
             usable = (start >= first) & (stop <= end)
             if usable.any():
                 count += usable
-                came += usable * _arrivals(minutes, start, stop)
-        mean = came * min(length, 1.0) / np.maximum(count, 1) * level
+                arrived += usable * _arrivals(minutes, start, stop)
+        mean = arrived * min(length, 1.0) / np.maximum(count, 1) * level
         means[:, column] = np.where(count > 0, mean, np.nan)
     return means
 
@@ -159,9 +159,9 @@ def _cycle_means(total: Floats, first: Floats, period_min: Floats, windows_min: 
     level = _level(total, period, first)
     means = np.empty((total.shape[0], windows_min.size))
     for column, length in enumerate(windows_min):
-        came, usable = _window(total, starts, first, length)
+        arrived, usable = _window(total, starts, first, length)
         count = usable.sum(axis=1)
-        mean = (came * usable).sum(axis=1) / np.maximum(count, 1)
+        mean = (arrived * usable).sum(axis=1) / np.maximum(count, 1)
         means[:, column] = np.where(count > 0, mean * level, np.nan)
     return means
 
@@ -180,17 +180,17 @@ def _level(total: Floats, period: Floats, first: Floats) -> Floats:
     return np.where(usable.any(axis=1), level, 1.0)
 
 
-def _summary(came: Floats, usable: Booleans, level: Floats) -> Seasonal:
+def _summary(arrived: Floats, usable: Booleans, level: Floats) -> Seasonal:
     count = usable.sum(axis=-1)
     cycles = np.maximum(count, 1)
-    mean = (came * usable).sum(axis=-1) / cycles
-    squared = ((came - mean[..., None]) ** 2 * usable).sum(axis=-1)
+    mean = (arrived * usable).sum(axis=-1) / cycles
+    squared = ((arrived - mean[..., None]) ** 2 * usable).sum(axis=-1)
     squared *= (cycles + 1) / np.maximum(cycles - 1, 1)
     excess = np.maximum(squared - cycles * mean, 0) + _SHARED_CYCLES * mean**2 / _SHARED_SIZE
     size = (cycles + _SHARED_CYCLES) * mean**2 / np.maximum(excess, 1e-12)
     size = np.clip(size, negative_binomial.SIZE_MIN, negative_binomial.SIZE_MAX)
     mean = np.maximum(mean * level, 0.0)
-    hits = ((came > 0) & usable).sum(axis=-1)
+    hits = ((arrived > 0) & usable).sum(axis=-1)
     p_arrival = (hits + _PRIOR_CYCLES * negative_binomial.p_at_least_one(mean, size)) / (
         count + _PRIOR_CYCLES
     )

@@ -30,9 +30,9 @@ def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon
     def forecast(history: History, _fit: Fit, horizon: ForecastHorizon) -> Forecast:
         windows = np.maximum(horizon.windows_min, 1.0)
         found = np.clip(means(history, (0, *LAGS_MIN), windows), 0.0, None)
-        past, came = found[:, 1:], arrivals(history, LAGS_MIN, np.minimum(windows, LAGS_MIN[0]))
+        past, observed = found[:, 1:], arrivals(history, LAGS_MIN, np.minimum(windows, LAGS_MIN[0]))
         weight, total = (past**2).sum(axis=1), past.sum(axis=1)
-        squared = ((came - past) ** 2).sum(axis=1)
+        squared = ((observed - past) ** 2).sum(axis=1)
         size = negative_binomial.size_of_moments(total, squared, np.maximum(weight, 1e-6))
         mean = found[:, 0] * (horizon.windows_min / windows)
         mean = np.clip(mean, 1e-9, horizon.max_per_s * np.asarray(horizon.windows_s))
