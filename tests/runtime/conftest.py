@@ -35,8 +35,8 @@ def s3() -> Iterator[servers.S3Server]:
 
 
 @pytest.fixture(scope="session")
-def starting_zygote(s3: servers.S3Server) -> Iterator[servers.Zygote]:
-    with servers.zygote(s3.environment, wait=False) as started:
+def starting_forkserver(s3: servers.S3Server) -> Iterator[servers.Forkserver]:
+    with servers.forkserver(s3.environment, wait=False) as started:
         yield started
 
 
@@ -62,11 +62,11 @@ def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def zygote(starting_zygote: servers.Zygote, models: Path) -> servers.Zygote:
-    """A zygote that is ready to fork."""
+def forkserver(starting_forkserver: servers.Forkserver, models: Path) -> servers.Forkserver:
+    """A forkserver that is ready to fork."""
     assert models.exists()
-    starting_zygote.wait_event(ready=True)
-    return starting_zygote
+    starting_forkserver.wait_event(ready=True)
+    return starting_forkserver
 
 
 _pools = itertools.count(1)
@@ -76,10 +76,10 @@ class Cluster:
     """One test's pool: declares models and starts pods in it."""
 
     def __init__(
-        self, stack: ExitStack, *, zygote: servers.Zygote, redis_url: str, folder: Path
+        self, stack: ExitStack, *, forkserver: servers.Forkserver, redis_url: str, folder: Path
     ) -> None:
         self._stack = stack
-        self._zygote = zygote
+        self._forkserver = forkserver
         self._folder = folder
         self.redis_url = redis_url
         self.pool = f"pool-{next(_pools)}"
@@ -93,7 +93,7 @@ class Cluster:
     ) -> contextlib.AbstractContextManager[servers.Pod]:
         """A pod that the test ends itself."""
         return servers.pod(
-            self._zygote,
+            self._forkserver,
             name=name,
             redis_url=self.redis_url,
             folder=self._folder / name,
@@ -144,20 +144,22 @@ class Cluster:
 
 @pytest.fixture
 def cluster(
-    zygote: servers.Zygote, redis: servers.RedisServer, tmp_path: Path
+    forkserver: servers.Forkserver, redis: servers.RedisServer, tmp_path: Path
 ) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        yield Cluster(stack, forkserver=forkserver, redis_url=redis.url, folder=tmp_path / "pods")
 
 
 @pytest.fixture(scope="module")
 def shared_cluster(
-    zygote: servers.Zygote, redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+    forkserver: servers.Forkserver,
+    redis: servers.RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """The pool of all tests of a module that share its pods."""
     folder = tmp_path_factory.mktemp("pods")
     with ExitStack() as stack:
-        yield Cluster(stack, zygote=zygote, redis_url=redis.url, folder=folder)
+        yield Cluster(stack, forkserver=forkserver, redis_url=redis.url, folder=folder)
 
 
 @pytest.fixture(scope="module")

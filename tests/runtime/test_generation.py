@@ -313,7 +313,7 @@ def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None
 
 
 def test_a_stream_that_a_drain_leaves_unfinished_says_so(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("chat", models / "tiny-gpt2")
     with cluster.pod_context("pod-a", drain_timeout=0.2) as pod:
@@ -328,8 +328,8 @@ def test_a_stream_that_a_drain_leaves_unfinished_says_so(
         error = json.loads(rest[-1])["error"]
         assert error["type"] == "service_unavailable_error"
         assert "pod-a ended" in error["message"]
-        event = zygote.wait_event(exited="pod-a")
-        zygote.events.append(event)  # the context looks for it too
+        event = forkserver.wait_event(exited="pod-a")
+        forkserver.events.append(event)  # the context looks for it too
         assert event["status"] == 0
 
 

@@ -263,7 +263,7 @@ def test_health_is_answered_while_large_tensors_are_read_and_refused(served: Ser
 
 
 def test_draining_pod_is_unavailable_and_finishes(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     port = servers.free_port()
@@ -289,9 +289,9 @@ def test_draining_pod_is_unavailable_and_finishes(
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert post(f"{pod.url}/v2/repository/models/m/load").status_code == 503
             assert running.result().outputs
-        event = zygote.wait_event(exited="pod-b")
+        event = forkserver.wait_event(exited="pod-b")
         assert event["status"] == 0
-        zygote.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context looks for it too
 
 
 def test_inference_may_be_another_pods(cluster: Cluster, models: Path) -> None:
@@ -341,7 +341,7 @@ def test_kserves_port_gives_way_and_others_do_not() -> None:
 
 
 def test_call_that_outlasts_the_drain_is_unavailable(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     port = servers.free_port()
@@ -359,6 +359,6 @@ def test_call_that_outlasts_the_drain_is_unavailable(
             error = running.result()
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert "pod-b ended" in error.details()
-        event = zygote.wait_event(exited="pod-b")
+        event = forkserver.wait_event(exited="pod-b")
         assert event["status"] == 0
-        zygote.events.append(event)
+        forkserver.events.append(event)

@@ -67,12 +67,12 @@ def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_p
 
 
 def test_too_many_hangs_end_the_pod(
-    cluster: Cluster, models: Path, tmp_path: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, tmp_path: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", endless(models, tmp_path))
     with cluster.pod_context("pod-a", inference_timeout=1.5, most_stuck_threads=0) as pod:
         assert predict(pod.url, "m", "quick brown fox").status_code == 504
-        ended = zygote.wait_event(exited="pod-a")
-        zygote.events.append(ended)
+        ended = forkserver.wait_event(exited="pod-a")
+        forkserver.events.append(ended)
         assert ended["status"] == 0
     assert "too many inferences hang" in pod.log

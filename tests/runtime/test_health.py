@@ -31,13 +31,15 @@ def pods_of(cluster: Cluster) -> list[str]:
 
 
 def test_pod_is_live_but_not_ready_before_it_is_registered(
-    zygote: servers.Zygote, tmp_path: Path
+    forkserver: servers.Forkserver, tmp_path: Path
 ) -> None:
     redis = servers.RedisServer(tmp_path / "redis")
     port, grpc_port = servers.free_port(), servers.free_port()
     with ExitStack() as stack:
         stack.callback(redis.stop)
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        cluster = Cluster(
+            stack, forkserver=forkserver, redis_url=redis.url, folder=tmp_path / "pods"
+        )
         with ThreadPoolExecutor(1) as starter:
             starting = starter.submit(cluster.pod, port=port, grpc_port=grpc_port)
             url = f"http://127.0.0.1:{port}"
@@ -61,22 +63,22 @@ def test_device_without_its_thread_is_not_alive() -> None:
 
 
 def test_pod_that_ends_unloads_and_leaves(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     with cluster.pod_context("pod-a") as pod:
         predict(pod.url, "m", "x")
         os.kill(pod.pid, signal.SIGTERM)
-        event = zygote.wait_event(exited="pod-a")
+        event = forkserver.wait_event(exited="pod-a")
         assert event["status"] == 0
-        zygote.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context looks for it too
         assert "reason=shutdown" in pod.log
         assert pods_of(cluster) == []
         assert pod.log.count(" registered ") == 1
 
 
 def test_request_that_does_not_end_does_not_keep_the_pod(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     with cluster.pod_context("pod-a", drain_timeout=0.5, allow_simulated_work=True) as pod:
@@ -85,9 +87,9 @@ def test_request_that_does_not_end_does_not_keep_the_pod(
             running = clients.submit(predict, pod.url, "m", "x", simulate="postprocess=600")
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
             os.kill(pod.pid, signal.SIGTERM)
-            event = zygote.wait_event(exited="pod-a")
+            event = forkserver.wait_event(exited="pod-a")
             assert event["status"] == 0  # before its last moment
-            zygote.events.append(event)
+            forkserver.events.append(event)
             answer = running.result()
             assert (answer.status_code, "x-pilotlight-not-executed" in answer.headers) == (
                 503,
@@ -98,7 +100,7 @@ def test_request_that_does_not_end_does_not_keep_the_pod(
 
 
 def test_load_under_way_does_not_keep_the_pod(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-t5")
     slow = {"link_rate": 1000, "drain_timeout": 0.3}
@@ -106,9 +108,9 @@ def test_load_under_way_does_not_keep_the_pod(
         running = clients.submit(predict, pod.url, "m", "x")
         servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
         os.kill(pod.pid, signal.SIGTERM)
-        event = zygote.wait_event(exited="pod-a")
+        event = forkserver.wait_event(exited="pod-a")
         assert event["status"] == 0  # before its last moment, which ends it with another status
-        zygote.events.append(event)
+        forkserver.events.append(event)
         assert status_of(running) == 503
     assert pods_of(cluster) == []
 
@@ -122,7 +124,7 @@ def status_of(running: Future[httpx.Response]) -> int | None:
 
 
 def test_busy_device_does_not_keep_the_pod(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     """Nothing can cancel a forward: the process ends under it when its time is over."""
     cluster.declare("m", models / "tiny-t5")
@@ -135,11 +137,11 @@ def test_busy_device_does_not_keep_the_pod(
             ]
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 8)
             os.kill(pod.pid, signal.SIGTERM)
-            event = zygote.wait_event(exited="pod-a")
+            event = forkserver.wait_event(exited="pod-a")
             assert event["status"] in {
                 0,
                 os.EX_TEMPFAIL,
             }  # by itself, at its last moment if need be
-            zygote.events.append(event)
+            forkserver.events.append(event)
             assert 503 in {status_of(each) for each in running} <= {200, 503, None}
         assert pods_of(cluster) == []

@@ -1,4 +1,4 @@
-"""A pod's life: registration, drain, outages of the registry, sudden death, the zygote."""
+"""A pod's life: registration, drain, outages of the registry, sudden death, the forkserver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.forkserver import Zygote
+from runtime.forkserver import Forkserver
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict, unanswered
@@ -64,7 +64,7 @@ def test_pod_reports_samples_without_the_warm_up(cluster: Cluster, models: Path)
 
 
 def test_draining_pod_finishes_what_it_has(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     with cluster.pod_context("pod-a", slots=2, allow_simulated_work=True) as pod:
@@ -79,20 +79,20 @@ def test_draining_pod_finishes_what_it_has(
             assert refused.headers["x-pilotlight-not-executed"] == "draining"
             assert pods_of(cluster)["pod-a"].phase == "draining"
             assert running.result().status_code == 200
-        event = zygote.wait_event(exited="pod-a")
+        event = forkserver.wait_event(exited="pod-a")
         assert event["status"] == 0
-        zygote.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context looks for it too
     assert pods_of(cluster) == {}
 
 
 def test_killed_pod_is_gone_when_its_lease_is_over(
-    cluster: Cluster, zygote: servers.Zygote
+    cluster: Cluster, forkserver: servers.Forkserver
 ) -> None:
     with cluster.pod_context("pod-a", lease_ttl=0.6) as pod:
         os.kill(pod.pid, signal.SIGKILL)
-        event = zygote.wait_event(exited="pod-a")
+        event = forkserver.wait_event(exited="pod-a")
         assert event["status"] == -signal.SIGKILL
-        zygote.events.append(event)
+        forkserver.events.append(event)
 
         async def sweep(registry: Registry) -> object:
             return await registry.transactions.submit("sync")
@@ -105,11 +105,13 @@ def test_killed_pod_is_gone_when_its_lease_is_over(
 
 
 def test_pod_serves_through_an_outage_and_registers_again(
-    zygote: servers.Zygote, models: Path, tmp_path: Path
+    forkserver: servers.Forkserver, models: Path, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(servers.redis_server(tmp_path / "redis"))
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        cluster = Cluster(
+            stack, forkserver=forkserver, redis_url=redis.url, folder=tmp_path / "pods"
+        )
         spec = cluster.declare("m", models / "tiny-bert")
         cold = cluster.declare("cold", models / "tiny-bert")
         pod = cluster.pod(retire_grace=30)
@@ -127,10 +129,12 @@ def test_pod_serves_through_an_outage_and_registers_again(
         )
 
 
-def test_pod_starts_before_the_registry(zygote: servers.Zygote, tmp_path: Path) -> None:
+def test_pod_starts_before_the_registry(forkserver: servers.Forkserver, tmp_path: Path) -> None:
     redis = servers.RedisServer(tmp_path / "redis")
     with ExitStack() as stack:
-        cluster = Cluster(stack, zygote=zygote, redis_url=redis.url, folder=tmp_path / "pods")
+        cluster = Cluster(
+            stack, forkserver=forkserver, redis_url=redis.url, folder=tmp_path / "pods"
+        )
         stack.callback(redis.stop)
         with ThreadPoolExecutor(1) as starter:
             starting = starter.submit(cluster.pod)
@@ -176,32 +180,32 @@ def test_heartbeat_is_not_starved_by_inference(cluster: Cluster, models: Path) -
         pytest.param({"jump": 1}, "'spawn' or 'stop'", id="unknown-command"),
     ],
 )
-def test_zygote_says_what_is_wrong_with_a_command(
-    zygote: servers.Zygote, command: dict[str, object], message: str
+def test_forkserver_says_what_is_wrong_with_a_command(
+    forkserver: servers.Forkserver, command: dict[str, object], message: str
 ) -> None:
-    before = len(zygote.events)
-    zygote.command(**command)
-    servers.wait_until(lambda: any("error" in event for event in zygote.events[before:]))
-    (event,) = [event for event in zygote.events if "error" in event]
-    zygote.events.remove(event)
+    before = len(forkserver.events)
+    forkserver.command(**command)
+    servers.wait_until(lambda: any("error" in event for event in forkserver.events[before:]))
+    (event,) = [event for event in forkserver.events if "error" in event]
+    forkserver.events.remove(event)
     assert message in event["error"]
 
 
-def test_zygote_outlives_a_fork_that_fails(
+def test_forkserver_outlives_a_fork_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
-    Zygote()._obey(b'{"spawn": {"name": "x"}}')
+    Forkserver()._obey(b'{"spawn": {"name": "x"}}')
     assert os.strerror(errno.EAGAIN) in json.loads(capfd.readouterr().out)["error"]
 
 
 @pytest.mark.slow
-def test_no_pod_outlives_its_zygote(redis: servers.RedisServer, tmp_path: Path) -> None:
+def test_no_pod_outlives_its_forkserver(redis: servers.RedisServer, tmp_path: Path) -> None:
     with (
-        servers.zygote() as parent,
+        servers.forkserver() as parent,
         servers.pod(parent, name="orphan", redis_url=redis.url, folder=tmp_path) as pod,
     ):
         parent.process.kill()

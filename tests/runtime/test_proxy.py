@@ -74,13 +74,13 @@ def test_requests_are_forwarded_to_pods_only(cluster: Cluster, models: Path) -> 
 
 
 def test_unreachable_predict_pod_executed_nothing(
-    cluster: Cluster, models: Path, zygote: servers.Zygote
+    cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
     entry = cluster.pod("entry")
     with cluster.pod_context("other") as other:
         os.kill(other.pid, signal.SIGKILL)
-        zygote.events.append(zygote.wait_event(exited="other"))
+        forkserver.events.append(forkserver.wait_event(exited="other"))
         answer = predict(entry.url, "m", "x", predict=other.address)
     assert answer.status_code == 503
     assert "cannot be reached" in answer.json()["error"]
