@@ -23,7 +23,7 @@ from registry.domain.reservation import ClaimScope
 from registry.errors import RegistryUnavailable
 from tests import servers
 from tests.gateway.dispatcher_harness import Test, WithDesk, a_desk
-from tests.registry.actors import Result, act
+from tests.registry.redis.clients import Result, act
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

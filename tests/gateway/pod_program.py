@@ -24,7 +24,7 @@ from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.domain.reservation import ClaimScope
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
-from tests.registry.patience import patient
+from tests.registry.redis.timeouts import long_timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -133,7 +133,7 @@ class Pod:
         match request.path:
             case "/control/warm":
                 self._warm.add(text)
-                with patient():
+                with long_timeouts():
                     await self._registry.set_tier(self.name, self._epoch, text, Tier.DEVICE, 1)
             case "/control/drain":
                 self._is_draining = True
@@ -465,7 +465,7 @@ class Server:
 
 async def run(options: argparse.Namespace) -> None:
     """Serve until SIGTERM."""
-    with patient():
+    with long_timeouts():
         registry = await Registry.connect(options.redis_url, options.pool)
     pods = [Pod(options, registry, name) for name in options.names.split(",")]
     ports: dict[str, int] = {}
@@ -479,7 +479,7 @@ async def run(options: argparse.Namespace) -> None:
             stack.push_async_callback(server.wait_closed)
             stack.callback(server.close)
             ports[pod.name] = server.sockets[0].getsockname()[1]
-            with patient():
+            with long_timeouts():
                 await pod.register(ports[pod.name])
         beats = [asyncio.create_task(pod.beat()) for pod in pods]
         sys.stdout.write(json.dumps({"ports": ports}) + "\n")

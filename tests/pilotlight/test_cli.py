@@ -15,7 +15,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
-from tests.registry.actors import act
+from tests.registry.redis.clients import act
 
 if TYPE_CHECKING:
     from pathlib import Path

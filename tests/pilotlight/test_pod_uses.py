@@ -15,7 +15,7 @@ from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.processes import autoscaler_process
 from tests.gateway.conftest import metric
-from tests.registry.actors import Pod, reserve
+from tests.registry.redis.clients import Pod, reserve
 
 if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli

@@ -14,7 +14,7 @@ import pytest
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from tests import servers
-from tests.registry.actors import Result, act
+from tests.registry.redis.clients import Result, act
 from tests.runtime.large_models import GatedStore, make_large, open_gated_store, put_model
 
 if TYPE_CHECKING:

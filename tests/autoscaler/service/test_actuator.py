@@ -17,7 +17,7 @@ from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import metric, model
-from tests.registry.actors import eventually, until
+from tests.registry.redis.clients import eventually, until
 
 if TYPE_CHECKING:
     from tests.autoscaler.service.conftest import Stage

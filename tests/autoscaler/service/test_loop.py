@@ -19,7 +19,7 @@ from registry.domain.model import Preload, Tier
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import a_stage, metric, model
-from tests.registry.actors import eventually, until
+from tests.registry.redis.clients import eventually, until
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History

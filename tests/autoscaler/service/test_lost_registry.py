@@ -12,7 +12,7 @@ from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests import servers
 from tests.autoscaler.service.conftest import a_stage, metric
-from tests.registry.actors import eventually, until
+from tests.registry.redis.clients import eventually, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.processes import autoscaler_process
 from tests.autoscaler.service.conftest import model
-from tests.registry.actors import eventually, until
+from tests.registry.redis.clients import eventually, until
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelSpec

@@ -11,7 +11,7 @@ from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from registry.domain.pod import PodPhase, PodReport
 from tests.load.generator.odd_server import odd_server
-from tests.registry.actors import Pod
+from tests.registry.redis.clients import Pod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
     async def run(registry: Registry) -> None:
         pod = await Pod.join(registry, "other", lease_ttl_s=3600)
         await registry.set_phase("other", pod.epoch, PodPhase.DRAINING)
-        await pod.beat(PodReport(idle_byte_s=3e9))
+        await pod.heartbeat(PodReport(idle_byte_s=3e9))
         prepared = await prepare(RunSettings(trace, floor.gateway.url))
         has_started, stop = asyncio.Event(), asyncio.Event()
         with claimed_output(output, overwrite=False):
@@ -45,7 +45,7 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
                     )
                 )  # fmt: skip
                 await has_started.wait()
-                await pod.beat(PodReport(idle_byte_s=8e9))
+                await pod.heartbeat(PodReport(idle_byte_s=8e9))
                 await registry.deregister_pod("other", pod.epoch)
                 stop.set()
         assert playing.result().has_idle_memory

@@ -1,7 +1,7 @@
 """The contract tests of the registry's scripts, run against the registry in memory.
 
 All tests of `MODULES` run here under their own names, but for those of `LEFT_OUT`. Which modules of
-`tests/registry` ask a registry something beside these is said too, so that none is forgotten.
+`tests/registry/redis` ask a registry something beside these is said too, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests import registry as registry_tests
-from tests.registry import test_loads, test_models, test_pods, test_profiles, test_reservations
+from tests.registry import redis as registry_tests
+from tests.registry.redis import (
+    test_loads,
+    test_models,
+    test_pods,
+    test_profiles,
+    test_reservations,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,21 +32,21 @@ MODULES: Final = (test_loads, test_models, test_pods, test_profiles, test_reserv
 _FROM_PODS = "a simulated run sums idle memory from its pods, not by the registry"
 _NO_ADDRESS = "simulated pods are called by name"
 LEFT_OUT: Final = {
-    "test_an_address_is_a_pods_for_as_long_as_its_lease": _NO_ADDRESS,
-    "test_an_address_that_another_pod_took_over_is_that_pods": _NO_ADDRESS,
-    "test_idle_memory_is_summed_over_pods_and_outlives_them": _FROM_PODS,
-    "test_idle_memory_is_counted_once_by_a_pod_that_registers_again": _FROM_PODS,
-    "test_a_new_process_of_a_pods_name_counts_its_idle_memory_from_zero": _FROM_PODS,
-    "test_a_measurement_that_is_no_number_is_left_out": "it is the client's encoding that does it",
-    "test_a_fresh_redis_gives_no_epoch_a_second_time": "memory is not emptied while it is used",
-    "test_a_watching_copy_hears_of_profiles": "nothing is published: the state is the copy",
-    "test_one_operation_that_fails_in_redis_does_not_take_along_the_others": "there is no batch",
+    "test_a_pod_has_its_address_until_its_lease_ends": _NO_ADDRESS,
+    "test_an_address_taken_over_belongs_to_the_new_pod": _NO_ADDRESS,
+    "test_idle_memory_is_summed_over_all_pods_ever": _FROM_PODS,
+    "test_idle_memory_of_a_pod_that_registers_again_counts_once": _FROM_PODS,
+    "test_a_new_process_of_a_pod_counts_idle_memory_from_zero": _FROM_PODS,
+    "test_non_finite_measurements_are_ignored": "it is the client's encoding that does it",
+    "test_an_emptied_redis_repeats_no_epoch": "memory is not emptied while it is used",
+    "test_profiles_are_published": "nothing is published: the state is the copy",
+    "test_a_failed_operation_does_not_affect_its_batch": "there is no batch",
 }
 """Tests of these modules that have no meaning here, and why."""
 
 MODULES_LEFT_OUT: Final = {
     "test_arrivals": "a simulated autoscaler counts arrivals itself",
-    "test_autoscaling": "a run has one autoscaler, which needs no lead and acts at once",
+    "test_autoscaler_log": "a run has one autoscaler, which needs no lead and acts at once",
     "test_many_models": "its steps are there for others that ask a Redis meanwhile",
     "test_watch": "nothing is published: the state is the copy",
 }

@@ -1,4 +1,4 @@
-"""The registry's random interleavings against the registry in memory, on a clock of their own."""
+"""The registry's random steps against the registry in memory, on a clock of their own."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.pod import PodPhase
 from tests.load.simulator.memory_client import MemoryClient
-from tests.registry.actors import Pod
-from tests.registry.interleavings import KEYS, PODS, SLOTS, STEPS, Seen, World
+from tests.registry.redis.clients import Pod
+from tests.registry.redis.interleavings import KEYS, PODS, SLOTS, STEPS, RandomRun, RegistryContents
 
 if TYPE_CHECKING:
     from registry.redis.client import Registry
-    from tests.registry.interleavings import Load
+    from tests.registry.redis.interleavings import Load
 
 pytestmark = pytest.mark.anyio
 
 STEP_S = 0.01
-"""Longest time between two steps: short leases and claims end within some ten of them."""
+"""Longest time between two steps: short leases and claims end within about ten steps."""
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that tests advance."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -36,16 +36,16 @@ class Clock:
 
 
 @dataclass
-class MemoryWitness:
-    """Looks at the members and claims that the registry in memory keeps for itself."""
+class MemoryInspector:
+    """Reads the private members and claims of the registry in memory."""
 
     memory: MemoryRegistry
     clock: Clock
 
-    async def look(self) -> Seen:
+    async def contents(self) -> RegistryContents:
         members, residency = self.memory.pods.by_name, self.memory.state.residency
         resident = {name: {key for key in residency if name in residency[key]} for name in PODS}
-        return Seen(
+        return RegistryContents(
             leases=set(members),
             taken={name: self._taken(name) for name in PODS},
             leftovers={name for name in PODS if name in self.memory.state.pods or resident[name]},
@@ -62,7 +62,7 @@ class MemoryWitness:
     def _warm(self, key: str) -> set[str]:
         return {pod for pod, each in self.memory.state.holders(key).items() if each.is_warm}
 
-    async def stands(self, load: Load) -> bool:
+    async def holds_claim(self, load: Load) -> bool:
         claim = self.memory._claims.get(load.key, {}).get(load.pod.name)
         member = self.memory.pods.by_name.get(load.pod.name)
         return (
@@ -73,7 +73,7 @@ class MemoryWitness:
             and min(claim.expiry_s, member.lease_end_s) > self.clock.time_s
         )
 
-    async def others_with(self, key: str, pod: str) -> set[str]:
+    async def other_copies(self, key: str, pod: str) -> set[str]:
         now_s = self.clock.time_s
         claims = self.memory._claims.get(key, {}).items()
         found = self._warm(key) | {name for name, claim in claims if claim.expiry_s > now_s}
@@ -87,17 +87,17 @@ class MemoryWitness:
             and member.state.phase is PodPhase.READY
         )
 
-    async def sweep(self, gateway: Registry) -> None:
+    async def sync(self, gateway: Registry) -> None:
         await gateway.cluster()
 
     def check_counts(self) -> None:
-        """What policies read is what is held."""
+        """Policies read the counts of the reservations."""
         for name, member in self.memory.pods.by_name.items():
             state = self.memory.state.pods[name]
             assert (state.slots_used, state.ongoing) == (len(member.slots), len(member.ongoing))
 
-    def check_nothing_is_over(self) -> None:
-        """As after a sweep."""
+    def check_nothing_has_expired(self) -> None:
+        """Holds after a sync."""
         members = self.memory.pods.by_name.values()
         ends_s = [
             end_s
@@ -110,22 +110,22 @@ class MemoryWitness:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whatever_happens_in_turn_the_invariants_hold(seed: int) -> None:
+async def test_invariants_hold_for_random_sequences(seed: int) -> None:
     clock, memory = Clock(), MemoryRegistry()
-    witness = MemoryWitness(memory, clock)
+    inspector = MemoryInspector(memory, clock)
     gateways: list[Registry] = [MemoryClient(memory, clock.now_s) for _ in range(2)]
-    world = World(random.Random(seed), gateways, witness)
+    run = RandomRun(random.Random(seed), gateways, inspector)
     for name in PODS[:3]:
-        world.pods[name] = await Pod.join(gateways[0], name, slots=SLOTS)
+        run.pods[name] = await Pod.join(gateways[0], name, slots=SLOTS)
     steps, weights = zip(*STEPS, strict=True)
     for _ in range(500):
-        clock.time_s += world.rng.uniform(0.0, STEP_S)
-        await world.rng.choices(steps, weights)[0](world)
-        await world.check()
-        witness.check_counts()
+        clock.time_s += run.rng.uniform(0.0, STEP_S)
+        await run.rng.choices(steps, weights)[0](run)
+        await run.check()
+        inspector.check_counts()
     clock.time_s += 1.0
-    await witness.sweep(gateways[0])
-    await world.check()
-    witness.check_counts()
-    witness.check_nothing_is_over()
-    world.did_enough()
+    await inspector.sync(gateways[0])
+    await run.check()
+    inspector.check_counts()
+    inspector.check_nothing_has_expired()
+    run.check_coverage()

@@ -15,7 +15,7 @@ from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from tests.registry.actors import SPEC, Pod, release, reserve, until
+from tests.registry.redis.clients import SPEC, Pod, release, reserve, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
 from tests.autoscaler.kubernetes.objects import service
-from tests.registry.actors import Pod, until
+from tests.registry.redis.clients import Pod, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

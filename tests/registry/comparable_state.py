@@ -1,0 +1,32 @@
+"""The parts of a pool's copy that two copies must agree on, as comparable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, ModelRecord
+    from registry.domain.profile import Profile
+    from registry.domain.residency_index import Residency
+
+
+@dataclass(frozen=True)
+class ComparableState:
+    pods: dict[str, tuple[object, ...]]
+    models: dict[ModelName, ModelRecord]
+    residency: dict[str, dict[str, Residency]]
+    profiles: dict[ModelName, Profile]
+
+
+def comparable(state: ClusterState) -> ComparableState:
+    pods: dict[str, tuple[object, ...]] = {
+        pod.name: (
+            pod.info, pod.epoch, pod.phase, pod.slots_used, pod.ongoing, dict(pod.used_bytes),
+            pod.loads_total,
+        )
+        for pod in state.pods.values()
+    }  # fmt: skip
+    residency = {key: dict(holders) for key, holders in state.residency.items()}
+    return ComparableState(pods, dict(state.models), residency, dict(state.profiles))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from registry.domain.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, ModelEstimates
+from registry.domain.model import Tier
+
+
+def measured(**samples: list[float]) -> ModelEstimates:
+    measurements = ModelEstimates()
+    for measure, values_s in samples.items():
+        measurements.add(measure.replace("_", ":"), values_s)
+    return measurements
+
+
+def test_without_measurements_estimates_are_priors() -> None:
+    assert UNMEASURED.infer == Estimate(PRIORS.infer_s, is_measured=False)
+    assert UNMEASURED.load_from(Tier.REMOTE, None) == Estimate(PRIORS.load_s, is_measured=False)
+    assert UNMEASURED.get("infer") is None
+
+
+def test_the_median_of_measurements_replaces_the_prior() -> None:
+    assert measured(infer=[1.0, 9.0, 2.0]).infer == Estimate(2.0, is_measured=True)
+    assert not measured(infer=[]).infer.is_measured
+
+
+def test_the_median_follows_a_change_within_the_window() -> None:
+    measurements = measured(infer=[1.0] * 1000)
+    measurements.add("infer", [5.0] * (WINDOW // 2 + 1))
+    assert measurements.infer.seconds == 5.0
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK, Tier.REMOTE])
+def test_a_load_is_estimated_from_its_own_tier_first(tier: Tier) -> None:
+    known = measured(load_host=[0.1], load_disk=[1.0], load_remote=[9.0])
+    expected = {Tier.HOST: 0.1, Tier.DISK: 1.0, Tier.REMOTE: 9.0}[tier]
+    assert known.load_from(tier, 1.0) == Estimate(expected, is_measured=True)
+
+
+def test_only_a_slower_tier_bounds_an_unmeasured_one() -> None:
+    assert measured(load_disk=[1.0]).load_from(Tier.HOST, None) == Estimate(1.0, is_measured=False)
+    assert not measured(load_host=[0.1]).load_from(Tier.REMOTE, None).is_measured
+    assert measured(load_host=[0.1]).load_from(Tier.REMOTE, None).seconds == PRIORS.load_s
+
+
+def test_a_known_link_rate_gives_the_prior_of_a_load_from_storage() -> None:
+    seconds = PRIORS.load_bytes / 1e8
+    assert UNMEASURED.load_from(Tier.REMOTE, 1e8) == Estimate(seconds, is_measured=False)
+    assert UNMEASURED.load_from(Tier.DISK, 1e8).seconds == PRIORS.load_s
+
+
+def test_without_batching_the_share_is_the_whole_inference() -> None:
+    assert measured(infer=[2.0]).stages.share_s == 2.0
+    assert measured(infer=[2.0], share=[0.5]).stages.share_s == 0.5

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.domain.model import ModelName, ModelPolicy, RoutingPolicy, Task
+from registry.errors import InvalidModel
+from registry.inference_service.reader import read_documents
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def declaration(name: str = "translate", **annotations: object) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": name,
+            "annotations": {f"pilotlight.io/{key}": value for key, value in annotations.items()},
+        },
+        "spec": {
+            "predictor": {
+                "model": {
+                    "modelFormat": {"name": "huggingface"},
+                    "storageUri": "s3://models/t5-small",
+                }
+            }
+        },
+    }
+
+
+def problems_of(*texts: str | dict[str, Any]) -> list[str]:
+    sources = [
+        (f"file{index}.yaml", text if isinstance(text, str) else yaml.safe_dump(text))
+        for index, text in enumerate(texts, start=1)
+    ]
+    with pytest.raises(InvalidModel) as caught:
+        read_documents(sources)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return caught.value.problems
+
+
+def test_reads_an_inference_service() -> None:
+    text = textwrap.dedent("""
+        apiVersion: serving.kserve.io/v1beta1
+        kind: InferenceService
+        metadata:
+          name: translate
+          namespace: team-a
+          labels: {app: demo}
+          annotations:
+            pilotlight.io/policy: colocation
+            pilotlight.io/task: text2text-generation
+            pilotlight.io/pool: big
+            example.com/owner: somebody
+        spec:
+          predictor:
+            minReplicas: 0
+            model:
+              modelFormat: {name: huggingface}
+              protocolVersion: v1
+              storageUri: s3://models/t5-small
+        """)
+    (spec,) = read_documents([("one.yaml", text)])
+    assert spec.name == ModelName("team-a", "translate")
+    assert spec.storage_uri == "s3://models/t5-small"
+    assert (spec.format, spec.protocol, spec.pool) == ("huggingface", "v1", "big")
+    assert spec.task is Task.TEXT_TO_TEXT
+    assert spec.policy == ModelPolicy(routing=RoutingPolicy.COLOCATION)
+    assert ("example.com/owner", "somebody") in spec.annotations
+    assert spec.labels == (("app", "demo"),)
+
+
+def test_defaults_are_the_namespace_given_protocol_v2_and_the_default_pool() -> None:
+    (spec,) = read_documents([("a", yaml.safe_dump(declaration()))], default_namespace="team-b")
+    assert (spec.name.namespace, spec.protocol, spec.pool) == ("team-b", "v2", "default")
+
+
+def test_several_documents_and_files_keep_their_order() -> None:
+    first = yaml.safe_dump_all([declaration("b"), None, declaration("a")])
+    specs = read_documents([("x", first), ("y", yaml.safe_dump(declaration("c")))])
+    assert [spec.name.name for spec in specs] == ["b", "a", "c"]
+
+
+def test_the_generation_changes_only_with_the_weights() -> None:
+    def read(change: Change) -> str:
+        declared = declaration()
+        change(declared)
+        (spec,) = read_documents([("x", yaml.safe_dump(declared))])
+        return spec.generation
+
+    same = read(lambda declared: None)
+    policy = {"pilotlight.io/policy": "random"}
+    other_task = {"pilotlight.io/task": "text-embedding"}
+    assert read(lambda declared: declared["metadata"]["annotations"].update(policy)) == same
+    assert read(lambda declared: declared["metadata"]["annotations"].update(other_task)) != same
+
+
+def _model(**changes: object) -> Change:
+    return lambda declared: declared["spec"]["predictor"]["model"].update(changes)
+
+
+def _metadata(**changes: object) -> Change:
+    return lambda declared: declared["metadata"].update(changes)
+
+
+def _top(**changes: object) -> Change:
+    return lambda declared: declared.update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        pytest.param(_top(kind="Deployment"), "kind must be 'InferenceService', was 'Deployment'",
+                     id="wrong-kind"),
+        pytest.param(_top(apiVersion="serving.kserve.io/v1alpha1"),
+                     "apiVersion must be 'serving.kserve.io/v1beta1', "
+                     "was 'serving.kserve.io/v1alpha1'", id="wrong-version"),
+        pytest.param(_top(spec=None), "spec must be an object, was None", id="no-spec"),
+        pytest.param(_top(spec={}), "spec must be an object, was {}", id="empty-spec"),
+        pytest.param(_top(spec=[1]), "spec must be an object, was [1]", id="spec-a-list"),
+        pytest.param(_top(spec={"predictor": {}}), "spec.predictor must be an object, was {}",
+                     id="empty-predictor"),
+        pytest.param(_top(spec={"predictor": {"minReplicas": 1}}),
+                     "spec.predictor.model must be an object, was None", id="no-model"),
+        pytest.param(_top(spec={"predictor": {"model": {}}}),
+                     "spec.predictor.model must be an object, was {}", id="empty-model"),
+        pytest.param(_top(spec={"predictor": {"sklearn": {}}}),
+                     "spec.predictor.sklearn is not supported; write spec.predictor.model with "
+                     "modelFormat.name one of huggingface, safetensors, pytorch",
+                     id="old-predictor"),
+        pytest.param(_model(modelFormat=None),
+                     "spec.predictor.model.modelFormat must be an object, was None",
+                     id="no-format"),
+        pytest.param(_model(modelFormat={"name": "onnx"}),
+                     "spec.predictor.model.modelFormat.name must be one of huggingface, "
+                     "safetensors, pytorch, was 'onnx'", id="unknown-format"),
+        pytest.param(_model(protocolVersion="grpc-v2"),
+                     "spec.predictor.model.protocolVersion must be one of v1, v2, was 'grpc-v2'",
+                     id="unknown-protocol"),
+        pytest.param(_metadata(labels={"a": 1}),
+                     "metadata.labels[a] must be a string (put it in quotes), was 1",
+                     id="label-a-number"),
+        pytest.param(_metadata(annotations={"pilotlight.io/queue-depth": 5}),
+                     "metadata.annotations[pilotlight.io/queue-depth] must be a string "
+                     "(put it in quotes), was 5", id="annotation-a-number"),
+        pytest.param(_metadata(annotations={"pilotlight.io/pin": True}),
+                     "metadata.annotations[pilotlight.io/pin] must be a string "
+                     "(put it in quotes), was True", id="annotation-a-boolean"),
+        pytest.param(_metadata(annotations={"pilotlight.io/canary-of": "translate"}),
+                     "metadata.annotations[pilotlight.io/canary-of] must name another model, "
+                     "was 'translate' itself", id="its-own-canary"),
+        pytest.param(lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=9),
+                     "spec.predictor.canaryTrafficPercent is not supported; declare the new "
+                     "version as a model of its own, with the annotations pilotlight.io/canary-of "
+                     "and pilotlight.io/canary-percent", id="kserves-canary"),
+        pytest.param(_metadata(annotations=["a"]),
+                     "metadata.annotations must be an object, was ['a']", id="annotations-a-list"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_reported_with_file_object_field_and_value(change: Change, line: str) -> None:
+    declared = declaration()
+    change(declared)
+    assert problems_of(declared) == [f"file1.yaml: InferenceService default/translate: {line}"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [None, 5, "", "t5", "gs://", "https:///m", "hf://org", "hf://org/", "hf://org/m/file", "pvc:///m",
+     "https://user:secret@host/m", "ftp://host/m", "s3://", "s3://b", "s3://key@bucket/m",
+     "s3://bucket/../m", "s3://bucket/m?x=1", "s3://bucket/m#x", "file://host/m", "file:m",
+     "file:///a/%2e%2e/etc", "file:///a/./b", "s3://buck\net/m", "s3://bucket/m\t", "s3://[bad/m"],
+)  # fmt: skip
+def test_refuses_unsupported_storage_uris(uri: object) -> None:
+    declared = declaration()
+    declared["spec"]["predictor"]["model"]["storageUri"] = uri
+    (problem,) = problems_of(declared)
+    assert "spec.predictor.model.storageUri must be a plain URI that begins with one" in problem
+    assert repr(uri) in problem
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://bucket/m", "file:///models/m", "pvc://claim/m", "pvc://claim", "hf://org/model",
+     "hf://org/model:main", "gs://bucket/m", "https://host/m.tar.gz", "oci://host/image:tag"],
+)  # fmt: skip
+def test_accepts_supported_storage_uris(uri: str) -> None:
+    declared = declaration()
+    declared["spec"]["predictor"]["model"]["storageUri"] = uri
+    [spec] = read_documents([("a", yaml.safe_dump(declared))])
+    assert spec.storage_uri == uri
+
+
+@pytest.mark.parametrize("name", [None, "", "T5", "5t", "a_b", "a-", "-a", "a" * 64, 5, "a/b", "ä"])
+def test_refuses_names_that_kserve_refuses(name: object) -> None:
+    (problem,) = problems_of({**declaration(), "metadata": {"name": name}})
+    assert "metadata.name must be at most 63 lower-case letters, digits and '-'" in problem
+    assert problem.endswith(f"was {name!r}")
+
+
+def test_two_mistakes_in_one_object_are_reported_together() -> None:
+    declared = declaration(**{"target-ongoing-requests": "-3", "polcy": "auto"})
+    declared["spec"]["predictor"]["model"]["storageUri"] = "ftp://x"
+    problems = problems_of(declared)
+    assert len(problems) == 3
+    assert "did you mean pilotlight.io/policy?" in "\n".join(problems)
+
+
+def test_mistakes_of_all_files_and_documents_are_reported_together() -> None:
+    problems = problems_of(
+        yaml.safe_dump_all([declaration("good"), declaration("bad", pin="maybe")]),
+        "a: [1",
+        "",
+        yaml.safe_dump(["not", "an", "object"]),
+        yaml.safe_dump({"kind": "Pod"}),
+    )
+    starts = [
+        "file1.yaml (document 2): InferenceService default/bad: ",
+        "file2.yaml: not valid YAML: ",
+        "file3.yaml: holds no object; expected kind InferenceService",
+        "file4.yaml: must be an object of kind InferenceService, was a list",
+        "file5.yaml: ",
+    ]
+    for start in starts:
+        assert any(problem.startswith(start) for problem in problems), start
+
+
+def test_the_same_name_twice_is_a_mistake() -> None:
+    assert problems_of(declaration(), declaration()) == [
+        "file2.yaml: InferenceService default/translate: metadata.name is declared twice, "
+        "also in file1.yaml"
+    ]
+
+
+def test_the_same_name_in_two_namespaces_is_allowed() -> None:
+    other = declaration()
+    other["metadata"]["namespace"] = "team-a"
+    assert len(read_documents([("x", yaml.safe_dump_all([declaration(), other]))])) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a: [1", id="open-list"),
+        pytest.param("a: b: c", id="two-colons"),
+        pytest.param("\tname: x", id="tab"),
+        pytest.param("a: !!python/object:os.system x", id="foreign-tag"),
+        pytest.param("a: !!timestamp x", id="no-time"),
+        pytest.param("a: 2024-13-45", id="no-such-day"),
+        pytest.param("a: !!int ''", id="no-number"),
+        pytest.param("a: !!bool x", id="no-boolean"),
+        pytest.param("a: \0", id="null-byte"),
+        pytest.param("? [a]\n: b", id="list-as-key"),
+        pytest.param("a: *nobody", id="unknown-alias"),
+        pytest.param("[" * 5000, id="too-deep"),
+        pytest.param('a: "\\uD800"', id="half-a-surrogate-pair"),
+        pytest.param("kind: a\nkind: b", id="key-twice"),
+        pytest.param("metadata:\n  annotations:\n    a: '1'\n    a: '2'", id="deep-key-twice"),
+    ],
+)
+def test_invalid_yaml_is_reported_in_one_line(text: str) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith("file1.yaml: not valid YAML: ")
+    assert "\n" not in problem
+
+
+def test_merged_keys_may_be_overridden() -> None:
+    text = (
+        yaml.safe_dump(declaration())
+        .replace("spec:\n", "base: &base {minReplicas: 1}\nspec:\n")
+        .replace("  predictor:\n", "  predictor:\n    <<: *base\n    minReplicas: 2\n")
+    )
+    assert len(read_documents([("x", text)])) == 1
+
+
+def test_messages_stay_short_with_nested_aliases() -> None:
+    layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    layers += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    text = "\n".join([*layers, "kind: *a11", "metadata: {name: *a11, labels: {a: *a11}}"])
+    assert all(len(problem) < 5_000 for problem in problems_of(text))
+
+
+@given(st.text(alphabet="abk:-{}[]&*!?|>'\"%@\n\t #0159.<", max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(InvalidModel):
+        read_documents([("x", text)])

@@ -1,0 +1,85 @@
+"""Arrivals in the registry: counted once, per span, for declared models; and who waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.domain.demand import CountWindow, QueueStats
+from registry.domain.model import ModelName
+from registry.redis.arrivals import ArrivalLog
+from tests.registry.redis.clients import SPEC
+
+if TYPE_CHECKING:
+    from registry.redis.client import Registry
+    from tests.registry.redis.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+NAME = SPEC.name
+
+
+async def _total(arrivals: ArrivalLog, span: CountWindow, name: ModelName = NAME) -> int:
+    now_s = time.time()
+    counted = await arrivals.read(span, now_s - 1200, now_s + 60)
+    return sum(each.count for each in counted if each.model == name)
+
+
+async def test_arrivals_are_counted_in_every_window(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    arrivals = ArrivalLog(registry)
+    await arrivals.report("gateway", 1, [(NAME, 3, 0), (NAME, 2, 5)], {})
+    assert [await _total(arrivals, span) for span in CountWindow] == [5, 5, 5]
+
+
+async def test_earlier_arrivals_count_in_their_own_second(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    arrivals = ArrivalLog(registry)
+    await arrivals.report("gateway", 1, [(NAME, 1, 0), (NAME, 2, 7)], {})
+    now_s = time.time()
+    first, second = await arrivals.read(CountWindow.SECOND, now_s - 60, now_s + 60)
+    assert (first.count, second.count) == (2, 1)
+    assert second.start_s - first.start_s == 7
+
+
+async def test_a_repeated_report_counts_once(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    arrivals = ArrivalLog(registry)
+    for sequence in (1, 1, 2):
+        await arrivals.report("gateway", sequence, [(NAME, 1, 0)], {})
+    await arrivals.report("another", 1, [(NAME, 1, 0)], {})
+    assert await _total(arrivals, CountWindow.MINUTE) == 3
+
+
+async def test_arrivals_of_unknown_models_are_not_counted(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    arrivals = ArrivalLog(registry)
+    await arrivals.report("gateway", 1, [(ModelName("default", "nobody"), 9, 0), (NAME, 1, 0)], {})
+    assert await _total(arrivals, CountWindow.MINUTE, ModelName("default", "nobody")) == 0
+    assert await _total(arrivals, CountWindow.MINUTE) == 1
+
+
+async def test_a_long_reply_is_read_in_parts(registry: Registry) -> None:
+    specs = [
+        dataclasses.replace(SPEC, name=ModelName("default", f"m-{index}")) for index in range(700)
+    ]
+    await registry.put_models(specs)
+    arrivals = ArrivalLog(registry)
+    for ago_s in range(10):
+        await arrivals.report("gateway", ago_s + 1, [(spec.name, 1, ago_s) for spec in specs], {})
+    now_s = time.time()
+    counted = await arrivals.read(CountWindow.SECOND, now_s - 60, now_s + 60)
+    assert sum(each.count for each in counted) == 7000
+    assert {each.model for each in counted} == {spec.name for spec in specs}
+
+
+async def test_queue_lengths_of_all_gateways_add_up(registry: Registry, connect: Connect) -> None:
+    one, other = ArrivalLog(registry), ArrivalLog(await connect())
+    await one.report("one", 1, [], {NAME: QueueStats(2, 1, 100.5)})
+    await other.report("other", 1, [], {NAME: QueueStats(3, 0, 50.25)})
+    assert await one.queue_stats() == {NAME: QueueStats(5, 1, 50.25)}
+    await other.report("other", 2, [], {})
+    assert await one.queue_stats() == {NAME: QueueStats(2, 1, 100.5)}

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from registry.domain.reservation import Granted
+from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
+from registry.redis.server_address import ServerAddress, find_server
+from registry.redis.watch import ClusterWatch
+from tests import servers
+from tests.registry.redis.clients import KEY, Pod, agrees, eventually, reserve, running, until
+from tests.registry.redis.test_outages import SOON_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://", ServerAddress("127.0.0.1", 6379)),
+        ("redis://localhost", ServerAddress("localhost", 6379)),
+        ("redis://h:1/2", ServerAddress("h", 1, database=2)),
+        ("redis://:p%40ss@h:1", ServerAddress("h", 1, password="p@ss")),
+        ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", password="p")),
+        ("redis://[::1]:7", ServerAddress("::1", 7)),
+        ("redis://[::1]", ServerAddress("::1", 6379)),
+    ],
+)
+async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) -> None:
+    assert await find_server(url, "k") == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:6379", "http://h", "unix:///tmp/x", "redis://h:port", "redis://h:99999",
+     "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
+     "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
+     "redis+sentinel://h:1/main/x"],
+)  # fmt: skip
+async def test_an_unsupported_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        await Registry.connect(url)
+    with pytest.raises(ValueError, match="URL"):
+        await find_server(url, "k")
+
+
+@pytest.mark.parametrize("form", ["redis+sentinel://{}/main", "redis+cluster://{}"])
+async def test_without_a_sentinel_or_node_redis_is_unavailable_soon(form: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(RegistryUnavailable):
+        await Registry.connect(form.format(f"127.0.0.1:{servers.free_port()}"))
+    assert time.monotonic() - began_s < SOON_S
+
+
+async def round_trip(url: str) -> None:
+    """All that components do with a registry, through one URL."""
+    registry, other = await Registry.connect(url, "p1"), await Registry.connect(url, "p1")
+    async with running(ClusterWatch(other)) as watch:
+        await Pod.join_warm(registry, "a")
+        assert isinstance(await reserve(registry, "a"), Granted)
+        await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].slots_used == 1)
+        assert watch.state.holders(KEY)["a"].is_warm
+        assert await agrees(watch, registry)
+    await registry.close()
+    await other.close()
+
+
+@pytest.fixture
+def cluster(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
+    """A Redis Cluster of one node that holds all slots."""
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with servers.redis_server(tmp_path, executable=executable, options=options) as node:
+        with redis.Redis(port=node.port) as direct:
+            direct.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            servers.wait_until(
+                lambda: b"cluster_state:ok" in _text(direct.execute_command("CLUSTER", "INFO")),
+                what="cluster ready",
+            )
+        yield node
+
+
+def _text(reply: object) -> bytes:
+    if isinstance(reply, dict):
+        return "\n".join(f"{key}:{value}" for key, value in reply.items()).encode()
+    return reply if isinstance(reply, bytes) else str(reply).encode()
+
+
+async def test_a_cluster_names_the_node_of_the_pool(cluster: servers.RedisServer) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster.port}"
+    assert await find_server(url, "pilotlight:{p1}:") == ServerAddress("127.0.0.1", cluster.port)
+    await round_trip(url)
+
+
+@contextlib.contextmanager
+def sentinel_of(
+    master: servers.RedisServer, executable: str, folder: Path
+) -> Iterator[tuple[int, redis.Redis]]:
+    """A Sentinel that watches over `main`: its port, and a connection to it."""
+    port = servers.free_port()
+    folder.mkdir()
+    settings = folder / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 60000\nsentinel failover-timeout main 60000\n"
+    )
+    process = subprocess.Popen([executable, str(settings), "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as direct:
+
+            def knows_master() -> bool:
+                try:
+                    return bool(direct.sentinel_get_master_addr_by_name("main"))
+                except (redis.ConnectionError, redis.ResponseError):
+                    return False
+
+            servers.wait_until(knows_master, what="sentinel ready")
+            yield port, direct
+    finally:
+        servers.end_process(process)
+
+
+async def test_sentinels_name_the_master(executable: str, tmp_path: Path) -> None:
+    with (
+        servers.redis_server(tmp_path / "master", executable=executable) as master,
+        sentinel_of(master, executable, tmp_path / "sentinel") as (port, _),
+    ):
+        away = servers.free_port()
+        url = f"redis+sentinel://127.0.0.1:{away},127.0.0.1:{port}/main/2"
+        assert await find_server(url, "k") == ServerAddress("127.0.0.1", master.port, database=2)
+        await round_trip(url)
+        with pytest.raises(RegistryUnavailable):
+            await find_server(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
+
+
+async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path: Path) -> None:
+    with (
+        servers.redis_server(tmp_path / "first", executable=executable) as first,
+        servers.redis_server(
+            tmp_path / "second",
+            executable=executable,
+            options=("--replicaof", "127.0.0.1", str(first.port)),
+        ) as second,
+        sentinel_of(first, executable, tmp_path / "sentinel") as (port, sentinel),
+    ):
+        with redis.Redis(port=second.port) as replica:
+            servers.wait_until(
+                lambda: replica.info("replication")["master_link_status"] == "up",
+                what="replica in step",
+            )
+        registry = await Registry.connect(f"redis+sentinel://127.0.0.1:{port}/main")
+        async with running(ClusterWatch(registry)) as watch:
+            await Pod.join_warm(registry, "a", lease_ttl_s=600)
+
+            async def fails_over() -> bool:
+                try:
+                    return bool(sentinel.sentinel_failover("main"))
+                except redis.ResponseError:
+                    return False  # it has not heard of the replica yet
+
+            await eventually(fails_over)
+
+            async def is_served_by_second() -> bool:
+                try:
+                    found = await find_server(registry.url, "k")
+                    return found.port == second.port and await agrees(watch, registry)
+                except RegistryUnavailable:
+                    return False
+
+            await eventually(is_served_by_second)
+            await Pod.join(registry, "b")
+            await until(lambda: set(watch.state.pods) == {"a", "b"})
+        await registry.close()
