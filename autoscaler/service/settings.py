@@ -55,7 +55,7 @@ class AutoscalerSettings:
     min_pods: int | None = option(
         None,
         _or_none(parse_int(0, 10_000)),
-        "minimum number of pods; without both bounds pods are not scaled",
+        "minimum number of pods; scaling needs this or --max-pods",
     )
     max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "maximum number of pods")
     kubernetes: bool = option(
