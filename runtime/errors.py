@@ -1,7 +1,4 @@
-"""What can go wrong in a pod, and which HTTP status each of it becomes at the edge.
-
-The core raises these and knows no status codes; `status_of` is read by the HTTP layer alone.
-"""
+"""The errors of a pod, and the HTTP status of each, which only the protocols use."""
 
 from __future__ import annotations
 
@@ -9,54 +6,55 @@ from http import HTTPStatus
 
 
 class RuntimePackageError(Exception):
-    """Root of the runtime's errors. `refusal` says why nothing was executed, where that is so."""
+    """Root of the runtime's errors."""
 
     refusal: str | None = None
+    """The value of `x-pilotlight-not-executed`; None if the request may have been executed."""
     retry_after_s: float | None = None
 
 
 class InvalidRequest(RuntimePackageError):
-    """The request's body or headers are wrong; the message says what was seen and is allowed."""
+    """The request's body or headers are invalid."""
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt, with what is to follow it, has more tokens than the model takes."""
+    """The prompt and the requested new tokens exceed the model's context."""
 
 
 class BodyTooLarge(RuntimePackageError):
-    """The body has more bytes than the pod takes."""
+    """The body exceeds the pod's limit."""
 
 
 class ModelNotFound(RuntimePackageError):
-    """No such model is declared."""
+    """The model is not declared."""
 
 
 class SlotsFull(RuntimePackageError):
-    """Every request slot of the pod is taken."""
+    """All request slots of the pod are taken."""
 
     refusal = "slots"
     retry_after_s = 1.0
 
 
 class QueueFull(RuntimePackageError):
-    """More work waits for the device than the pod lets wait."""
+    """The device's queue is full."""
 
     refusal = "slots"
     retry_after_s = 1.0
 
 
 class PodDraining(RuntimePackageError):
-    """The pod finishes what it has and takes nothing new."""
+    """The pod accepts no new requests."""
 
     refusal = "draining"
 
 
 class PodEnded(RuntimePackageError):
-    """The pod's time to drain was over before the request was answered."""
+    """The pod's drain timeout passed before the request's response."""
 
 
 class DeadlinePassed(RuntimePackageError):
-    """The request's deadline was over before its inference began."""
+    """The request's deadline passed before its inference began."""
 
     refusal = "deadline"
 
@@ -73,15 +71,15 @@ class LoadFailed(RuntimePackageError):
 
 
 class StorageFailed(LoadFailed):
-    """Object storage has no such model, refused access, or broke off."""
+    """Object storage does not have the model, refused access, or closed the connection."""
 
 
 class ModelInvalid(LoadFailed):
-    """The model's files are there but cannot be served: corrupt, incomplete, or unknown."""
+    """The model's files cannot be served: corrupt, incomplete, or of an unsupported format."""
 
 
 class ModelChanged(ModelInvalid):
-    """A file of the model was replaced or deleted at its source, or is not what the source says."""
+    """A file was replaced or deleted at its source, or does not match the source's checksum."""
 
 
 class DiskFull(LoadFailed):
@@ -89,109 +87,99 @@ class DiskFull(LoadFailed):
 
 
 class ModelTooLarge(LoadFailed):
-    """The model is larger than the whole memory budget of the pod."""
+    """The model exceeds the pod's whole memory budget."""
 
     refusal = "no-memory"
 
 
 class ModelBroken(LoadFailed):
-    """An inference of the model did not end; the pod runs nothing of it for a while."""
+    """An inference of the model hung; the pod does not run the model for a while."""
 
     reason = "RuntimeUnhealthy"
 
 
 class InferenceHung(RuntimePackageError):
-    """The request's own inference did not end in the model's time; it was executed in part."""
+    """The request's own inference did not end within the model's time limit."""
 
 
 class MemoryBusy(RuntimePackageError):
-    """The model would fit, but models in use hold the memory and did not let go in time."""
+    """Models in use did not release enough memory in time."""
 
     refusal = "no-memory"
     retry_after_s = 1.0
 
 
 class DeviceFull(MemoryBusy):
-    """The device itself, not the pod's budget, has no room for the model now."""
+    """The device's memory is exhausted, although the pod's budget is not."""
 
 
 class NoRoomToInfer(RuntimePackageError):
-    """The device had no room for what this inference needs beside its model: there is no answer."""
+    """The device has no memory for the inference itself; the model stays loaded."""
 
     refusal = "device-full"
     retry_after_s = 1.0
 
 
 class NoDevice(RuntimePackageError):
-    """The pod is told to use a device that its environment does not show."""
+    """The configured device is not visible to the pod."""
 
 
 class ModelInUse(RuntimePackageError):
-    """The model cannot be taken away while requests use it."""
+    """The model cannot be unloaded while requests use it."""
 
     retry_after_s = 1.0
 
 
 class LoadRefused(RuntimePackageError):
-    """The registry gave no claim for the load, or took it back."""
+    """The registry did not grant the claim for the load, or revoked it."""
 
     refusal = "load-failed"
     retry_after_s = 1.0
 
 
 class LoadCancelled(RuntimePackageError):
-    """The load was given up before it was done: it was unloaded, or nobody waits any more."""
+    """The load was cancelled: the model was unloaded, or no request waits for it any more."""
 
     refusal = "load-failed"
     retry_after_s = 1.0
 
 
 class HostTierRefused(RuntimePackageError):
-    """The model cannot be kept in tier `host`: it is off, or has no room."""
+    """Tier `host` is disabled or has no room for the model."""
 
 
 class RemoteInferenceFailed(RuntimePackageError):
-    """The predict pod did not answer; whether it executed the request is not known."""
+    """The predict pod did not respond; it may have executed the request."""
 
 
 class RemotePodUnreachable(RemoteInferenceFailed):
-    """No connection to the predict pod could be made, so nothing was executed there."""
+    """No connection to the predict pod: the request was not executed there."""
 
     refusal = "unreachable"
 
 
 class InferenceFailed(RuntimePackageError):
-    """The model itself raised an error: a true fault."""
+    """The model raised an error."""
 
 
-STATUS_OF: dict[type[RuntimePackageError], HTTPStatus] = {
-    InvalidRequest: HTTPStatus.BAD_REQUEST,
-    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    ModelNotFound: HTTPStatus.NOT_FOUND,
-    SlotsFull: HTTPStatus.TOO_MANY_REQUESTS,
-    QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
-    PodDraining: HTTPStatus.SERVICE_UNAVAILABLE,
-    PodEnded: HTTPStatus.SERVICE_UNAVAILABLE,
-    DeadlinePassed: HTTPStatus.GATEWAY_TIMEOUT,
-    InferenceHung: HTTPStatus.GATEWAY_TIMEOUT,
-    ModelTooLarge: HTTPStatus.INSUFFICIENT_STORAGE,
-    DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
-    LoadFailed: HTTPStatus.SERVICE_UNAVAILABLE,
-    MemoryBusy: HTTPStatus.SERVICE_UNAVAILABLE,
-    NoRoomToInfer: HTTPStatus.SERVICE_UNAVAILABLE,
-    ModelInUse: HTTPStatus.SERVICE_UNAVAILABLE,
-    LoadRefused: HTTPStatus.SERVICE_UNAVAILABLE,
-    LoadCancelled: HTTPStatus.SERVICE_UNAVAILABLE,
-    HostTierRefused: HTTPStatus.INSUFFICIENT_STORAGE,
-    RemoteInferenceFailed: HTTPStatus.SERVICE_UNAVAILABLE,
-    InferenceFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
-}
-"""An error has the status of its nearest listed class."""
+_ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
+    HTTPStatus.BAD_REQUEST: (InvalidRequest,),
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (BodyTooLarge,),
+    HTTPStatus.NOT_FOUND: (ModelNotFound,),
+    HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, QueueFull),
+    HTTPStatus.SERVICE_UNAVAILABLE: (
+        PodDraining, PodEnded, LoadFailed, MemoryBusy, NoRoomToInfer, ModelInUse, LoadRefused,
+        LoadCancelled, RemoteInferenceFailed,
+    ),
+    HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),
+    HTTPStatus.INSUFFICIENT_STORAGE: (ModelTooLarge, DiskFull, HostTierRefused),
+}  # fmt: skip
+_STATUS_OF = {error: status for status, errors in _ERRORS_OF.items() for error in errors}
 
 
 def status_of(error: RuntimePackageError) -> HTTPStatus:
-    """The HTTP status that `error` is answered with."""
+    """The status of the error's nearest listed class; 500 for all others."""
     for kind in type(error).__mro__:
-        if kind in STATUS_OF:
-            return STATUS_OF[kind]
+        if kind in _STATUS_OF:
+            return _STATUS_OF[kind]
     return HTTPStatus.INTERNAL_SERVER_ERROR

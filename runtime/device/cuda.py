@@ -55,7 +55,6 @@ class CudaEngine:
         return CudaCopyDone(done)
 
     def synchronize(self, slab: torch.Tensor) -> None:
-        del slab
         self._copies.synchronize()
 
 

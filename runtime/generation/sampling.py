@@ -51,7 +51,6 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Scores of shape (tokens, vocabulary) whose largest entries are the next tokens."""
-        del tensor_arg
         rows = [
             adjust_scores(
                 scores[index],

@@ -11,24 +11,24 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from runtime.engines.images.image_requests import (
+from runtime.openai.requests import InvalidField, ModelBody
+from runtime.tasks.image_requests import (
     MAX_GUIDANCE,
     MAX_IMAGES,
     MAX_SEED,
     MAX_SIDE,
     MAX_STEPS,
 )
-from runtime.openai.requests import InvalidField, ModelBody
 from runtime.tasks.text_to_image import TextToImage
 from runtime.wire.tensors import bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.engines.images.image_requests import SideLimits
     from runtime.openai.endpoint import Call
     from runtime.openai.inference_routes import Inferences
     from runtime.openai.requests import Unsupported
+    from runtime.tasks.image_requests import SideLimits
     from runtime.wire.tensors import Tensor
 
 

@@ -85,7 +85,6 @@ class OpenAIRoutes:
 
     async def _models(self, request: Request) -> Response:
         """All declared models: requests may name each of them, warm or cold."""
-        del request
         return Response(model_list(self.catalog.names()), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:

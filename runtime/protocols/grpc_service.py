@@ -80,7 +80,7 @@ class _Refusal:
 
 
 class InferenceService:
-    """All methods of the service. Each takes and returns a serialised message."""
+    """All methods of the service."""
 
     def __init__(
         self,
@@ -98,16 +98,17 @@ class InferenceService:
         self._pod_name = pod_name
 
     def handler(self) -> grpc.GenericRpcHandler:
-        methods: dict[str, Method] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
+        unary = {
+            "ServerLive": (messages.ServerLiveRequest, self._server_live),
+            "ServerReady": (messages.ServerReadyRequest, self._server_ready),
+            "ModelReady": (messages.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (messages.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (messages.ModelMetadataRequest, self._model_metadata),
+            "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._load),
+            "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._unload),
         }
+        methods: dict[str, Method] = {"ModelInfer": self._model_infer}
+        methods |= {name: _with_messages(kind, method) for name, (kind, method) in unary.items()}
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -139,61 +140,43 @@ class InferenceService:
 
     # Health and metadata
 
-    async def _server_live(self, content: bytes, context: Context) -> bytes:
-        del context
-        parse_message(messages.ServerLiveRequest, content)
-        return _serialized(messages.ServerLiveResponse(live=self._health.is_live))
+    async def _server_live(self, _: Any) -> Any:
+        return messages.ServerLiveResponse(live=self._health.is_live)
 
-    async def _server_ready(self, content: bytes, context: Context) -> bytes:
-        del context
-        parse_message(messages.ServerReadyRequest, content)
-        return _serialized(messages.ServerReadyResponse(ready=self._health.is_ready))
+    async def _server_ready(self, _: Any) -> Any:
+        return messages.ServerReadyResponse(ready=self._health.is_ready)
 
-    async def _model_ready(self, content: bytes, context: Context) -> bytes:
-        del context
-        request = parse_message(messages.ModelReadyRequest, content)
+    async def _model_ready(self, request: Any) -> Any:
         model = _checked_name(request.name)
         is_ready = await self._repository.is_ready(model, request.version)
-        return _serialized(messages.ModelReadyResponse(ready=is_ready))
+        return messages.ModelReadyResponse(ready=is_ready)
 
-    async def _server_metadata(self, content: bytes, context: Context) -> bytes:
-        del context
-        parse_message(messages.ServerMetadataRequest, content)
-        return _serialized(
-            messages.ServerMetadataResponse(
-                name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
-            )
+    async def _server_metadata(self, _: Any) -> Any:
+        return messages.ServerMetadataResponse(
+            name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
         )
 
-    async def _model_metadata(self, content: bytes, context: Context) -> bytes:
-        del context
-        request = parse_message(messages.ModelMetadataRequest, content)
+    async def _model_metadata(self, request: Any) -> Any:
         metadata = await self._repository.metadata(_checked_name(request.name), request.version)
-        return _serialized(
-            messages.ModelMetadataResponse(
-                name=metadata.name,
-                versions=metadata.versions,
-                platform=metadata.platform,
-                inputs=metadata.inputs,
-                outputs=metadata.outputs,
-            )
+        return messages.ModelMetadataResponse(
+            name=metadata.name,
+            versions=metadata.versions,
+            platform=metadata.platform,
+            inputs=metadata.inputs,
+            outputs=metadata.outputs,
         )
 
     # The repository extension
 
-    async def _load(self, content: bytes, context: Context) -> bytes:
-        del context
-        model = _name_to_load(parse_message(messages.RepositoryModelLoadRequest, content))
+    async def _load(self, request: Any) -> Any:
+        model = _name_to_load(request)
         await self._repository.load(model)
-        return _serialized(messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True))
+        return messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
 
-    async def _unload(self, content: bytes, context: Context) -> bytes:
-        del context
-        model = _name_to_load(parse_message(messages.RepositoryModelUnloadRequest, content))
+    async def _unload(self, request: Any) -> Any:
+        model = _name_to_load(request)
         await self._repository.unload(model)
-        return _serialized(
-            messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
-        )
+        return messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
 
     # Inference
 
@@ -236,6 +219,16 @@ class InferenceService:
         return replace(head, deadline_s=min(deadline_s, head.deadline_s or math.inf))
 
 
+def _with_messages(kind: Any, method: Callable[[Any], Awaitable[Any]]) -> Method:
+    """A method on bytes from one that takes a message of class `kind` and returns a message."""
+
+    async def handle(content: bytes, _: Context) -> bytes:
+        response: bytes = (await method(parse_message(kind, content))).SerializeToString()
+        return response
+
+    return handle
+
+
 def _decode_call(content: bytes) -> _Call:
     message = parse_message(messages.ModelInferRequest, content)
     body = RequestBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
@@ -270,8 +263,3 @@ def _refusal(error: Exception) -> _Refusal:
         logger.error("call failed with an unexpected error", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
     return _Refusal(error_status(error), str(error), tuple(error_headers(error)))
-
-
-def _serialized(message: Any) -> bytes:
-    content: bytes = message.SerializeToString()
-    return content

@@ -45,33 +45,32 @@ class Routes:
     health: Health
 
     def table(self) -> list[Route]:
-        v2_model, repository = "/v2/models/{model}", "/v2/repository"
-        v2_version = v2_model + "/versions/{version}"
-        v2_infer = self._infer_route(WireProtocol.V2)
+        v1_model, v2_model = "/v1/models/{model}", "/v2/models/{model}"
+        v2_version = f"{v2_model}/versions/{{version}}"
+        repository = "/v2/repository"
+        v1_infer, v2_infer = map(self._infer_route, (WireProtocol.V1, WireProtocol.V2))
+        handlers: list[tuple[str, str, Handler]] = [
+            ("GET", v1_model, self._model_ready),
+            ("GET", f"{v2_model}/ready", self._model_ready),
+            ("GET", f"{v2_version}/ready", self._model_ready),
+            ("GET", v2_version, self._metadata),
+            ("GET", v2_model, self._metadata),
+            ("GET", "/v1/models", self._models),
+            ("GET", "/v2/models", self._models),
+            ("GET", "/v2", self._server),
+            ("GET", "/v2/health/live", self._live),
+            ("GET", "/v2/health/ready", self._ready),
+            ("GET POST", f"{repository}/index", self._index),
+            ("POST", f"{repository}/models/{{model}}/load", self._load),
+            ("POST", f"{repository}/models/{{model}}/unload", self._unload),
+        ]
         return [
-            Route(
-                "/v1/models/{model}:predict", self._infer_route(WireProtocol.V1), methods=["POST"]
-            ),
+            Route(f"{v1_model}:predict", v1_infer, methods=["POST"]),
             Route(f"{v2_model}/infer", v2_infer, methods=["POST"]),
             Route(f"{v2_version}/infer", v2_infer, methods=["POST"]),
-            Route("/v1/models/{model}", _with_errors(self._model_ready), methods=["GET"]),
-            Route(f"{v2_model}/ready", _with_errors(self._model_ready), methods=["GET"]),
-            Route(f"{v2_version}/ready", _with_errors(self._model_ready), methods=["GET"]),
-            Route(v2_version, _with_errors(self._metadata), methods=["GET"]),
-            Route(v2_model, _with_errors(self._metadata), methods=["GET"]),
-            Route("/v1/models", _with_errors(self._models), methods=["GET"]),
-            Route("/v2/models", _with_errors(self._models), methods=["GET"]),
-            Route("/v2", _with_errors(self._server), methods=["GET"]),
-            Route("/v2/health/live", _with_errors(self._live), methods=["GET"]),
-            Route("/v2/health/ready", _with_errors(self._ready), methods=["GET"]),
-            Route(f"{repository}/index", _with_errors(self._index), methods=["GET", "POST"]),
-            Route(
-                f"{repository}/models/{{model}}/load", _with_errors(self._load), methods=["POST"]
-            ),
-            Route(
-                f"{repository}/models/{{model}}/unload",
-                _with_errors(self._unload),
-                methods=["POST"],
+            *(
+                Route(path, _with_errors(handler), methods=methods.split())
+                for methods, path, handler in handlers
             ),
         ]
 
@@ -87,11 +86,9 @@ class Routes:
     # Health
 
     async def _live(self, request: Request) -> Response:
-        del request
         return _json({"live": self.health.is_live}, _status(is_good=self.health.is_live))
 
     async def _ready(self, request: Request) -> Response:
-        del request
         return _json({"ready": self.health.is_ready}, _status(is_good=self.health.is_ready))
 
     async def _model_ready(self, request: Request) -> Response:
@@ -102,12 +99,10 @@ class Routes:
     # Metadata
 
     async def _server(self, request: Request) -> Response:
-        del request
         return _json({"name": SERVER_NAME, "version": server_version(), "extensions": EXTENSIONS})
 
     async def _models(self, request: Request) -> Response:
         """All declared models: a pod serves each of them."""
-        del request
         return _json({"models": self.repository.names()})
 
     async def _metadata(self, request: Request) -> Response:

@@ -93,7 +93,6 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """The response to an unknown path or method, in the form of KServe's errors."""
-    del request
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.classification import LabelOutputs
+from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 from runtime.tasks.text import torch_inputs
 from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, single_input
 

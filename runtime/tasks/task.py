@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from runtime.device.tensor_batching import Batching
+    from runtime.tasks.tensor_batching import Batching
     from runtime.wire.tensors import Tensor
 
 

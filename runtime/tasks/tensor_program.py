@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from runtime.device.device_errors import is_out_of_memory
-from runtime.engines.programs.batching import ProgramBatching
 from runtime.engines.programs.program import program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
+from runtime.tasks.program_batching import ProgramBatching
 from runtime.wire.json_tensors import from_json
 from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor, check_item_count, parse_tensor_spec
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 from runtime.wire.tensors import (
     BYTES,
     Tensor,

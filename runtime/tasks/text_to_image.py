@@ -11,16 +11,16 @@ from PIL import Image
 
 from registry.domain.model import Task
 from runtime.engines.images.diffusion import DiffusionJob, diffuse
-from runtime.engines.images.image_inputs import ImageBatching
-from runtime.engines.images.image_requests import (
+from runtime.engines.images.pipeline import check_index
+from runtime.engines.networks.configuration import read_json
+from runtime.errors import ModelInvalid
+from runtime.tasks.image_requests import (
+    ImageBatching,
     ImageRequest,
     SideLimits,
     instances_of,
     parse_image_requests,
 )
-from runtime.engines.images.pipeline import check_index
-from runtime.engines.networks.configuration import read_json
-from runtime.errors import ModelInvalid
 from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import reprlib
 from dataclasses import dataclass
@@ -141,15 +140,3 @@ def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
 
 def named_arrays(tensors: Sequence[Tensor]) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name: tensor.data for tensor in tensors}
-
-
-def split_rows(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """The tensors cut along their first dimension; raises ValueError if its size is another one."""
-    if any(not tensor.shape or tensor.shape[0] != sum(rows) for tensor in tensors):
-        shapes = [list(tensor.shape) for tensor in tensors]
-        raise ValueError(f"the outputs have shapes {shapes} for {sum(rows)} rows")
-    ends = itertools.accumulate(rows)
-    return [
-        tuple(Tensor(each.name, each.datatype, each.data[end - count : end]) for each in tensors)
-        for count, end in zip(rows, ends, strict=True)
-    ]

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from runtime.device.tensor_batching import PaddedBatching, TensorRule
 from runtime.errors import InvalidRequest
+from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = PaddedBatching(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from runtime.device.tensor_batching import Batching
     from runtime.engines.programs.program import Program
+    from runtime.tasks.tensor_batching import Batching
 
 ROWS = ({0: torch.export.Dim("rows", max=64)},)
 

@@ -6,15 +6,18 @@ diffusers is an optional extra, imported only when such a model is loaded.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.network import SKELETON_LOCK, build_transformer
+from runtime.engines.networks.network import (
+    SKELETON_LOCK,
+    build_transformer,
+    digest_of,
+    parameter_slot,
+)
 from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.listing import PIPELINE_INDEX
@@ -80,14 +83,9 @@ def check_index(folder: Path) -> None:
 
 
 def pipeline_key(folder: Path, tensors: Sequence[StoredTensor]) -> str:
-    """Digest of configuration and tensors: equal for models that can use one skeleton."""
-    digest = hashlib.sha256()
-    for name in (PIPELINE_INDEX, *(f"{part}/config.json" for part in PARTS), SCHEDULER):
-        path = folder / name
-        digest.update(path.read_bytes() if path.exists() else b"-")
-    rows = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
-    digest.update(json.dumps(rows).encode())
-    return digest.hexdigest()
+    """Equal for models that can use one skeleton: same configuration and tensors."""
+    files = (PIPELINE_INDEX, *(f"{part}/config.json" for part in PARTS), SCHEDULER)
+    return digest_of(folder, files, PIPELINE, tensors)
 
 
 def build_pipeline(
@@ -159,16 +157,13 @@ def _find_slots(
 ) -> list[ParameterSlot]:
     slots, wrong = [], []
     for name, empty in network.state_dict(keep_vars=True).items():
-        path, _, leaf = name.rpartition(".")
-        module = network.get_submodule(path)
-        entries = module._parameters if leaf in module._parameters else module._buffers
         found = next((each for each in _names_of(prefix + name) if each in stored), None)
         if found is None:
             wrong.append(f"{name} is missing")
         elif stored[found] != tuple(empty.shape):
             wrong.append(f"{name} has shape {list(stored[found])}, {list(empty.shape)} is needed")
         else:
-            slots.append(ParameterSlot(entries, leaf, empty, found))
+            slots.append(parameter_slot(network, name, found))
     if wrong:
         raise ModelInvalid(f"weights do not fit {prefix}config.json: {'; '.join(wrong[:3])}")
     return slots

@@ -30,9 +30,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """Digest of configuration, task and tensors: equal for models that can use one skeleton."""
-    digest = hashlib.sha256(repr(declared).encode())
-    for name in ("config.json", "generation_config.json"):
+    """Equal for models that can use one skeleton: same configuration, task and tensors."""
+    return digest_of(folder, ("config.json", "generation_config.json"), repr(declared), tensors)
+
+
+def digest_of(
+    folder: Path, names: Sequence[str], kind: str, tensors: Sequence[StoredTensor]
+) -> str:
+    """Digest of a kind of model, its files of these names, and its tensors' names and shapes."""
+    digest = hashlib.sha256(kind.encode())
+    for name in names:
         path = folder / name
         digest.update(path.read_bytes() if path.exists() else b"-")
     rows = sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
@@ -59,12 +66,8 @@ def build_skeleton(
     """
     config = read_config(folder)
     network = _network(config, task_of(config, declared))
-    slots = _find_slots(network, shapes)
-    _fill_unsaved_buffers(network, device)
-    _check_complete(network, slots)
+    slots = _prepare(network, shapes, device)
     _read_generation_config(network, folder)
-    network.eval()
-    network.requires_grad_(requires_grad=False)
     return Skeleton(key, network, slots)
 
 
@@ -88,12 +91,19 @@ def build_transformer(
         raise ModelInvalid(
             f"no network can be built from {folder.name}/config.json: {error}"
         ) from error
+    return network, _prepare(network, shapes, device)
+
+
+def _prepare(
+    network: PreTrainedModel, shapes: Shapes, device: torch.device
+) -> tuple[ParameterSlot, ...]:
+    """Put a network into evaluation mode; returns the slots of its weights."""
     slots = _find_slots(network, shapes)
     _fill_unsaved_buffers(network, device)
     _check_complete(network, slots)
     network.eval()
     network.requires_grad_(requires_grad=False)
-    return network, slots
+    return slots
 
 
 def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
@@ -140,7 +150,7 @@ def _find_slots(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot
         source = next((name for name in held if name not in tied), held[0])
         stored = renamed[source]
         for name in group:
-            slot = _slot(network, name, stored)
+            slot = parameter_slot(network, name, stored)
             slots.append(slot)
             if tuple(slot.empty.shape) != shapes[stored]:
                 wrong.append(
@@ -159,7 +169,7 @@ def _tied_groups(network: PreTrainedModel) -> list[list[str]]:
     return list(groups.values())
 
 
-def _slot(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
+def parameter_slot(network: PreTrainedModel, name: str, stored: str) -> ParameterSlot:
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     entries = module._parameters if leaf in module._parameters else module._buffers

@@ -13,7 +13,8 @@ import numpy as np
 
 from runtime.engines.programs.signature import ANY, MAX_SIZE, describe_shape
 from runtime.errors import InvalidRequest
-from runtime.wire.tensors import BF16, NUMPY_OF, Tensor, split_rows
+from runtime.tasks.tensor_batching import Batching
+from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -27,14 +28,13 @@ EXAMPLE_SIZE = 4
 """Of dynamic dimensions other than the batch, in generated inputs."""
 
 
-class ProgramBatching:
+class ProgramBatching(Batching):
     """Implements `Batching` for one signature."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._batch_size = signature.batch_size
         high = signature.range_of(self._batch_size)[1] if self._batch_size else 1
-        self.max_tokens = 0
         self.max_rows = None if high >= MAX_SIZE else high
 
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -96,27 +96,7 @@ class ProgramBatching:
             return None
         return tuple((tensor.name, tensor.shape[1:]) for tensor in inputs)
 
-    def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
-        del inputs
-        return 1
-
-    def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        if len(requests) == 1:
-            return tuple(requests[0])
-        return tuple(
-            Tensor(
-                tensor.name,
-                tensor.datatype,
-                np.concatenate([inputs[index].data for inputs in requests]),
-            )
-            for index, tensor in enumerate(requests[0])
-        )
-
-    def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        return split_rows(outputs, rows)
-
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
-        del tokens
         return tuple(
             Tensor(
                 port.name,

@@ -7,13 +7,14 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from runtime.errors import InvalidRequest
-from runtime.wire.tensors import BYTES
+from runtime.tasks.tensor_batching import Batching
+from runtime.wire.tensors import BYTES, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from runtime.wire.tensors import Tensor
 
 MAX_IMAGES = 16
 MAX_STEPS = 200
@@ -151,3 +152,64 @@ def _parse_guidance(instance: Mapping[str, Any], path: str) -> float:
             f" was {reprlib.repr(value)}"
         )
     return float(value)
+
+
+# The inference stage's tensors
+
+TENSORS = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guidance")
+
+
+@dataclass(frozen=True)
+class ImageBatching(Batching):
+    """Validates the tensors of image requests; images are generated one by one, not in batches."""
+
+    sides: SideLimits
+    vocabulary_size: int
+    max_tokens: int
+    max_rows: int | None = 1
+
+    def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        named = {tensor.name: tensor for tensor in inputs}
+        if sorted(named) != sorted(TENSORS) or len(inputs) != len(TENSORS):
+            raise InvalidRequest(f"inference needs {list(TENSORS)}, got {sorted(named)[:8]}")
+        rows = named["seed"].data.size
+        if not 0 < rows <= MAX_IMAGES:
+            raise InvalidRequest(f"a request must ask for 1 to {MAX_IMAGES} images, was {rows}")
+        step = self.sides.multiple
+        for name, low, high in (
+            ("prompt_ids", 0, self.vocabulary_size - 1),
+            ("negative_ids", 0, self.vocabulary_size - 1),
+            ("seed", 0, MAX_SEED),
+            ("steps", 1, MAX_STEPS),
+            ("width", step, MAX_SIDE),
+            ("height", step, MAX_SIDE),
+            ("guidance", 0, MAX_GUIDANCE),
+        ):
+            shape = (rows, self.max_tokens) if name.endswith("_ids") else (rows,)
+            datatype = "FP32" if name == "guidance" else "INT64"
+            tensor = named[name]
+            if tensor.datatype != datatype or tensor.shape != shape:
+                raise InvalidRequest(
+                    f"tensor {name!r} must be {datatype} {list(shape)},"
+                    f" was {tensor.datatype} {list(tensor.shape)}"
+                )
+            if not ((tensor.data >= low) & (tensor.data <= high)).all():
+                raise InvalidRequest(f"tensor {name!r} must hold values from {low} to {high}")
+        sizes = np.stack([named["width"].data, named["height"].data])
+        if (sizes % step).any() or (sizes != sizes[:, :1]).any():
+            raise InvalidRequest(f"images must have one size, multiples of {step}")
+        return tuple(named[name] for name in TENSORS)
+
+    def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
+        """Images of two steps."""
+        ids = np.zeros((rows, self.max_tokens), np.int64)
+        values = {"seed": 0, "steps": 2, "width": self.sides.default, "height": self.sides.default}
+        return (
+            numeric_tensor("prompt_ids", ids),
+            numeric_tensor("negative_ids", ids),
+            *(
+                numeric_tensor(name, np.full(rows, value, np.int64))
+                for name, value in values.items()
+            ),
+            numeric_tensor("guidance", np.full(rows, DEFAULT_GUIDANCE, np.float32)),
+        )

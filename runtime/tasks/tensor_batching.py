@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runtime.errors import InvalidRequest
-from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor, split_rows
+from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -29,44 +31,67 @@ class TensorRule:
     """Values are below it and not negative; None: any finite values."""
 
 
-class Batching(Protocol):
-    """How requests of one network form a batch. All methods may block."""
+class Batching(ABC):
+    """How requests of one network form a batch: by default row after row. Methods may block."""
 
-    @property
-    def max_tokens(self) -> int:
-        """Longest text; 0 for networks without tokens."""
+    max_tokens: int = 0
+    """Longest text; 0 for networks without tokens."""
+    max_rows: int | None = None
+    """Limit of the items of one batch; None: no limit."""
 
-    @property
-    def max_rows(self) -> int | None:
-        """Limit of the items of one batch; None: no limit."""
-
+    @abstractmethod
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The inputs in the network's order, missing masks added; raises InvalidRequest."""
+        """The inputs in the network's order; raises InvalidRequest."""
+
+    @abstractmethod
+    def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
+        """Valid inputs, for measurements."""
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
         """Items of a request."""
+        return len(inputs[0].data)
 
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
         """Requests of equal keys can form a batch; None: this one runs alone."""
+        return None
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         """Width in tokens; 1 if nothing is padded."""
+        return 1
 
     def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """The validated inputs of several requests as one batch."""
+        if len(requests) == 1:
+            return tuple(requests[0])
+        return tuple(
+            Tensor(
+                tensor.name,
+                tensor.datatype,
+                self._concatenate(tensor.name, [inputs[index].data for inputs in requests]),
+            )
+            for index, tensor in enumerate(requests[0])
+        )
+
+    def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(parts)
 
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """Each request's part of a batch's outputs, as if it had run alone.
 
         Raises ValueError if the outputs have other rows than the batch.
         """
+        if any(not tensor.shape or tensor.shape[0] != sum(rows) for tensor in outputs):
+            shapes = [list(tensor.shape) for tensor in outputs]
+            raise ValueError(f"the outputs have shapes {shapes} for {sum(rows)} rows")
+        ends = itertools.accumulate(rows)
+        return [
+            tuple(Tensor(each.name, each.datatype, each.data[end - n : end]) for each in outputs)
+            for n, end in zip(rows, ends, strict=True)
+        ]
 
-    def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
-        """Valid inputs, for measurements."""
 
-
-@dataclass(frozen=True, slots=True)
-class PaddedBatching:
+@dataclass(frozen=True)
+class PaddedBatching(Batching):
     """The batching of transformers' networks: padded tokens, or tensors of one shape."""
 
     rules: Mapping[str, TensorRule]
@@ -125,29 +150,14 @@ class PaddedBatching:
         elif not np.isfinite(tensor.data).all():
             raise InvalidRequest(f"tensor {name!r} must hold finite numbers, held NaN or infinity")
 
-    def rows_of(self, inputs: Sequence[Tensor]) -> int:
-        return len(inputs[0].data)
-
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
-        del network
         return tuple(tensor.name for tensor in inputs)
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         first = inputs[0]
         return 1 if self.rules[first.name].trailing_shape is not None else first.shape[1]
 
-    def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        if len(requests) == 1:
-            return tuple(requests[0])
-        return tuple(
-            Tensor(tensor.name, tensor.datatype, self._concatenate(tensor.name, index, requests))
-            for index, tensor in enumerate(requests[0])
-        )
-
-    def _concatenate(
-        self, name: str, index: int, requests: Sequence[Sequence[Tensor]]
-    ) -> npt.NDArray[Any]:
-        parts = [inputs[index].data for inputs in requests]
+    def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         rule = self.rules[name]
         width = max(part.shape[1] for part in parts)
         if rule.trailing_shape is not None or all(part.shape[1] == width for part in parts):
@@ -164,7 +174,7 @@ class PaddedBatching:
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
         return [
             tuple(Tensor(each.name, each.datatype, self._cut(each.data)) for each in part)
-            for part in split_rows(outputs, rows)
+            for part in super().split(outputs, rows)
         ]
 
     def _cut(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
