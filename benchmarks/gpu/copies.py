@@ -39,7 +39,7 @@ def measure_copies(
     pinned, load = [], []
     for _ in range(repeats + 1):
         begun_s = time.perf_counter()
-        engine.copy(slab, buffer).wait()
+        engine.copy(slab, buffer).synchronize()
         pinned.append(pinned_bytes / (time.perf_counter() - begun_s))
         load.append(load_rate(memory, opened))
     return Copies(_size_of(opened), pinned[1:], load[1:])

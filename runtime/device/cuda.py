@@ -45,24 +45,14 @@ class CudaEngine:
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> CudaCopyDone:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
         """Start a copy on the copy stream."""
         with torch.cuda.stream(self._copies):
             target.copy_(source, non_blocking=True)
             # Blocking: by default, waiting for an event spins, and takes a core from inference.
             done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
             done.record(self._copies)
-        return CudaCopyDone(done)
+        return done
 
     def synchronize(self, slab: torch.Tensor) -> None:
         self._copies.synchronize()
-
-
-class CudaCopyDone:
-    """An event on the copy stream."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()

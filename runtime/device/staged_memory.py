@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.weights.slab import DeviceWeights, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     import torch
@@ -36,7 +36,7 @@ READERS = 4
 class CopyDone(Protocol):
     """One copy in progress."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Block this thread until the copy is complete."""
 
 
@@ -80,7 +80,7 @@ class StagingRing:
         buffer = self._free.get()
         try:
             if buffer.copy is not None:
-                buffer.copy.wait()
+                buffer.copy.synchronize()
                 buffer.copy = None
         except BaseException:
             self._free.put(buffer)
@@ -134,8 +134,7 @@ class StagedMemory:
             for part in source.parts(self._ring.buffer_bytes):
                 if has_failed.is_set():
                     break
-                copy = _skip_after_failure(has_failed, self._copy_part)
-                copies.append(self._readers.submit(copy, slab, source, part))
+                copies.append(self._readers.submit(self._copy_part, slab, source, part, has_failed))
         except BaseException:
             has_failed.set()
             _wait_all(copies)
@@ -144,15 +143,23 @@ class StagedMemory:
         for each in copies:
             each.result()
 
-    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
-        buffer = self._ring.take()
+    def _copy_part(
+        self, slab: torch.Tensor, source: WeightSource, part: SlabPart, has_failed: threading.Event
+    ) -> None:
+        if has_failed.is_set():
+            return
         try:
-            staged = buffer.memory.narrow(0, 0, part.size_bytes)
-            source.read_into(part.offset, staged.numpy().data)
-            target = slab.narrow(0, part.offset, part.size_bytes)
-            buffer.copy = self._engine.copy(target, staged)
-        finally:
-            self._ring.put_back(buffer)
+            buffer = self._ring.take()
+            try:
+                staged = buffer.memory.narrow(0, 0, part.size_bytes)
+                source.read_into(part.offset, staged.numpy().data)
+                target = slab.narrow(0, part.offset, part.size_bytes)
+                buffer.copy = self._engine.copy(target, staged)
+            finally:
+                self._ring.put_back(buffer)
+        except BaseException:
+            has_failed.set()
+            raise
 
     def close(self) -> None:
         """Stop the readers; pinned memory is freed with the object."""
@@ -164,20 +171,3 @@ def _wait_all(copies: Sequence[Future[None]]) -> None:
     for each in copies:
         with suppress(CancelledError):
             each.exception()
-
-
-def _skip_after_failure(
-    has_failed: threading.Event, copy_part: Callable[[torch.Tensor, WeightSource, SlabPart], None]
-) -> Callable[[torch.Tensor, WeightSource, SlabPart], None]:
-    """Skips the parts after a failed one."""
-
-    def run(slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
-        if has_failed.is_set():
-            return
-        try:
-            copy_part(slab, source, part)
-        except BaseException:
-            has_failed.set()
-            raise
-
-    return run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
-from runtime.openai.responses import DONE, CompletionFormat, TokenUsage
+from runtime.openai.responses import DONE, CompletionFormat, token_usage
 from runtime.protocols.response import JSON, server_timing
 from runtime.serving.generation_service import GenerationRequest
 
@@ -125,7 +125,7 @@ class _ResponseWriter:
 
     async def finish(self) -> None:
         """Send the rest: all choices are complete."""
-        usage = TokenUsage(len(self._generation.prompt_ids), self._token_total)
+        usage = token_usage(len(self._generation.prompt_ids), self._token_total)
         if self._is_stream:
             last = self._form.usage_event(usage) if self._wants_usage else b""
             await self._response.finish(last + DONE)

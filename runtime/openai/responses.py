@@ -47,19 +47,12 @@ def openai_error(error: Failure) -> object:
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    def document(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
+def token_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +65,14 @@ class CompletionFormat:
     created_s: int
 
     def response(
-        self, texts: Sequence[str], finishes: Sequence[Finish], usage: TokenUsage
+        self, texts: Sequence[str], finishes: Sequence[Finish], usage: Mapping[str, int]
     ) -> bytes:
         """A response that is not streamed."""
         choices = [
             {"index": index, **self._text(text), "logprobs": None, "finish_reason": finish}
             for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
         ]
-        return orjson.dumps({**self._head(""), "choices": choices, "usage": usage.document()})
+        return orjson.dumps({**self._head(""), "choices": choices, "usage": usage})
 
     def _text(self, text: str) -> dict[str, Any]:
         if self.is_chat:
@@ -108,9 +101,9 @@ class CompletionFormat:
             events += self._event(index, {"delta": {}}, finish, wants_usage=wants_usage)
         return events
 
-    def usage_event(self, usage: TokenUsage) -> bytes:
+    def usage_event(self, usage: Mapping[str, int]) -> bytes:
         """The last event but one, sent if the client asks for it."""
-        return server_sent_event({**self._head(".chunk"), "choices": [], "usage": usage.document()})
+        return server_sent_event({**self._head(".chunk"), "choices": [], "usage": usage})
 
     def _event(
         self, index: int, content: dict[str, Any], finish: Finish | None, *, wants_usage: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -53,32 +53,25 @@ class _Measured:
     memory_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
 class Profiler:
     """Profiles one model at a time."""
 
-    def __init__(
-        self,
-        *,
-        coordinator: LoadCoordinator,
-        device: DeviceWorker,
-        profiles: ProfileSync,
-        threads: Executor,
-    ) -> None:
-        self._coordinator = coordinator
-        self._device = device
-        self._profiles = profiles
-        self._threads = threads
-        self._turn = asyncio.Lock()
+    coordinator: LoadCoordinator
+    device: DeviceWorker
+    profiles: ProfileSync
+    threads: Executor
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def profile(self, spec: ModelSpec, plan: ProfilePlan) -> Profile:
         """Measure the model's profile and store it in the registry; raises as an inference does."""
         async with self._turn:
-            acquired = await self._coordinator.acquire(spec)
+            acquired = await self.coordinator.acquire(spec)
             try:
                 profile = await self._sweep(acquired.model, plan)
             finally:
-                await self._coordinator.release(acquired)
-            await self._profiles.store(profile)
+                await self.coordinator.release(acquired)
+            await self.profiles.store(profile)
         logger.info("model profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
         return profile
 
@@ -86,7 +79,7 @@ class Profiler:
         points: list[ProfilePoint] = []
         limit = model.processor.batching.max_rows or plan.most_rows
         for rows in batch_sizes(min(plan.most_rows, limit)):
-            available = await in_thread(self._threads, available_bytes, self._profiles.device)
+            available = await in_thread(self.threads, available_bytes, self.profiles.device)
             if points and not _fits(points[-1], available):
                 return self._profile(model, points, LIMITED_BY_MEMORY)
             try:
@@ -102,25 +95,25 @@ class Profiler:
     def _profile(
         self, model: ServedModel, points: Sequence[ProfilePoint], limited_by: str
     ) -> Profile:
-        return Profile(model.spec.key, self._profiles.device, tuple(points), limited_by)
+        return Profile(model.spec.key, self.profiles.device, tuple(points), limited_by)
 
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
         """The first inference of a size initialises buffers: it measures memory, not time."""
         batching = model.processor.batching
         tokens = max(1, min(plan.tokens, batching.max_tokens))
-        inputs = await in_thread(self._threads, batching.example, rows, tokens)
+        inputs = await in_thread(self.threads, batching.example, rows, tokens)
         first = await self._infer(model, inputs)
         timed = [(await self._infer(model, inputs)).seconds for _ in range(plan.repeats)]
         return ProfilePoint(rows, median(timed), first.memory_bytes)
 
     async def _infer(self, model: ServedModel, inputs: tuple[Tensor, ...]) -> _Measured:
         def infer() -> _Measured:
-            peak, begun_s = PeakMemory(self._profiles.device), time.monotonic()
+            peak, begun_s = PeakMemory(self.profiles.device), time.monotonic()
             model.infer_together([inputs])
             return _Measured(time.monotonic() - begun_s, peak.used_bytes())
 
         due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
-        return (await self._device.run(infer, model=model.device_model, due_s=due_s)).value
+        return (await self.device.run(infer, model=model.device_model, due_s=due_s)).value
 
 
 def batch_sizes(max_rows: int) -> list[int]:

@@ -79,23 +79,15 @@ class _Refusal:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class InferenceService:
     """All methods of the service."""
 
-    def __init__(
-        self,
-        service: PredictService,
-        repository: Repository,
-        health: Health,
-        *,
-        threads: Executor,
-        pod_name: str,
-    ) -> None:
-        self._service = service
-        self._repository = repository
-        self._health = health
-        self._threads = threads
-        self._pod_name = pod_name
+    service: PredictService
+    repository: Repository
+    health: Health
+    threads: Executor
+    pod_name: str
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {
@@ -132,7 +124,7 @@ class InferenceService:
             aborted: bytes = await context.abort(  # which raises
                 CODE_OF.get(refusal.status, grpc.StatusCode.INTERNAL),
                 refusal.detail[:MAX_DETAIL_CHARACTERS],
-                (*refusal.metadata, ("x-pilotlight-pod", self._pod_name)),
+                (*refusal.metadata, ("x-pilotlight-pod", self.pod_name)),
             )
             return aborted
 
@@ -141,14 +133,14 @@ class InferenceService:
     # Health and metadata
 
     async def _server_live(self, _: Any) -> Any:
-        return messages.ServerLiveResponse(live=self._health.is_live)
+        return messages.ServerLiveResponse(live=self.health.is_live)
 
     async def _server_ready(self, _: Any) -> Any:
-        return messages.ServerReadyResponse(ready=self._health.is_ready)
+        return messages.ServerReadyResponse(ready=self.health.is_ready)
 
     async def _model_ready(self, request: Any) -> Any:
         model = _checked_name(request.name)
-        is_ready = await self._repository.is_ready(model, request.version)
+        is_ready = await self.repository.is_ready(model, request.version)
         return messages.ModelReadyResponse(ready=is_ready)
 
     async def _server_metadata(self, _: Any) -> Any:
@@ -157,7 +149,7 @@ class InferenceService:
         )
 
     async def _model_metadata(self, request: Any) -> Any:
-        metadata = await self._repository.metadata(_checked_name(request.name), request.version)
+        metadata = await self.repository.metadata(_checked_name(request.name), request.version)
         return messages.ModelMetadataResponse(
             name=metadata.name,
             versions=metadata.versions,
@@ -170,12 +162,12 @@ class InferenceService:
 
     async def _load(self, request: Any) -> Any:
         model = _name_to_load(request)
-        await self._repository.load(model)
+        await self.repository.load(model)
         return messages.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
 
     async def _unload(self, request: Any) -> Any:
         model = _name_to_load(request)
-        await self._repository.unload(model)
+        await self.repository.unload(model)
         return messages.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
 
     # Inference
@@ -184,12 +176,12 @@ class InferenceService:
         metadata = _metadata_of(context)
         call = await self._decode(content)
         head = self._parse_head(call, metadata, context.time_remaining())
-        self._service.in_flight.check_admission(head)
+        self.service.in_flight.check_admission(head)
         if call.version:
-            spec = await self._repository.find(call.model, call.version)
+            spec = await self.repository.find(call.model, call.version)
             head = replace(head, generation=spec.generation)
         try:
-            response = await self._service.predict(head, WireProtocol.GRPC_V2, call.body)
+            response = await self.service.predict(head, WireProtocol.GRPC_V2, call.body)
         except asyncio.CancelledError:
             REQUESTS.labels(stage=stage_of(metadata), status="gone").inc()
             raise
@@ -197,7 +189,7 @@ class InferenceService:
         context.set_trailing_metadata(
             (
                 *provenance_headers(response),
-                ("x-pilotlight-pod", self._pod_name),
+                ("x-pilotlight-pod", self.pod_name),
                 ("x-request-id", head.id),
             )
         )
@@ -206,7 +198,7 @@ class InferenceService:
     async def _decode(self, content: bytes) -> _Call:
         if len(content) <= SMALL_BODY_BYTES:
             return _decode_call(content)
-        return await in_thread(self._threads, _decode_call, content)
+        return await in_thread(self.threads, _decode_call, content)
 
     def _parse_head(
         self, call: _Call, metadata: Mapping[str, str], remaining_s: float | None

@@ -34,7 +34,7 @@ class InFlightRequests:
 
         Raises InvalidRequest, PodDraining, DeadlinePassed, SlotsFull.
         """
-        if head.simulated_work is not None and not self._allow_simulated_work:
+        if head.simulated_work and not self._allow_simulated_work:
             raise InvalidRequest(
                 "header x-pilotlight-simulate is accepted only by pods that run with"
                 " --allow-simulated-work"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 
 from registry.domain.pod import Stage
 from runtime.metrics import STAGE_SECONDS
-from runtime.wire.simulated_work import SimulatedWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,6 @@ KSERVE_HISTOGRAMS = {
     Stage.INFER: PREDICT_HIST_TIME,
     Stage.POSTPROCESS: POST_HIST_TIME,
 }
-NO_WORK = SimulatedWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,12 @@ class PredictRequest:
     start: str = "warm"
     stages: dict[Stage, float] = field(default_factory=dict)
 
-    @property
-    def simulated_work(self) -> SimulatedWork:
-        return self.head.simulated_work or NO_WORK
+    async def simulate(self, stage: Stage) -> float:
+        """Sleep as the request's simulated work asks for; returns the seconds."""
+        seconds = self.head.simulated_work.get(stage.value, 0.0)
+        if seconds:
+            await asyncio.sleep(seconds)
+        return seconds
 
     def response(self, body: EncodedBody) -> PredictResponse:
         return PredictResponse(body, self.predict_pod, self.start, self.stages)

@@ -6,9 +6,9 @@ postprocessing. A request for the inference stage alone comes from another pod a
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import Stage
@@ -47,33 +47,21 @@ BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError
 """What torch raises for tensors of the wrong shape, type or range."""
 
 
+@dataclass(frozen=True, slots=True)
 class PredictService:
-    """Serves all predict requests of a pod at `address`."""
+    """Serves all predict requests of a pod."""
 
-    def __init__(
-        self,
-        pod_name: str,
-        address: str,
-        *,
-        in_flight: InFlightRequests,
-        catalog: ModelCatalog,
-        coordinator: LoadCoordinator,
-        processors: Processors,
-        remote: RemoteInference,
-        end_notifier: InferenceEndNotifier,
-        measurements: Measurements,
-        threads: Executor,
-    ) -> None:
-        self.address = address
-        self.in_flight = in_flight
-        self._pod_name = pod_name
-        self._catalog = catalog
-        self._coordinator = coordinator
-        self._processors = processors
-        self._remote = remote
-        self._end_notifier = end_notifier
-        self._measurements = measurements
-        self._threads = threads
+    pod_name: str
+    address: str
+    """`host:port` at which other pods reach this one."""
+    in_flight: InFlightRequests
+    catalog: ModelCatalog
+    coordinator: LoadCoordinator
+    processors: Processors
+    remote: RemoteInference
+    end_notifier: InferenceEndNotifier
+    measurements: Measurements
+    threads: Executor
 
     async def predict(
         self,
@@ -96,7 +84,7 @@ class PredictService:
             if isinstance(body, bytes):
                 body = await self._decode(head, protocol, body)
             spec = await self._find(head, body)
-            request = PredictRequest(head, spec, self._pod_name, self._measurements)
+            request = PredictRequest(head, spec, self.pod_name, self.measurements)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
             return await self._serve_entry(request, body, encode)
@@ -104,12 +92,12 @@ class PredictService:
     async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> RequestBody:
         if len(body) <= SMALL_BODY_BYTES:
             return decode_body(protocol, body, head.v2_header_length)
-        return await in_thread(self._threads, decode_body, protocol, body, head.v2_header_length)
+        return await in_thread(self.threads, decode_body, protocol, body, head.v2_header_length)
 
     async def _find(self, head: RequestHead, body: RequestBody) -> ModelSpec:
         if head.is_infer_stage and body.v2 is None:
             raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
-        return await self._catalog.find(head.model, head.generation)
+        return await self.catalog.find(head.model, head.generation)
 
     # Entry requests
 
@@ -123,9 +111,9 @@ class PredictService:
         started_s = time.monotonic()
         name = request.head.response_model_name
         content = await in_thread(
-            self._threads, postprocess_body, processor, body, outputs, name, encode
+            self.threads, postprocess_body, processor, body, outputs, name, encode
         )
-        await _simulate(request.simulated_work.postprocess_s)
+        await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
         return request.response(content)
@@ -142,18 +130,17 @@ class PredictService:
         self, request: PredictRequest, body: RequestBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         head, key = request.head, request.spec.key
-        if not await self._catalog.is_pod(head.predict_address):
+        if not await self.catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         started_s = time.monotonic()
-        was_ready = self._processors.has(key)
-        processor = await self._processors.get(request.spec)
+        was_ready = self.processors.has(key)
+        processor = await self.processors.get(request.spec)
         assets_s = time.monotonic() - started_s
         if not was_ready:
-            self._measurements.add(key, "assets", assets_s)
+            self.measurements.add(key, "assets", assets_s)
         inputs = await self._preprocess(request, processor, body)
-        simulated_s = request.simulated_work.network_s
-        await _simulate(simulated_s)
-        result = await self._remote.infer(head, inputs)
+        simulated_s = await request.simulate(Stage.NETWORK)
+        result = await self.remote.infer(head, inputs)
         request.predict_pod = result.pod
         request.start = result.start
         request.stages[Stage.LOAD] = assets_s + result.load_s
@@ -168,7 +155,7 @@ class PredictService:
         inputs = body.v2.inputs if body.v2 is not None else ()
         async with self._acquire(request) as acquired:
             batching = acquired.model.processor.batching
-            checked = await in_thread(self._threads, batching.validate, inputs)
+            checked = await in_thread(self.threads, batching.validate, inputs)
             outputs = await self._infer(request, acquired, checked)
 
         def encode() -> EncodedBody:
@@ -177,7 +164,7 @@ class PredictService:
 
         if sum(tensor.data.nbytes for tensor in outputs) <= SMALL_BODY_BYTES:
             return request.response(encode())
-        return request.response(await in_thread(self._threads, encode))
+        return request.response(await in_thread(self.threads, encode))
 
     # Stages
 
@@ -199,22 +186,22 @@ class PredictService:
         Raises as `LoadCoordinator.acquire` does.
         """
         try:
-            acquired = await self._coordinator.acquire(
+            acquired = await self.coordinator.acquire(
                 spec, token=head.load_token, deadline_s=deadline_s
             )
             try:
                 yield acquired
             finally:
-                await self._coordinator.release(acquired)
+                await self.coordinator.release(acquired)
         finally:
-            self._end_notifier.notify(head.reservation)
+            self.end_notifier.notify(head.reservation)
 
     async def _preprocess(
         self, request: PredictRequest, processor: Processor, body: RequestBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self._threads, preprocess_body, processor, body)
-        await _simulate(request.simulated_work.preprocess_s)
+        inputs = await in_thread(self.threads, preprocess_body, processor, body)
+        await request.simulate(Stage.PREPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
@@ -240,13 +227,8 @@ class PredictService:
         infer_s = result.wait_s + result.compute_s
         request.record(Stage.INFER, infer_s, sample_s=result.compute_s)
         rows = acquired.model.processor.batching.rows_of(inputs)
-        self._measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
+        self.measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
         return result.value
-
-
-async def _simulate(seconds: float) -> None:
-    if seconds:
-        await asyncio.sleep(seconds)
 
 
 def preprocess_body(processor: Processor, body: RequestBody) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName
 from runtime.errors import InvalidRequest
-from runtime.wire.simulated_work import SimulatedWork, parse_simulated_work
+from runtime.wire.simulated_work import parse_simulated_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,8 @@ class RequestHead:
     is_infer_stage: bool
     deadline_s: float | None
     """On the clock of `time.monotonic`."""
-    simulated_work: SimulatedWork | None
+    simulated_work: Mapping[str, float]
+    """Seconds of sleep per stage."""
     v2_header_length: str | None
 
 

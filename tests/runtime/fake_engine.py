@@ -27,7 +27,7 @@ class FakeCopy:
     """Of the source when the copy was asked for."""
     done: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         assert self.done.wait(30)
 
 
@@ -75,7 +75,7 @@ class FakeEngine:
 
     def synchronize(self, slab: torch.Tensor) -> None:
         last = self.copy(slab.narrow(0, 0, 0), torch.empty(0, dtype=torch.uint8))
-        last.wait()
+        last.synchronize()
 
     def _run_stream(self) -> None:
         while True:

@@ -201,7 +201,7 @@ def test_fake_engine_notices_a_buffer_that_is_reused_too_early() -> None:
     copy = engine.copy(slab, buffer)
     buffer.fill_(1)
     engine.may_copy.set()
-    copy.wait()
+    copy.synchronize()
     assert engine.spoiled == [0]
 
 
