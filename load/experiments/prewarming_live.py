@@ -61,7 +61,7 @@ def _row(policy: str, value: float, live: MemoryHeld, simulation: MemoryHeld) ->
 
 def _held(found: Run) -> MemoryHeld:
     byte_s = found.wasted_memory_byte_s
-    idle_h = None if byte_s is None else byte_s * PACE / found.about["model_bytes"] / 3600
+    idle_h = None if byte_s is None else byte_s * PACE / found.metadata["model_bytes"] / 3600
     failed = found.requests - int(found.is_ok.sum())
     return MemoryHeld(found.requests, int(found.is_cold.sum()), failed, idle_h)
 

@@ -83,7 +83,7 @@ def _written(
         path.write_bytes(image)
         images.append(path)
     whole = folder / "index.html"
-    text = page(summaries, [run.about for run in runs], shown, left_out)
+    text = page(summaries, [run.metadata for run in runs], shown, left_out)
     whole.write_text(text, encoding="utf-8", errors="replace")
     (folder / "report.json").write_text(json.dumps(summaries, indent=2))
     return Written(whole, tuple(images), tuple(left_out), tuple(summaries))

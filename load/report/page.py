@@ -6,8 +6,8 @@ import base64
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+from load.report.aggregates import PERCENTILES
 from load.report.style import COLOURS, LeftOut
-from load.report.summary import PERCENTILES
 from load.report.times import spoken
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A run in columns, and what follows from them request by request."""
+"""Requests and runs in columns, and what follows from them request by request."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 WASTED_KEY: Final = "wasted_memory_byte_s"
+"""Key in a run's metadata or summary file, as the next one."""
 LOADING_KEY: Final = "all_loading_s"
-"""Of a run's metadata or summary file."""
 MOMENT_S: Final = 1e-3
-"""Requests that come within it come at one moment."""
+"""Requests that arrive within it arrive at one moment: they have no rate."""
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -24,127 +26,149 @@ Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class GroupedNames:
-    """A column of names: `codes[i]` is an index into `names`, -1 for none."""
+    """A column of names: `codes[i]` is an index into `names`, -1 for null."""
 
     codes: np.ndarray[Any, np.dtype[np.int32]]
     names: tuple[str, ...]
 
-    def counts(self, where: Bools | None = None) -> dict[str, int]:
-        """How often each name occurs, most frequent first, ties by name."""
-        codes = self.codes if where is None else self.codes[where]
-        totals = np.bincount(codes[codes >= 0], minlength=len(self.names))
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> GroupedNames:
+        """From a dictionary-encoded column."""
+        whole = column.unify_dictionaries().combine_chunks()
+        if isinstance(whole, pa.ChunkedArray):
+            whole = whole.chunk(0)
+        codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return cls(codes.astype(np.int32, copy=False), tuple(whole.dictionary.to_pylist()))
+
+    def counts(self) -> dict[str, int]:
+        """Rows per name, most frequent first, ties by name."""
+        totals = np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
         pairs = [(name, int(n)) for name, n in zip(self.names, totals, strict=True) if n]
         return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
-    def groups(self) -> Iterator[tuple[str, Ints]]:
-        """Each name with the rows it is in, most frequent first."""
-        order = np.argsort(self.codes, kind="stable")
-        bounds = np.searchsorted(self.codes[order], np.arange(len(self.names) + 1))
-        rows = {
-            name: order[bounds[code] : bounds[code + 1]] for code, name in enumerate(self.names)
-        }
-        for name in self.counts():
-            yield name, rows[name]
-
 
 @dataclass(frozen=True)
-class Run:
-    """One run. Times in seconds since its start, stages in milliseconds, NaN where unknown."""
+class Requests:
+    """Requests in columns. Times in seconds since the run's start, NaN where unknown."""
 
-    name: str
-    about: Mapping[str, Any]
-    """What the file, or the summary beside it, says of the run."""
     tenant: GroupedNames
     model: GroupedNames
     policy: GroupedNames
-    predict_pod: GroupedNames
     start: GroupedNames
     scheduled_s: Floats
     sent_s: Floats
-    first_byte_s: Floats
     finished_s: Floats
     deadline_s: Floats
+    """Counted from the scheduled time."""
     status: Ints
     is_ok: Bools
-    """Answered with 2xx, whole."""
-    stages_ms: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
+    """It has a 2xx response, complete."""
 
     @property
     def requests(self) -> int:
-        """How many there are."""
         return len(self.scheduled_s)
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether it ended before its trace did."""
-        return bool(self.about.get("interrupted"))
-
-    @property
-    def wasted_memory_byte_s(self) -> float | None:
-        """Bytes of idle models times the seconds they lay on devices; None: it is not told."""
-        return self._told(WASTED_KEY)
-
-    @property
-    def all_loading_s(self) -> float | None:
-        """Seconds of all loads onto devices, preloads among them; None: it is not told."""
-        return self._told(LOADING_KEY)
-
-    def _told(self, key: str) -> float | None:
-        """A figure that the run tells of itself, if it is one."""
-        value = self.about.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if 0 <= value < np.inf else None
 
     @cached_property
     def latency_s(self) -> Floats:
-        """From the scheduled time to the last byte; NaN where no whole answer came."""
+        """From the scheduled time to the last byte; NaN without a complete 2xx response."""
         return np.where(self.is_ok, self.finished_s - self.scheduled_s, np.nan)
 
     @cached_property
     def has_deadline(self) -> Bools:
-        """Whether the request had one."""
         return ~np.isnan(self.deadline_s)
 
     @cached_property
     def is_good(self) -> Bools:
-        """Answered, and within the deadline where there was one: what goodput counts."""
+        """Counts as goodput: a response, within the deadline if there is one."""
         return self.is_ok & ~(self.has_deadline & (self.latency_s > self.deadline_s))
 
     @cached_property
     def is_missed(self) -> Bools:
-        """Had a deadline and was not answered by then."""
+        """It has a deadline, and no response by then."""
         missed: Bools = self.has_deadline & ~self.is_good
         return missed
 
     @cached_property
     def is_cold(self) -> Bools:
-        """Waited for the model to be brought to the device."""
+        """It waited for a load of its model."""
         names = self.start.names
         warm = names.index("warm") if "warm" in names else -2
         cold: Bools = (self.start.codes >= 0) & (self.start.codes != warm)
         return cold
 
+
+def request_columns(table: pa.Table) -> dict[str, Any]:
+    """The fields of `Requests`, from columns of `RECORD_SCHEMA`."""
+    status = table.column("status").to_numpy()
+    is_complete = pc.is_null(table.column("error")).to_numpy()
+    names = {each: GroupedNames.of(table.column(each))
+             for each in ("tenant", "model", "policy", "start")}  # fmt: skip
+    times_s = {each: floats(table.column(each))
+               for each in ("scheduled_s", "sent_s", "finished_s", "deadline_s")}  # fmt: skip
+    is_ok = (status >= 200) & (status < 300) & is_complete
+    return {**names, **times_s, "status": status, "is_ok": is_ok}
+
+
+def floats(column: pa.ChunkedArray) -> Floats:
+    """Numbers, NaN for null."""
+    values: Floats = column.to_numpy()
+    return values.astype(np.float64, copy=False)
+
+
+@dataclass(frozen=True)
+class Run(Requests):
+    """All requests of one run."""
+
+    name: str
+    metadata: Mapping[str, Any]
+    """From the file and the summary beside it."""
+    predict_pod: GroupedNames
+    stages_ms: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+    @property
+    def was_interrupted(self) -> bool:
+        """True if the run ended before its trace did."""
+        return bool(self.metadata.get("interrupted"))
+
+    @property
+    def wasted_memory_byte_s(self) -> float | None:
+        """Bytes of idle models on devices times seconds; None: not recorded."""
+        return self._recorded(WASTED_KEY)
+
+    @property
+    def all_loading_s(self) -> float | None:
+        """Seconds of all loads to devices, preloads included; None: not recorded."""
+        return self._recorded(LOADING_KEY)
+
+    def _recorded(self, key: str) -> float | None:
+        """A figure of the metadata; None if it is missing or not a finite number from 0."""
+        value = self.metadata.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if 0 <= value < np.inf else None
+
     @cached_property
     def offered_s(self) -> float:
         """Length of the time in which requests arrived; at least a millisecond."""
-        told = 0.0 if self.was_interrupted else self._told("trace_s") or 0.0
-        return max(told, float(self.scheduled_s.max()), MOMENT_S)
+        trace_s = 0.0 if self.was_interrupted else self._recorded("trace_s") or 0.0
+        return max(trace_s, float(self.scheduled_s.max()), MOMENT_S)
 
     @property
     def offered_rps(self) -> float | None:
-        """Requests per second of the trace; None: there is one, or all came at one moment."""
-        if self.requests == 1 or self.offered_s <= MOMENT_S:
-            return None
-        return self.requests / self.offered_s
+        return rate_rps(self.requests, self.offered_s)
 
     @property
     def goodput_rps(self) -> float:
-        """Requests per second that were answered in time."""
+        """Requests per second with a response in time."""
         return int(self.is_good.sum()) / self.duration_s
 
     @cached_property
     def duration_s(self) -> float:
-        """From the start to the last arrival or answer, whichever is later."""
+        """From the start to the last arrival or response, whichever is later."""
         ends = self.finished_s[~np.isnan(self.finished_s)]
         return max(self.offered_s, float(ends.max()) if len(ends) else 0.0)
+
+
+def rate_rps(requests: int, offered_s: float) -> float | None:
+    """Requests per second; None: there is one, or all arrived at one moment."""
+    return None if requests == 1 or offered_s <= MOMENT_S else requests / offered_s

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import parquet
 
 from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts
 from load.report.errors import BadRun, BadRuns
-from load.report.run import GroupedNames, Run
+from load.report.run import GroupedNames, Run, floats, request_columns
 from load.schema import RECORD_SCHEMA
 from load.stages import STAGES
 
@@ -62,30 +61,21 @@ def _named(text: str) -> tuple[str, Path]:
 def read_run(path: Path, name: str) -> Run:
     """One run with the columns that a report needs. Raises BadRun."""
     try:
-        table, about = _table(path)
+        table, metadata = _table(path)
     except OSError as error:
         raise BadRun(f"{path}: cannot be read: {error.strerror}") from error
     if not table.num_rows:
         raise BadRun(f"{path}: holds no request; leave it out")
-    tenant, model, policy, predict_pod, start = (_codes(table.column(each)) for each in _NAMES)
-    scheduled_s, sent_s, first_byte_s, finished_s, deadline_s = (
-        _floats(table.column(each)) for each in _TIMES
-    )
-    stages = {stage: _floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
+    stages = {stage: floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
     if wrong := _wrong_numbers(table):
         raise BadRun(f"{path}: {'; '.join(wrong)}")
-    status = table.column("status").to_numpy()
-    is_clean = pc.is_null(table.column("error")).to_numpy()
     return Run(
+        **request_columns(table),
         name=name,
-        about=about,
-        tenant=tenant, model=model, policy=policy, predict_pod=predict_pod, start=start,
-        scheduled_s=scheduled_s, sent_s=sent_s, first_byte_s=first_byte_s,
-        finished_s=finished_s, deadline_s=deadline_s,
-        status=status,
-        is_ok=(status >= 200) & (status < 300) & is_clean,
+        metadata=metadata,
+        predict_pod=GroupedNames.of(table.column("predict_pod")),
         stages_ms=stages,
-    )  # fmt: skip
+    )
 
 
 def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -137,7 +127,7 @@ def _wrong_numbers(table: pa.Table) -> list[str]:
     """Columns with a value that is no time, and where."""
     found = []
     for column in (*_TIMES, *(f"{stage}_ms" for stage in STAGES)):
-        values = _floats(table.column(column))
+        values = floats(table.column(column))
         is_arrival = column == "scheduled_s"
         is_wrong = ~np.isfinite(values) | (values < 0) if is_arrival else np.isinf(values)
         if is_wrong.any():
@@ -167,18 +157,3 @@ def _json_object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _codes(column: pa.ChunkedArray) -> GroupedNames:
-    """Dictionary codes over all chunks; -1 stands for null."""
-    whole = column.unify_dictionaries().combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        whole = whole.chunk(0)
-    codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return GroupedNames(codes.astype(np.int32, copy=False), tuple(whole.dictionary.to_pylist()))
-
-
-def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Numbers, NaN for null."""
-    values: np.ndarray[Any, np.dtype[np.float64]] = column.to_numpy()
-    return values.astype(np.float64, copy=False)

@@ -1,81 +1,128 @@
-"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends."""
+"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends.
+
+Live and simulated runs have the same document. Their latencies differ: exact for a run in memory,
+in buckets for one that is summarised while it runs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from load.generator.settings import LATE_S
+from load.report.aggregates import GOOD, MISSED, OK, Aggregates, ExactLatencies, kinds_of
 from load.report.loading import loading_s
+from load.report.run import rate_rps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from load.report.run import Floats, GroupedNames, Run
+    from load.report.aggregates import Latencies
+    from load.report.run import Requests, Run
 
-PERCENTILES: Final = (50, 90, 95, 99)
+
+L = TypeVar("L", bound="Latencies")
+
+
+class RunTotals(Generic[L]):
+    """Totals of a run, to which requests are added batch by batch."""
+
+    def __init__(self, new_latencies: Callable[[], L]) -> None:
+        """`new_latencies` makes the store of latencies: exact, or in flat memory."""
+        self.latencies = new_latencies()
+        """By model."""
+        self.statuses: Counter[int] = Counter()
+        self.starts: Counter[str] = Counter()
+        self._with_deadline = self._late_sends = self._not_sent = 0
+        self._models, self._policies = Aggregates(self.latencies), Aggregates(new_latencies())
+        self._tenants = Aggregates()
+        self._lateness = new_latencies()
+
+    def add_requests(self, requests: Requests) -> None:
+        for status, count in zip(*np.unique(requests.status, return_counts=True), strict=True):
+            self.statuses[int(status)] += int(count)
+        self.starts.update(requests.start.counts())
+        self._with_deadline += int(requests.has_deadline.sum())
+        lateness_s = requests.sent_s - requests.scheduled_s
+        lateness_s = lateness_s[~np.isnan(lateness_s)]
+        self._late_sends += int((lateness_s > LATE_S).sum())
+        self._not_sent += int(np.isnan(requests.sent_s).sum())
+        self._lateness.add(np.zeros(len(lateness_s), np.int64), lateness_s)
+        kinds = kinds_of(requests)
+        self._models.add(requests.model, kinds, requests.latency_s)
+        self._policies.add(requests.policy, kinds, requests.latency_s)
+        self._tenants.add(requests.tenant, kinds)
+
+    @property
+    def requests(self) -> int:
+        return self.statuses.total()
+
+    @property
+    def cold_starts(self) -> int:
+        """Requests that waited for a load."""
+        return self.starts.total() - self.starts["warm"]
+
+    def totals(
+        self,
+        *,
+        offered_s: float,
+        duration_s: float,
+        loading_s: float,
+        all_loading_s: float | None,
+        wasted_memory_byte_s: float | None,
+        loads: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """All totals as JSON. Times in seconds, rates per second, ratios from 0 to 1."""
+        return {
+            "requests": self.requests,
+            "duration_s": duration_s,
+            "offered_rps": rate_rps(self.requests, offered_s),
+            "goodput_rps": self._models.count(GOOD) / duration_s,
+            "ok": self._models.count(OK),
+            "by_status": {str(status): count for status, count in sorted(self.statuses.items())},
+            "by_start": dict(sorted(self.starts.items(), key=lambda each: (-each[1], each[0]))),
+            "cold_starts": self.cold_starts,
+            **({} if loads is None else {"loads": dict(sorted(loads.items()))}),
+            "loading_s": loading_s,
+            "all_loading_s": all_loading_s,
+            "wasted_memory_byte_s": wasted_memory_byte_s,
+            "with_deadline": self._with_deadline,
+            "deadline_misses": self._models.count(MISSED),
+            "late_sends": self._late_sends,
+            "late_after_s": LATE_S,
+            "not_sent": self._not_sent,
+            "send_lateness_s": self._lateness.overall(),
+            "fairness": jain(list(self._tenants.good_shares().values())),
+            "latency_s": self.latencies.overall(),
+            "by_model": self._models.documents(),
+            "by_policy": self._policies.documents(),
+        }
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """One run as a JSON document. Times in seconds, rates per second, ratios from 0 to 1."""
-    statuses, counts = np.unique(run.status, return_counts=True)
-    lateness = run.sent_s - run.scheduled_s
-    lateness = lateness[~np.isnan(lateness)]
-    with_deadline = int(run.has_deadline.sum())
+    """A run as a JSON document, with exact percentiles."""
+    totals = RunTotals(ExactLatencies)
+    totals.add_requests(run)
     return {
         "run": run.name,
         "interrupted": run.was_interrupted,
-        "requests": run.requests,
-        "duration_s": run.duration_s,
-        "offered_rps": run.offered_rps,
-        "goodput_rps": run.goodput_rps,
-        "ok": int(run.is_ok.sum()),
-        "by_status": {str(s): int(n) for s, n in zip(statuses, counts, strict=True)},
-        "by_start": run.start.counts(),
-        "cold_starts": int(run.is_cold.sum()),
-        "loading_s": loading_s(run),
-        "all_loading_s": run.all_loading_s,
-        "wasted_memory_byte_s": run.wasted_memory_byte_s,
-        "with_deadline": with_deadline,
-        "deadline_misses": int(run.is_missed.sum()),
-        "late_sends": int((lateness > LATE_S).sum()),
-        "late_after_s": LATE_S,
-        "not_sent": int(np.isnan(run.sent_s).sum()),
-        "send_lateness_s": percentiles(lateness),
-        "fairness": fairness(run),
-        "latency_s": percentiles(run.latency_s),
-        "by_model": _by(run.model, run),
-        "by_policy": _by(run.policy, run),
-    }
-
-
-def percentiles(values: Floats) -> dict[str, float | None]:
-    """`p50` to `p99` and the largest; None where there are no values."""
-    known = values[~np.isnan(values)]
-    names = [*(f"p{each}" for each in PERCENTILES), "max"]
-    if not len(known):
-        return dict.fromkeys(names)
-    found = np.percentile(known, [*PERCENTILES, 100])
-    return {name: float(value) for name, value in zip(names, found, strict=True)}
-
-
-def _by(names: GroupedNames, run: Run) -> dict[str, Any]:
-    return {
-        name: {
-            "requests": len(rows),
-            "ok": int(run.is_ok[rows].sum()),
-            "cold_starts": int(run.is_cold[rows].sum()),
-            "deadline_misses": int(run.is_missed[rows].sum()),
-            "latency_s": percentiles(run.latency_s[rows]),
-        }
-        for name, rows in names.groups()
+        **totals.totals(
+            offered_s=run.offered_s,
+            duration_s=run.duration_s,
+            loading_s=loading_s(run),
+            all_loading_s=run.all_loading_s,
+            wasted_memory_byte_s=run.wasted_memory_byte_s,
+        ),
     }
 
 
 def good_shares(run: Run) -> dict[str, float]:
-    """For each tenant the share of its requests that were answered in time."""
-    return {name: float(run.is_good[rows].mean()) for name, rows in run.tenant.groups()}
+    """For each tenant the share of its requests with a response in time."""
+    tenants = Aggregates()
+    tenants.add(run.tenant, kinds_of(run))
+    return tenants.good_shares()
 
 
 def fairness(run: Run) -> float | None:
@@ -84,7 +131,7 @@ def fairness(run: Run) -> float | None:
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """How even shares are: 1 is even, 1/n one takes all. None for one, or where all are 0.
+    """How even shares are: 1 is even, 1/n one takes all. None for one, or if all are 0.
 
     Jain, Chiu, Hawe 1984: (sum x)^2 / (n sum x^2).
     """

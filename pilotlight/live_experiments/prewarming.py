@@ -66,7 +66,7 @@ async def play_slice(session: LiveSession, piece: Slice, output: Path) -> Run:
         await run_trace(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)
     model_bytes = _model_bytes(session.platform.settings)
-    return replace(found, about={**found.about, "model_bytes": model_bytes})
+    return replace(found, metadata={**found.metadata, "model_bytes": model_bytes})
 
 
 async def _wait_leader(registry: Registry) -> None:

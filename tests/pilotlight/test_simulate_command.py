@@ -56,7 +56,7 @@ def test_runs_every_policy_with_every_value(
     table = pq.read_table(tmp_path / "runs" / "auto-4.parquet")
     assert table.num_rows == 6
     assert table.schema.names == RECORD_SCHEMA.names
-    about = read_run(tmp_path / "runs" / "auto-4.parquet", "run").about
+    about = read_run(tmp_path / "runs" / "auto-4.parquet", "run").metadata
     [row] = [run for run in found["runs"] if (run["policy"], run["value"]) == ("auto", 4)]
     assert about["kind"] == "simulated"
     assert about["wasted_memory_byte_s"] == row["wasted_memory_byte_s"] > 0
@@ -176,7 +176,7 @@ def test_what_was_simulated_before_a_signal_is_kept(
     for row in rows:
         kept = read_run(Path(row["output"]), row["run"])
         assert kept.was_interrupted == row["interrupted"]
-        assert kept.about["kind"] == "simulated"
+        assert kept.metadata["kind"] == "simulated"
         assert kept.requests == row["requests"] > 0
     assert {path.name for path in out.iterdir()} == {Path(row["output"]).name for row in rows}
 
@@ -249,7 +249,7 @@ def test_files_are_replaced_only_where_that_is_asked_for(
     assert f"--out: there is {tmp_path / 'own.parquet'} already; name another, or" in again.err
     assert (tmp_path / "own.parquet").read_bytes() == before
     assert cli(*asked, "--seed", "2", "--overwrite").status == 0
-    assert read_run(tmp_path / "own.parquet", "own").about["seed"] == 2
+    assert read_run(tmp_path / "own.parquet", "own").metadata["seed"] == 2
 
 
 def test_a_trace_is_not_replaced_by_its_records(cli: Cli, arrivals: str, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path
     assert none["actions"] == {}
     assert ahead["actions"]["load"]["forecast"] >= 15
     assert sum(ahead["loads"].values()) > ahead["cold_starts"]
-    told = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").about
+    told = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").metadata
     for key in ("loading", "loading_value", "tick_s", "actions"):
         assert told[key] == ahead[key]
     assert records(none) != records(ahead)
