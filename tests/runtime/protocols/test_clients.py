@@ -226,7 +226,14 @@ def test_kserve_grpc_client_sees_errors(served: Served) -> None:
 
 def run_triton(transport: str, address: str, model: str, *options: str) -> dict[str, Any]:
     """What the program saw; fails with its own error."""
-    program = [sys.executable, "-m", "tests.runtime.triton_client", transport, address, model]
+    program = [
+        sys.executable,
+        "-m",
+        "tests.runtime.protocols.triton_client",
+        transport,
+        address,
+        model,
+    ]
     ran = subprocess.run(
         [*program, *options],
         cwd=servers.REPOSITORY,

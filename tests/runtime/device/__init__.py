@@ -1,0 +1,1 @@
+"""Tests of the device: batches, the worker, memory, errors."""

@@ -1,0 +1,1 @@
+"""Tests of the engines: transformers networks, exported programs, diffusion."""

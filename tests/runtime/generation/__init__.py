@@ -1,0 +1,1 @@
+"""Tests of text generation: sampling, decoding, the engine."""

@@ -1,0 +1,1 @@
+"""Tests of the protocols: gRPC, invalid input, errors, other clients."""

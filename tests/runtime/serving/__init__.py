@@ -1,0 +1,1 @@
+"""Tests of predict requests through real pods."""

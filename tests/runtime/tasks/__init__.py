@@ -1,0 +1,1 @@
+"""Tests of tensor batching, and of batches of real networks."""
