@@ -1,7 +1,7 @@
-"""`python -m benchmarks.codec`: a large tensor read and written by our codec and by KServe's SDK.
+"""`python -m benchmarks.codec`: decoding and encoding of a large tensor, against KServe's SDK.
 
-One tensor of FP32 as a pod sees it: the bytes of a request to a numpy array, and a numpy array to
-the bytes of an answer. Both sides run in one process, taking turns.
+One FP32 tensor: the bytes of a request to a numpy array, and a numpy array to the bytes of a
+response. Both codecs run in one process, in turns.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ELEMENTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Times of one step, in ms for each repeat."""
+    """Times of one step in ms, one per repeat."""
 
     step: str
     ours_ms: list[float]
     sdk_ms: list[float]
 
     def row(self) -> str:
-        """A line of the summary's table: medians with the range, and their ratio."""
+        """A row of the table: medians with ranges, and their ratio."""
         ours, sdk = spread(self.ours_ms), spread(self.sdk_ms)
         return (
             f"| {self.step} | {ours.median:.2f} ({ours.lowest:.2f}-{ours.highest:.2f}) |"
@@ -55,7 +55,7 @@ class Timed:
 
 
 def measure(*, elements: int, repeats: int, seed: int) -> list[Timed]:
-    """Time every step of both codecs, which take turns."""
+    """Time every step of both codecs in turns."""
     values = np.random.default_rng(seed).random(elements, dtype=np.float32)
     ours, sdk = _ours(values), _sdk(values)
     timed = []
@@ -74,7 +74,7 @@ def measure(*, elements: int, repeats: int, seed: int) -> list[Timed]:
 def _ours(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
     tensor = numeric_tensor("x", values)
     binary, as_json, raw, typed = _requests(values)
-    want_binary, want_json = V2Request((), is_binary=True), V2Request(())
+    wants_binary, wants_json = V2Request((), is_binary=True), V2Request(())
 
     def write(request: V2Request) -> tuple[bytes, int]:
         body = encode_response([tensor], model_name="m", request=request)
@@ -85,26 +85,26 @@ def _ours(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
 
     return {
         "REST binary, read": lambda: decode_request(binary[0], str(binary[1])).inputs[0].data,
-        "REST binary, write": lambda: write(want_binary),
+        "REST binary, write": lambda: write(wants_binary),
         "REST JSON, read": lambda: decode_request(as_json, None).inputs[0].data,
-        "REST JSON, write": lambda: write(want_json),
+        "REST JSON, write": lambda: write(wants_json),
         "gRPC raw, read": lambda: read_message(raw),
-        "gRPC raw, write": lambda: encode_message([tensor], model_name="m", request=want_binary),
+        "gRPC raw, write": lambda: encode_message([tensor], model_name="m", request=wants_binary),
         "gRPC typed, read": lambda: read_message(typed),
-        "gRPC typed, write": lambda: encode_message([tensor], model_name="m", request=want_json),
+        "gRPC typed, write": lambda: encode_message([tensor], model_name="m", request=wants_json),
     }
 
 
 def _sdk(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
     binary, as_json, raw, typed = _requests(values)
 
-    def answer(*, is_binary: bool) -> InferResponse:
+    def respond(*, is_binary: bool) -> InferResponse:
         output = InferOutput("x", list(values.shape), "FP32")
         output.set_data_from_numpy(values, binary_data=is_binary)
         return InferResponse("", "m", [output], use_binary_outputs=is_binary)
 
     def write(*, is_binary: bool) -> tuple[bytes, int]:
-        content, length = answer(is_binary=is_binary).to_rest()
+        content, length = respond(is_binary=is_binary).to_rest()
         if isinstance(content, dict):
             content = orjson.dumps(content)
         return content, length or len(content)
@@ -123,38 +123,38 @@ def _sdk(values: npt.NDArray[Any]) -> Mapping[str, Callable[[], Any]]:
         ),
         "REST JSON, write": lambda: write(is_binary=False),
         "gRPC raw, read": lambda: read_message(raw),
-        "gRPC raw, write": lambda: answer(is_binary=True).to_grpc().SerializeToString(),
+        "gRPC raw, write": lambda: respond(is_binary=True).to_grpc().SerializeToString(),
         "gRPC typed, read": lambda: read_message(typed),
-        "gRPC typed, write": lambda: answer(is_binary=False).to_grpc().SerializeToString(),
+        "gRPC typed, write": lambda: respond(is_binary=False).to_grpc().SerializeToString(),
     }
 
 
 def _requests(values: npt.NDArray[Any]) -> tuple[tuple[bytes, int], bytes, bytes, bytes]:
-    """The same request four times: binary with its JSON's length, JSON, raw, typed."""
+    """The same request in four forms: binary with the length of its JSON, JSON, raw, typed."""
     encoded = encode_request([numeric_tensor("x", values)])
-    about = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
-    as_json = orjson.dumps({"inputs": [{**about, "data": values.tolist()}]})
+    header = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
+    as_json = orjson.dumps({"inputs": [{**header, "data": values.tolist()}]})
     raw = messages.ModelInferRequest(model_name="m", raw_input_contents=[values.tobytes()])
-    raw.inputs.add(**about)
+    raw.inputs.add(**header)
     typed = messages.ModelInferRequest(model_name="m")
-    typed.inputs.add(**about).contents.fp32_contents.extend(values.tolist())
+    typed.inputs.add(**header).contents.fp32_contents.extend(values.tolist())
     length = int(dict(encoded.headers)[LENGTH_HEADER])
     return (encoded.content, length), as_json, raw.SerializeToString(), typed.SerializeToString()
 
 
 def _values(result: Any) -> npt.NDArray[Any]:
-    """The tensor that a step read or wrote, by whatever means."""
+    """The tensor that a step decoded or encoded."""
     if isinstance(result, np.ndarray):
         return result
     if isinstance(result, bytes):
-        answer = InferResponse.from_grpc(messages.ModelInferResponse.FromString(result))
+        response = InferResponse.from_grpc(messages.ModelInferResponse.FromString(result))
     else:
-        answer = InferResponse.from_bytes(*result)
-    return np.asarray(answer.outputs[0].as_numpy())
+        response = InferResponse.from_bytes(*result)
+    return np.asarray(response.outputs[0].as_numpy())
 
 
 def main() -> None:
-    """Measure, print a table, keep the raw samples."""
+    """Measure, print a table, save the raw samples."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codec", description=__doc__)
     parser.add_argument("--elements", type=int, default=ELEMENTS)
     parser.add_argument("--repeats", type=int, default=7)

@@ -14,7 +14,8 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
-from registry.domain.action_log import ActionRecord, record_document
+from registry.domain.action_log import ActionRecord
+from registry.domain.codec import action_document
 from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -161,7 +162,7 @@ def _model_documents(plan: TickPlan) -> list[dict[str, Any]]:
 
 def _print_history(output: Output, history: tuple[ActionRecord, ...]) -> None:
     if output.as_json:
-        output.result([record_document(each) for each in history])
+        output.result([action_document(each) for each in history])
         return
     if not history:
         output.note("no actions of the autoscaler yet; --dry-run --explain prints its present plan")

@@ -12,9 +12,10 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-from registry.domain.action_log import ActionOutcome, AutoscalerRecords, record_document
+from registry.domain.action_log import ActionOutcome, AutoscalerRecords
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
+from registry.domain.codec import action_document
 from registry.domain.demand import CountWindow
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_state import PodState
@@ -117,7 +118,7 @@ def _model_document(
             for pod, held in sorted(holders.items())
             if held.loading_from is not None
         },
-        "autoscaler": None if action is None else record_document(action),
+        "autoscaler": None if action is None else action_document(action),
         "failure": None
         if failure is None
         else {

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-import orjson
 
 POOL = "pool"
 """Subject of actions on pods; actions on a model have its name as subject."""
@@ -80,29 +77,3 @@ class AutoscalerRecords:
     last_by_model: dict[str, ActionRecord]
     history: tuple[ActionRecord, ...]
     """The latest actions on all subjects, newest first."""
-
-
-def encode_wanted(wanted: WantedPods) -> str:
-    return orjson.dumps(wanted).decode()
-
-
-def decode_wanted(text: str) -> WantedPods:
-    stored = orjson.loads(text)
-    return WantedPods(int(stored["pods"]), tuple(stored["leaving"]))
-
-
-def record_document(record: ActionRecord) -> dict[str, Any]:
-    """An action as it appears in JSON, in Redis and in the output of the command line."""
-    return {"words" if key == "detail" else key: value for key, value in asdict(record).items()}
-
-
-def encode_action(record: ActionRecord) -> str:
-    return orjson.dumps(record_document(record)).decode()
-
-
-def decode_action(text: str) -> ActionRecord:
-    """Read what `encode_action` wrote; fields of a newer version are ignored."""
-    stored: dict[str, Any] = orjson.loads(text)
-    stored["detail"] = stored.pop("words")
-    known = {field.name for field in fields(ActionRecord)}
-    return ActionRecord(**{name: value for name, value in stored.items() if name in known})

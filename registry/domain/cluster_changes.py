@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.domain.action_log import decode_wanted
-from registry.domain.codec import decode_pod, decode_profile, decode_record
+from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
 from registry.domain.estimates import ModelEstimates
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodPhase

@@ -1,4 +1,4 @@
-"""Models, pods, failures and profiles as JSON in Redis, one field per attribute.
+"""Models, pods, profiles and autoscaler actions as JSON in Redis, one field per attribute.
 
 Fields that a newer version wrote are ignored.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from registry.domain.action_log import ActionRecord, WantedPods
 from registry.domain.model import (
     LoadFailure,
     ModelName,
@@ -25,7 +26,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.profile import Profile, ProfilePoint
 
 
-def encode(value: LoadFailure | PodInfo | Profile) -> str:
+def encode(value: LoadFailure | PodInfo | Profile | WantedPods) -> str:
     return orjson.dumps(value).decode()
 
 
@@ -82,3 +83,23 @@ def decode_profile(text: str) -> Profile:
     stored: dict[str, Any] = _known(Profile, orjson.loads(text))
     points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
     return Profile(points=points, **stored)
+
+
+def decode_wanted(text: str) -> WantedPods:
+    stored = orjson.loads(text)
+    return WantedPods(int(stored["pods"]), tuple(stored["leaving"]))
+
+
+def action_document(record: ActionRecord) -> dict[str, Any]:
+    """An action as in JSON, in Redis and in the output of the command line."""
+    return {"words" if key == "detail" else key: value for key, value in asdict(record).items()}
+
+
+def encode_action(record: ActionRecord) -> str:
+    return orjson.dumps(action_document(record)).decode()
+
+
+def decode_action(text: str) -> ActionRecord:
+    stored: dict[str, Any] = orjson.loads(text)
+    stored["detail"] = stored.pop("words")
+    return ActionRecord(**_known(ActionRecord, stored))

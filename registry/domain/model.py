@@ -89,7 +89,8 @@ class ModelPolicy:
     target_ongoing_requests: int = 3
     """Requests in inference at which a pod gets no more by remote proxying.
 
-    Liu 2025, section 4.6: `targetOngoingRequests`, default 3."""
+    Liu 2025, section 4.6, default 3.
+    """
     queue_depth: int = 1024
     """Limit of queued requests; then 429."""
     queue_timeout_s: float = 60.0
