@@ -1,1 +1,1 @@
-"""Tests of the registry: declarations, stored forms, scripts, the watched copy."""
+"""Tests of the registry, in the same rooms."""

@@ -20,9 +20,9 @@ class Settings:
     """A component for tests."""
 
     slots: int = option(1, parse_int(1, 8), "requests at a time")
-    lease_ttl: float = option(3.0, parse_seconds, "100% sure after this long")
-    is_verbose: bool = option(False, parse_bool, "say more")
-    registry: str = option("redis://", parse_redis_url, "where the registry is")
+    lease_ttl: float = option(3.0, parse_seconds, "100% certain after this time")
+    is_verbose: bool = option(False, parse_bool, "log more")
+    registry: str = option("redis://", parse_redis_url, "URL of the registry")
 
 
 def read(*arguments: str, **environment: str) -> Settings:
@@ -49,23 +49,23 @@ def test_all_mistakes_are_reported_together_with_exit_status_2(
     with pytest.raises(SystemExit) as ended:
         read("--slots", "9", "--lease-ttl", "nan", "--registry", "http://x", "--is-verbose=perhaps")
     assert ended.value.code == 2
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for part in (
         "--slots must be a whole number from 1 to 8, was '9'",
         "--lease-ttl must be a positive number of seconds, was 'nan'",
         "--registry the Redis URL must begin with",
         "--is-verbose must be true or false, was 'perhaps'",
     ):
-        assert part in said
+        assert part in output
 
 
 def test_help_names_every_flag_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help")
-    said = capsys.readouterr().out
-    assert "--lease-ttl" in said
-    assert "PILOTLIGHT_LEASE_TTL" in said
-    assert "100% sure" in said
+    output = capsys.readouterr().out
+    assert "--lease-ttl" in output
+    assert "PILOTLIGHT_LEASE_TTL" in output
+    assert "100% certain" in output
 
 
 def test_settings_from_fields_are_parsed_like_flags() -> None:

@@ -111,7 +111,7 @@ def test_changes_older_than_the_snapshot_have_no_effect(cut: int) -> None:
 
 
 def snapshot_of(state: ClusterState) -> list[Any]:
-    """The state in the form in which the script gives it."""
+    """The state as the script returns it."""
     pods = []
     for each in state.pods.values():
         residency: list[str] = []

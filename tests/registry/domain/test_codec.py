@@ -128,10 +128,13 @@ def test_a_pod_survives_encoding(pod: PodInfo) -> None:
 SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
 
 
-def _with_news(value: Any) -> Any:
-    """The same, as a newer version would write it: every object has one field more."""
+def _of_newer_version(value: Any) -> Any:
+    """The value as a newer version would write it: every object has one more field."""
     if isinstance(value, dict):
-        return {**{key: _with_news(item) for key, item in value.items()}, "from_the_future": [1]}
+        return {
+            **{key: _of_newer_version(item) for key, item in value.items()},
+            "from_the_future": [1],
+        }
     return value
 
 
@@ -139,11 +142,11 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
     failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
     pod = PodInfo("a", "b:1", "n")
     profile = Profile("a/b@1", "cpu", (ProfilePoint(1, 0.5),))
-    profile_text = _with_news(orjson.loads(encode(profile)))
-    profile_text["points"] = [_with_news(point) for point in profile_text["points"]]
+    profile_text = _of_newer_version(orjson.loads(encode(profile)))
+    profile_text["points"] = [_of_newer_version(point) for point in profile_text["points"]]
     assert decode_profile(orjson.dumps(profile_text).decode()) == profile
     spec_text, failure_text, pod_text = (
-        orjson.dumps(_with_news(orjson.loads(text))).decode()
+        orjson.dumps(_of_newer_version(orjson.loads(text))).decode()
         for text in (encode_spec(SPEC), encode(failure), encode(pod))
     )
     assert decode_record(spec_text, spec_text, failure_text) == ModelRecord(SPEC, SPEC, failure)

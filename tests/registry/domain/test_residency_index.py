@@ -1,4 +1,4 @@
-"""The pods at hand that hold or load a model are those that one would find by looking."""
+"""The lists of warm and warming pods equal those of a full search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
 
 KEYS, PODS = ("a@0", "b@0"), ("p0", "p1", "p2")
-HOW = (
+RESIDENCIES = (
     Residency(Tier.DEVICE, None, 0.0, 1),
     Residency(Tier.REMOTE, Tier.REMOTE, 0.0, 1),
     Residency(Tier.DISK, None, 0.0, 1),
@@ -20,7 +20,7 @@ HOW = (
 key, name = st.sampled_from(KEYS), st.sampled_from(PODS)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), key, name, st.sampled_from(HOW)),
+        st.tuples(st.just("put"), key, name, st.sampled_from(RESIDENCIES)),
         st.tuples(st.just("drop"), key, name, st.none()),
         st.tuples(st.just("register"), key, name, st.none()),
         st.tuples(st.just("leave"), key, name, st.none()),
@@ -31,7 +31,7 @@ steps = st.lists(
 )
 
 
-def pod(name: str) -> PodState:
+def new_pod(name: str) -> PodState:
     return PodState(PodInfo(name, f"{name}:1", name, slots=1, memory_bytes=1))
 
 
@@ -40,34 +40,36 @@ def test_serving_pods_match_a_full_search_after_every_change(
     steps: list[tuple[str, str, str, object]],
 ) -> None:
     state = ClusterState()
-    for what, key, name, how in steps:
+    for action, key, name, value in steps:
         known = state.pods.get(name)
-        match what, how:
+        match action, value:
             case "put", Residency():
-                state.residency.put(key, name, how)
+                state.residency.put(key, name, value)
             case "drop", _:
                 state.residency.drop(key, name)
             case "register", _:
-                state.pods[name] = pod(name)
+                state.pods[name] = new_pod(name)
             case "leave", _ if known is not None:
                 del state.pods[name]
             case "suspect", bool() if known is not None:
-                known.set_suspect(is_suspect=how)
+                known.set_suspect(is_suspect=value)
             case "phase", PodPhase() if known is not None:
-                known.set_phase(how)
+                known.set_phase(value)
         for each in KEYS:
             accepting = [
-                (residency, found)
+                (residency, pod)
                 for at, residency in state.holders(each).items()
-                if (found := state.pods.get(at)) is not None and found.is_accepting
+                if (pod := state.pods.get(at)) is not None and pod.is_accepting
             ]
-            assert state.warm(each) == [found for how, found in accepting if how.is_warm]
-            assert state.warming(each) == [found for how, found in accepting if how.is_warming]
+            assert state.warm(each) == [pod for residency, pod in accepting if residency.is_warm]
+            assert state.warming(each) == [
+                pod for residency, pod in accepting if residency.is_warming
+            ]
 
 
 def test_a_model_without_holders_is_removed() -> None:
     state = ClusterState()
-    state.residency.put("a@0", "p0", HOW[0])
+    state.residency.put("a@0", "p0", RESIDENCIES[0])
     state.residency.drop("a@0", "p0")
     assert state.warm("a@0") == state.warming("a@0") == []
     assert state.residency == {}

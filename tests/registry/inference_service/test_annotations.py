@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
-GOOD: list[tuple[str, str, object]] = [
+VALID: list[tuple[str, str, object]] = [
     ("policy", "colocation-queueing", RoutingPolicy.COLOCATION_QUEUEING),
     ("target-ongoing-requests", "1", 1),
     ("target-ongoing-requests", "10000", 10_000),
@@ -30,33 +30,33 @@ GOOD: list[tuple[str, str, object]] = [
     ("canary-percent", "0", 0),
 ]
 
-WHOLE = ["", "x", "1.5", "+1", "01", "1_0", "1e2", "true", "9" * 5000]
+INTEGER = ["", "x", "1.5", "+1", "01", "1_0", "1e2", "true", "9" * 5000]
 DURATION = ["", "x", "5", "-3s", "721h", "inf", "9" * 400 + "s"]
 LABEL = ["", "A", "a_b", "-a", "a-", "ä", "a b", "a" * 64]
-BAD: dict[str, list[str]] = {
+INVALID: dict[str, list[str]] = {
     "pool": LABEL,
     "task": ["", "embedding", "Text-Embedding"],
     "policy": ["", "fastest", "AUTO", "auto "],
-    "target-ongoing-requests": [*WHOLE, "0", "-3", "10001"],
-    "queue-depth": [*WHOLE, "-1", "1000001"],
+    "target-ongoing-requests": [*INTEGER, "0", "-3", "10001"],
+    "queue-depth": [*INTEGER, "-1", "1000001"],
     "queue-timeout": [*DURATION, "0", "0s"],
     "deadline": [*DURATION, "0", "0ms"],
-    "priority": [*WHOLE, "-1001", "1001"],
-    "min-copies": [*WHOLE, "-1", "10001"],
-    "max-copies": [*WHOLE, "0", "10001"],
+    "priority": [*INTEGER, "-1001", "1001"],
+    "min-copies": [*INTEGER, "-1", "10001"],
+    "max-copies": [*INTEGER, "0", "10001"],
     "keep-alive": DURATION,
     "pin": ["", "yes", "1", "True"],
     "preload": ["", "on", "Eager"],
     "preload-tier": ["", "disk", "remote", "gpu"],
-    "max-batch-size": [*WHOLE, "0", "4097"],
+    "max-batch-size": [*INTEGER, "0", "4097"],
     "max-batch-wait": DURATION,
     "max-infer-time": [*DURATION, "0s"],
     "canary-of": LABEL,
-    "canary-percent": [*WHOLE, "-1", "101", "20%"],
+    "canary-percent": [*INTEGER, "-1", "101", "20%"],
 }
 
 
-@pytest.mark.parametrize(("key", "text", "value"), GOOD)
+@pytest.mark.parametrize(("key", "text", "value"), VALID)
 def test_a_valid_value_sets_its_field(key: str, text: str, value: object) -> None:
     parsed = parse_annotations({PREFIX + key: text})
     assert parsed.problems == ()
@@ -75,11 +75,11 @@ def test_without_annotations_the_defaults_apply() -> None:
 
 
 def test_every_key_has_invalid_values_to_test() -> None:
-    assert BAD.keys() == KEYS.keys()
+    assert INVALID.keys() == KEYS.keys()
 
 
 @pytest.mark.parametrize(
-    ("key", "text"), [(key, text) for key, texts in BAD.items() for text in texts]
+    ("key", "text"), [(key, text) for key, texts in INVALID.items() for text in texts]
 )
 def test_an_invalid_value_is_reported_with_what_is_allowed(key: str, text: str) -> None:
     (problem,) = parse_annotations({PREFIX + key: text}).problems

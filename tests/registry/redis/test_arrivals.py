@@ -1,4 +1,4 @@
-"""Arrivals in the registry: counted once, per span, for declared models; and who waits."""
+"""Arrivals of declared models, counted once per window, and queue lengths."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_a_repeated_report_counts_once(registry: Registry) -> None:
 async def test_arrivals_of_unknown_models_are_not_counted(registry: Registry) -> None:
     await registry.put_models([SPEC])
     arrivals = ArrivalLog(registry)
-    await arrivals.report("gateway", 1, [(ModelName("default", "nobody"), 9, 0), (NAME, 1, 0)], {})
-    assert await _total(arrivals, CountWindow.MINUTE, ModelName("default", "nobody")) == 0
+    await arrivals.report("gateway", 1, [(ModelName("default", "unknown"), 9, 0), (NAME, 1, 0)], {})
+    assert await _total(arrivals, CountWindow.MINUTE, ModelName("default", "unknown")) == 0
     assert await _total(arrivals, CountWindow.MINUTE) == 1
 
 

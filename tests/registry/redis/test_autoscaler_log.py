@@ -1,4 +1,4 @@
-"""Leadership, intents and wanted pods in the registry."""
+"""The leader's lease, actions and wanted pods in the registry."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.anyio
 
 NAME = str(SPEC.name)
 LOAD = ActionRecord("load", NAME, "forecast", "expected soon", 10.0, pod="a", tier="device")
-SCALE = ActionRecord("scale", POOL, "waiting", "2 requests wait", 10.0)
+SCALE = ActionRecord("scale", POOL, "waiting", "2 requests queued", 10.0)
 
 
-async def _lead(registry: Registry, holder: str, *, ttl_s: float = 30.0) -> int:
+async def _acquire(registry: Registry, holder: str, *, ttl_s: float = 30.0) -> int:
     token = await AutoscalerLog(registry).acquire_lead(holder, ttl_s=ttl_s)
     assert token is not None
     return token
@@ -43,33 +43,33 @@ async def test_one_autoscaler_leads(registry: Registry) -> None:
 
 
 async def test_the_leader_keeps_its_token(registry: Registry) -> None:
-    assert await _lead(registry, "one") == await _lead(registry, "one")
+    assert await _acquire(registry, "one") == await _acquire(registry, "one")
 
 
 async def test_another_autoscaler_leads_after_the_lease_ends(registry: Registry) -> None:
-    scaling = AutoscalerLog(registry)
-    first = await _lead(registry, "one", ttl_s=0.2)
+    log = AutoscalerLog(registry)
+    first = await _acquire(registry, "one", ttl_s=0.2)
 
-    async def leads() -> bool:
-        return await scaling.acquire_lead("two", ttl_s=30) is not None
+    async def second_leads() -> bool:
+        return await log.acquire_lead("two", ttl_s=30) is not None
 
-    await eventually(leads)
-    assert await _lead(registry, "two") > first
-    assert await scaling.begin_action(first, LOAD, ttl_s=30) is BeginResult.FENCED
-    assert not await scaling.set_wanted_pods(first, WantedPods(3), SCALE)
-    assert (await scaling.ongoing()).wanted is None
+    await eventually(second_leads)
+    assert await _acquire(registry, "two") > first
+    assert await log.begin_action(first, LOAD, ttl_s=30) is BeginResult.FENCED
+    assert not await log.set_wanted_pods(first, WantedPods(3), SCALE)
+    assert (await log.ongoing()).wanted is None
 
 
 async def test_after_the_lease_there_is_no_leader(registry: Registry) -> None:
-    scaling = AutoscalerLog(registry)
-    await _lead(registry, "one", ttl_s=120)
-    leader = (await scaling.records()).leader
+    log = AutoscalerLog(registry)
+    await _acquire(registry, "one", ttl_s=120)
+    leader = (await log.records()).leader
     assert leader is not None
     assert leader.holder == "one"
-    await _lead(registry, "one", ttl_s=0.1)
+    await _acquire(registry, "one", ttl_s=0.1)
 
     async def is_over() -> bool:
-        return (await scaling.records()).leader is None
+        return (await log.records()).leader is None
 
     await eventually(is_over)
 
@@ -77,71 +77,71 @@ async def test_after_the_lease_there_is_no_leader(registry: Registry) -> None:
 async def test_a_lease_with_more_time_left_than_its_ttl_is_over(
     registry: Registry, server: RedisServer
 ) -> None:
-    """As one is that was taken before Redis' clock went back."""
-    await _lead(registry, "one")
+    """Such as a lease taken before Redis' clock was set back."""
+    await _acquire(registry, "one")
     async with redis.asyncio.Redis.from_url(server.url) as client:
         await client.hincrby(f"{registry.transactions.prefix}leader", "until", 3_600_000)
     assert (await AutoscalerLog(registry).records()).leader is None
-    assert await _lead(registry, "two") > 0
+    assert await _acquire(registry, "two") > 0
 
 
 async def test_a_former_leader_can_begin_no_action(registry: Registry) -> None:
-    scaling = AutoscalerLog(registry)
-    token = await _lead(registry, "one")
-    await scaling.release_lead(token)
-    assert await scaling.begin_action(token, LOAD, ttl_s=30) is BeginResult.FENCED
-    assert await _lead(registry, "two") > token
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
+    await log.release_lead(token)
+    assert await log.begin_action(token, LOAD, ttl_s=30) is BeginResult.FENCED
+    assert await _acquire(registry, "two") > token
 
 
 async def test_an_ongoing_action_does_not_begin_again(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    scaling = AutoscalerLog(registry)
-    first = await _lead(registry, "one")
-    assert await scaling.begin_action(first, LOAD, ttl_s=30) is BeginResult.OK
-    await scaling.release_lead(first)
-    second = await _lead(registry, "two")
-    assert (await scaling.ongoing()).actions == (LOAD,)
-    assert await scaling.begin_action(second, LOAD, ttl_s=30) is BeginResult.BUSY
+    log = AutoscalerLog(registry)
+    first = await _acquire(registry, "one")
+    assert await log.begin_action(first, LOAD, ttl_s=30) is BeginResult.OK
+    await log.release_lead(first)
+    second = await _acquire(registry, "two")
+    assert (await log.ongoing()).actions == (LOAD,)
+    assert await log.begin_action(second, LOAD, ttl_s=30) is BeginResult.BUSY
     done = replace(LOAD, outcome=ActionOutcome.DONE)
-    await scaling.end_action(done)
-    plans = await scaling.records()
-    assert plans.ongoing.actions == ()
-    assert plans.last_by_model == {NAME: done}
-    assert await scaling.begin_action(second, LOAD, ttl_s=30) is BeginResult.OK
+    await log.end_action(done)
+    records = await log.records()
+    assert records.ongoing.actions == ()
+    assert records.last_by_model == {NAME: done}
+    assert await log.begin_action(second, LOAD, ttl_s=30) is BeginResult.OK
 
 
 async def test_an_action_without_an_end_expires(registry: Registry) -> None:
-    scaling = AutoscalerLog(registry)
-    token = await _lead(registry, "one")
-    assert await scaling.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
+    assert await log.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
 
     async def may_begin() -> bool:
-        return await scaling.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
+        return await log.begin_action(token, LOAD, ttl_s=0.2) is BeginResult.OK
 
     await eventually(may_begin)
 
 
 async def test_the_history_of_actions_is_bounded(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    scaling = AutoscalerLog(registry)
-    token = await _lead(registry, "one")
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
     for index in range(150):
-        await scaling.begin_action(token, replace(LOAD, pod=f"pod-{index}"), ttl_s=30)
-    await scaling.begin_action(token, replace(LOAD, subject="default/nobody"), ttl_s=30)
-    plans = await scaling.records()
-    assert len(plans.history) == 100
-    assert list(plans.last_by_model) == [NAME]
+        await log.begin_action(token, replace(LOAD, pod=f"pod-{index}"), ttl_s=30)
+    await log.begin_action(token, replace(LOAD, subject="default/unknown"), ttl_s=30)
+    records = await log.records()
+    assert len(records.history) == 100
+    assert list(records.last_by_model) == [NAME]
     await registry.delete_models([SPEC.name])
-    assert (await scaling.records()).last_by_model == {}
+    assert (await log.records()).last_by_model == {}
 
 
 async def test_wanted_pods_are_published(registry: Registry, connect: Connect) -> None:
-    scaling = AutoscalerLog(registry)
-    token = await _lead(registry, "one")
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
     watch = ClusterWatch(await connect())
     async with running(watch):
         assert watch.state.wanted is None
-        assert await scaling.set_wanted_pods(token, WantedPods(2, ("pod-1",)), SCALE)
+        assert await log.set_wanted_pods(token, WantedPods(2, ("pod-1",)), SCALE)
         await until(lambda: watch.state.wanted == WantedPods(2, ("pod-1",)))
     later = ClusterWatch(await connect())
     async with running(later):
@@ -149,8 +149,8 @@ async def test_wanted_pods_are_published(registry: Registry, connect: Connect) -
 
 
 async def test_the_same_wanted_pods_again_have_no_effect(registry: Registry) -> None:
-    scaling = AutoscalerLog(registry)
-    token = await _lead(registry, "one")
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
     for _ in range(3):
-        assert await scaling.set_wanted_pods(token, WantedPods(2), SCALE)
-    assert len((await scaling.records()).history) == 1
+        assert await log.set_wanted_pods(token, WantedPods(2), SCALE)
+    assert len((await log.records()).history) == 1

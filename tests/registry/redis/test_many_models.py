@@ -1,4 +1,4 @@
-"""Thousands of models at once: nobody else is kept from Redis, and its limits are kept to."""
+"""Thousands of models at once: other clients are served, and the limits of Redis respected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 MESSAGES = ("--client-output-buffer-limit", "pubsub")
-"""How much may wait for a watched copy before Redis cuts it off."""
+"""Limit of buffered messages, above which Redis disconnects a subscriber."""
 
 
 def many(count: int, *, annotation_bytes: int = 0) -> list[ModelSpec]:
@@ -63,8 +63,8 @@ async def test_calls_and_messages_stay_within_the_limits_of_redis(
     executable: str, tmp_path: Path, specs: list[ModelSpec]
 ) -> None:
     options = ("--proto-max-bulk-len", "1mb", *MESSAGES, "1mb", "0", "0")
-    with servers.redis_server(tmp_path, executable=executable, options=options) as strict:
-        registry, other = await Registry.connect(strict.url), await Registry.connect(strict.url)
+    with servers.redis_server(tmp_path, executable=executable, options=options) as limited:
+        registry, other = await Registry.connect(limited.url), await Registry.connect(limited.url)
         async with running(ClusterWatch(other)) as watch:
             assert await registry.put_models(specs) == ["created"] * len(specs)
             await until(lambda: len(watch.state.models) == len(specs))
@@ -79,8 +79,8 @@ async def test_a_copy_disconnected_for_a_long_message_is_repaired(
     executable: str, tmp_path: Path
 ) -> None:
     options = (*MESSAGES, "32kb", "0", "0")
-    with servers.redis_server(tmp_path, executable=executable, options=options) as strict:
-        registry, other = await Registry.connect(strict.url), await Registry.connect(strict.url)
+    with servers.redis_server(tmp_path, executable=executable, options=options) as limited:
+        registry, other = await Registry.connect(limited.url), await Registry.connect(limited.url)
         async with running(ClusterWatch(other)) as watch:
             specs = many(MAX_STEP_MODELS)
             await registry.put_models(specs)
@@ -124,5 +124,5 @@ async def test_the_calls_of_a_snapshot_do_not_grow_with_the_models(
 async def calls_of_a_snapshot(registry: Registry, direct: redis.Redis) -> int:
     direct.config_resetstat()
     await registry.cluster()
-    told: Any = direct.info("commandstats")
-    return sum(int(each["calls"]) for each in told.values())
+    stats: Any = direct.info("commandstats")
+    return sum(int(each["calls"]) for each in stats.values())

@@ -38,7 +38,7 @@ async def test_models_are_stored_as_declared(registry: Registry) -> None:
     assert {name: each.spec for name, each in models.items()} == {
         SPEC.name: SPEC, other.name: other,
     }  # fmt: skip
-    assert await registry.get_model(ModelName("a", "nobody")) is None
+    assert await registry.get_model(ModelName("a", "unknown")) is None
 
 
 async def test_declaring_no_models_is_allowed(registry: Registry) -> None:
@@ -56,9 +56,9 @@ async def test_outcomes_are_created_unchanged_or_configured(registry: Registry) 
 
 
 async def test_delete_returns_unknown_names(registry: Registry) -> None:
-    nobody = ModelName("default", "nobody")
+    unknown = ModelName("default", "unknown")
     await registry.put_models([SPEC])
-    assert await registry.delete_models([SPEC.name, nobody]) == [nobody]
+    assert await registry.delete_models([SPEC.name, unknown]) == [unknown]
     assert (await registry.cluster()).models == {}
     assert await registry.delete_models([SPEC.name]) == [SPEC.name]
 

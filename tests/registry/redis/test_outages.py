@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 SOON_S = 15.0
-"""A second, and what a busy machine adds; far less than the patience of the tests' own calls."""
+"""A second, plus the delay of a busy machine; far below the long timeouts of other tests."""
 
 
 @pytest.fixture(params=[True, False], ids=["with-data", "without-data"])
 def own_server(
     request: pytest.FixtureRequest, executable: str, tmp_path: Path
 ) -> Iterator[servers.RedisServer]:
-    """A server that the test may kill; it keeps its data, or does not."""
+    """A server that the test may stop, with and without persistence."""
     options = ("--appendonly", "yes", "--appendfsync", "always") if request.param else ()
     with servers.redis_server(tmp_path, executable=executable, options=options) as started:
         yield started
 
 
 @pytest.fixture
-def frail_server(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
+def fragile_server(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
     with servers.redis_server(tmp_path, executable=executable) as started:
         yield started
 
@@ -50,7 +50,7 @@ async def seconds_until_unavailable(registry: Registry) -> float:
     return time.monotonic() - began_s
 
 
-async def answers(registry: Registry) -> bool:
+async def is_available(registry: Registry) -> bool:
     try:
         await registry.cluster()
     except RegistryUnavailable:
@@ -75,7 +75,7 @@ async def test_the_copy_outlives_redis_and_is_repaired(own_server: servers.Redis
         await until(lambda: watch.is_connected)
         await until(lambda: watch.age_s() < age_s)
         assert ("a" in watch.state.pods) == keeps_data
-        await eventually(lambda: answers(registry))
+        await eventually(lambda: is_available(registry))
         await Pod.join_warm(registry, "b")
         assert isinstance(await reserve(registry, "b"), Granted)
         assert await agrees(watch, registry)
@@ -84,15 +84,15 @@ async def test_the_copy_outlives_redis_and_is_repaired(own_server: servers.Redis
 
 
 async def test_a_pod_whose_registration_was_lost_gets_lease_lost(
-    frail_server: servers.RedisServer,
+    fragile_server: servers.RedisServer,
 ) -> None:
-    registry = await Registry.connect(frail_server.url)
+    registry = await Registry.connect(fragile_server.url)
     pod = await Pod.join(registry, "a")
-    frail_server.stop()
+    fragile_server.stop()
     with pytest.raises(RegistryUnavailable):
         await pod.heartbeat()
-    frail_server.start()
-    await eventually(lambda: answers(registry))
+    fragile_server.start()
+    await eventually(lambda: is_available(registry))
     with pytest.raises(LeaseLost):
         await pod.heartbeat()
     assert (await Pod.join(registry, "a")).epoch > pod.epoch
@@ -100,23 +100,23 @@ async def test_a_pod_whose_registration_was_lost_gets_lease_lost(
 
 
 async def test_a_hanging_redis_is_unavailable(
-    frail_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch
+    fragile_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = await Registry.connect(frail_server.url)
+    registry = await Registry.connect(fragile_server.url)
     async with running(ClusterWatch(registry)) as watch:
         await Pod.join_warm(registry, "a", slots=50, lease_ttl_s=600)
-        assert frail_server.process is not None
-        os.kill(frail_server.process.pid, signal.SIGSTOP)
+        assert fragile_server.process is not None
+        os.kill(fragile_server.process.pid, signal.SIGSTOP)
         try:
-            with monkeypatch.context() as hasty:
-                hasty.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
-                asked = [seconds_until_unavailable(registry) for _ in range(5)]
-                assert max(await asyncio.gather(*asked)) < SOON_S
+            with monkeypatch.context() as patch:
+                patch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
+                calls = [seconds_until_unavailable(registry) for _ in range(5)]
+                assert max(await asyncio.gather(*calls)) < SOON_S
                 for _ in range(4):
                     assert await seconds_until_unavailable(registry) < SOON_S
         finally:
-            os.kill(frail_server.process.pid, signal.SIGCONT)
-        await eventually(lambda: answers(registry))
+            os.kill(fragile_server.process.pid, signal.SIGCONT)
+        await eventually(lambda: is_available(registry))
         await eventually(lambda: agrees(watch, registry))
         assert isinstance(await reserve(registry, "a"), Granted)
     await registry.close()
@@ -140,23 +140,25 @@ async def test_connecting_to_a_silent_server_fails_soon(
         assert time.monotonic() - began_s < SOON_S
 
 
-@pytest.mark.parametrize("answer", [b"-ERR max number of clients reached\r\n", b"HTTP/1.1 400\r\n"])
-async def test_a_server_with_another_protocol_is_unavailable(answer: bytes) -> None:
-    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
+@pytest.mark.parametrize(
+    "response", [b"-ERR max number of clients reached\r\n", b"HTTP/1.1 400\r\n"]
+)
+async def test_a_server_with_another_protocol_is_unavailable(response: bytes) -> None:
+    async def reply(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(response)
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(speak, "127.0.0.1", 0) as other:
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(RegistryUnavailable):
             await Registry.connect(f"redis://127.0.0.1:{port}/0")
 
 
 async def test_arguments_that_json_cannot_express_fail_at_the_caller(
-    frail_server: servers.RedisServer,
+    fragile_server: servers.RedisServer,
 ) -> None:
-    registry = await Registry.connect(frail_server.url)
+    registry = await Registry.connect(fragile_server.url)
     with pytest.raises(TypeError):
         registry.transactions.submit("infer_end", object(), "a")
     assert (await registry.cluster()).models == {}
@@ -164,9 +166,9 @@ async def test_arguments_that_json_cannot_express_fail_at_the_caller(
 
 
 async def test_a_failing_callback_does_not_affect_the_others(
-    frail_server: servers.RedisServer, caplog: pytest.LogCaptureFixture
+    fragile_server: servers.RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = await Registry.connect(frail_server.url)
+    registry = await Registry.connect(fragile_server.url)
 
     def fail(result: object) -> None:
         raise ZeroDivisionError(result)

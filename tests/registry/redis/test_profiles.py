@@ -1,4 +1,4 @@
-"""Profiles in the registry, and models that broke: who may say so, and for how long it counts."""
+"""Profiles of models, and failures of warm models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 PROFILE = Profile(KEY, "cpu", (ProfilePoint(1, 0.1, 5), ProfilePoint(2, 0.15)), "size")
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
-BROKEN = LoadFailure(KEY, "RuntimeUnhealthy", "it hangs", attempts=1, retry_at_s=2e9)
+BROKEN = LoadFailure(KEY, "RuntimeUnhealthy", "inference timed out", attempts=1, retry_at_s=2e9)
 
 
 async def test_a_profile_is_stored_and_replaced(registry: Registry) -> None:

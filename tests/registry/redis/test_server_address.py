@@ -63,7 +63,7 @@ async def test_without_a_sentinel_or_node_redis_is_unavailable_soon(form: str) -
 
 
 async def round_trip(url: str) -> None:
-    """All that components do with a registry, through one URL."""
+    """Load, reserve and watch through one URL."""
     registry, other = await Registry.connect(url, "p1"), await Registry.connect(url, "p1")
     async with running(ClusterWatch(other)) as watch:
         await Pod.join_warm(registry, "a")
@@ -102,10 +102,10 @@ async def test_a_cluster_names_the_node_of_the_pool(cluster: servers.RedisServer
 
 
 @contextlib.contextmanager
-def sentinel_of(
+def sentinel_for(
     master: servers.RedisServer, executable: str, folder: Path
 ) -> Iterator[tuple[int, redis.Redis]]:
-    """A Sentinel that watches over `main`: its port, and a connection to it."""
+    """A Sentinel that monitors `main`: its port, and a connection to it."""
     port = servers.free_port()
     folder.mkdir()
     settings = folder / "sentinel.conf"
@@ -118,13 +118,13 @@ def sentinel_of(
     try:
         with redis.Redis(port=port) as direct:
 
-            def knows_master() -> bool:
+            def has_master() -> bool:
                 try:
                     return bool(direct.sentinel_get_master_addr_by_name("main"))
                 except (redis.ConnectionError, redis.ResponseError):
                     return False
 
-            servers.wait_until(knows_master, what="sentinel ready")
+            servers.wait_until(has_master, what="sentinel ready")
             yield port, direct
     finally:
         servers.end_process(process)
@@ -133,14 +133,14 @@ def sentinel_of(
 async def test_sentinels_name_the_master(executable: str, tmp_path: Path) -> None:
     with (
         servers.redis_server(tmp_path / "master", executable=executable) as master,
-        sentinel_of(master, executable, tmp_path / "sentinel") as (port, _),
+        sentinel_for(master, executable, tmp_path / "sentinel") as (port, _),
     ):
-        away = servers.free_port()
-        url = f"redis+sentinel://127.0.0.1:{away},127.0.0.1:{port}/main/2"
+        closed = servers.free_port()
+        url = f"redis+sentinel://127.0.0.1:{closed},127.0.0.1:{port}/main/2"
         assert await find_server(url, "k") == ServerAddress("127.0.0.1", master.port, database=2)
         await round_trip(url)
         with pytest.raises(RegistryUnavailable):
-            await find_server(f"redis+sentinel://127.0.0.1:{port}/nobody", "k")
+            await find_server(f"redis+sentinel://127.0.0.1:{port}/unknown", "k")
 
 
 async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path:
             executable=executable,
             options=("--replicaof", "127.0.0.1", str(first.port)),
         ) as second,
-        sentinel_of(first, executable, tmp_path / "sentinel") as (port, sentinel),
+        sentinel_for(first, executable, tmp_path / "sentinel") as (port, sentinel),
     ):
         with redis.Redis(port=second.port) as replica:
             servers.wait_until(
@@ -166,7 +166,7 @@ async def test_a_new_master_is_found_after_a_failover(executable: str, tmp_path:
                 try:
                     return bool(sentinel.sentinel_failover("main"))
                 except redis.ResponseError:
-                    return False  # it has not heard of the replica yet
+                    return False  # the Sentinel does not know the replica yet
 
             await eventually(fails_over)
 
