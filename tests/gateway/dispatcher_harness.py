@@ -1,4 +1,4 @@
-"""A dispatcher in the test's own process, with a real Redis behind it."""
+"""A dispatcher in the test's own process, with a real Redis."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Desk:
-    """A dispatcher in this process, with what it works on."""
+class DispatcherHarness:
+    """A dispatcher with the registry, cluster state and reservations that it works on."""
 
     registry: Registry
     watch: ClusterWatch
@@ -34,7 +34,9 @@ class Desk:
     running: asyncio.Task[None]
     sequence: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def pod(self, name: str, *, slots: int = 1, warm: ModelSpec | None = None) -> int:
+    async def register_pod(
+        self, name: str, *, slots: int = 1, warm: ModelSpec | None = None
+    ) -> int:
         """Register a pod; returns its epoch."""
         info = PodInfo(name, "127.0.0.1:1", name, slots=slots)
         epoch = await self.registry.register_pod(info, lease_ttl_s=60)
@@ -47,63 +49,65 @@ class Desk:
         await self.registry.put_models([spec])
         return spec
 
-    def ask(
+    def place(
         self, spec: ModelSpec, *, deadline_in_s: float | None = None
     ) -> asyncio.Task[Placement]:
-        """A request that wants a place."""
+        """Place a new request."""
         now_s = self.watch.registry_now_s()
         number = next(self.sequence)
-        arrival = IncomingRequest(
+        request = IncomingRequest(
             f"r{number}", spec.name, now_s, 0.0, number,
             deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
         )  # fmt: skip
-        return asyncio.create_task(self.dispatcher.place(arrival))
+        return asyncio.create_task(self.dispatcher.place(request))
 
-    async def foreign_reservation(self, spec: ModelSpec, pod: str) -> str:
-        """A slot taken by another gateway; returns the reservation's identity."""
-        wanted = ReservationRequest(
+    def release(self, placement: Placement) -> None:
+        """End a placed request."""
+        self.reservations.release(placement.reservation)
+        self.dispatcher.notify_change()
+
+    async def reserve_elsewhere(self, spec: ModelSpec, pod: str) -> str:
+        """Reserve a slot as another gateway would; returns the reservation's id."""
+        request = ReservationRequest(
             f"other:{next(self.sequence)}", pod, pod, spec.key, LoadMode.WARM
         )
-        granted = asyncio.get_running_loop().create_future()
-        self.registry.reserve(wanted, granted.set_result)
-        assert isinstance(await granted, Granted)
-        return wanted.id
+        reply = asyncio.get_running_loop().create_future()
+        self.registry.reserve(request, reply.set_result)
+        assert isinstance(await reply, Granted)
+        return request.id
 
-    async def waiting(self, count: int) -> None:
-        await until(lambda: self.dispatcher.queued_total == count)
+    async def wait_queued(self, count: int) -> None:
+        await eventually(lambda: self.dispatcher.queued_total == count)
 
     async def slots_used(self, pod: str) -> int:
         """Slots in use as Redis counts them."""
         _, _, snapshot = await self.registry.transactions.snapshot()
         return next(int(entry[6]) for entry in snapshot[0] if entry[0] == pod)
 
-    async def redis_counts(self, pod: str, slots: int) -> None:
-        """Return when Redis counts so many slots in use."""
+    async def wait_slots_used(self, pod: str, slots: int) -> None:
         async with asyncio.timeout(60):
             while await self.slots_used(pod) != slots:
                 pass
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # nobody tells when it becomes true
+        while not condition():  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def a_desk(url: str, pool: str) -> AsyncIterator[Desk]:
+async def running_dispatcher(url: str, pool: str) -> AsyncIterator[DispatcherHarness]:
     registry = await Registry.connect(url, pool)
     watch = ClusterWatch(registry)
     reservations = Reservations(registry, watch.state, "g")
     dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
     watch.subscribe(dispatcher.notify_change)
-    tasks = [
-        asyncio.create_task(run())
-        for run in (watch.run, dispatcher.run, reservations.register_periodically)
-    ]
+    runs = (watch.run, dispatcher.run, reservations.register_periodically)
+    tasks = [asyncio.create_task(run()) for run in runs]
     await watch.wait_synced()
     try:
-        yield Desk(registry, watch, reservations, dispatcher, tasks[1])
+        yield DispatcherHarness(registry, watch, reservations, dispatcher, tasks[1])
     finally:
         for task in tasks:
             task.cancel()
@@ -111,5 +115,5 @@ async def a_desk(url: str, pool: str) -> AsyncIterator[Desk]:
         await registry.close()
 
 
-Test = Callable[[Desk], Coroutine[Any, Any, None]]
-WithDesk = Callable[[Test], None]
+Test = Callable[[DispatcherHarness], Coroutine[Any, Any, None]]
+RunWithDispatcher = Callable[[Test], None]

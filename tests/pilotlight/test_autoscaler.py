@@ -15,7 +15,7 @@ import pytest
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
-from tests.gateway.conftest import metric
+from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import run_cli
 from tests.pilotlight.test_platform import Running, command_of, pids_of
 

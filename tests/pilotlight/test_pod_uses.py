@@ -14,7 +14,7 @@ from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.processes import autoscaler_process
-from tests.gateway.conftest import metric
+from tests.gateway.gateway_harness import metric
 from tests.registry.redis.clients import Pod, reserve
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gateway.settings import GatewaySettings
 from registry.settings_table import settings_from_fields
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
-from tests.gateway.conftest import Floor
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ API_KEY = "red-key-red-key-red"
 class Guarded:
     """A gateway that wants tokens of the issuer, or API keys."""
 
-    floor: Floor
+    harness: GatewayHarness
     issuer: Issuer
     folder: Path
 
@@ -44,9 +44,9 @@ class Guarded:
         headers = {"host": host} if host else {}
         if credential:
             headers["authorization"] = f"Bearer {credential}"
-        return self.floor.client.request(
+        return self.harness.client.request(
             method,
-            self.floor.gateway.url + path,
+            self.harness.gateway.url + path,
             content=BODY if method == "POST" else None,
             headers=headers,
         )
@@ -69,8 +69,8 @@ def guarded(
                 token_issuers=folder, api_keys=keys,
             )
         )  # fmt: skip
-        floor = Floor(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
-        started = Guarded(floor, issuer, folder)
+        harness = GatewayHarness(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
+        started = Guarded(harness, issuer, folder)
         token = issuer.token("first", aud="red")
         wait_until(
             lambda: started.ask("/serving/red/x/v1/models", token, method="GET").status_code == 200,
@@ -78,24 +78,24 @@ def guarded(
             what="the gateway has read the issuer's keys",
         )
         yield started
-        floor.threads.shutdown(cancel_futures=True)
+        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
 def model(guarded: Guarded) -> ModelSpec:
     """A model of tenant red; blue has one, too, that nobody else may hear of."""
-    guarded.floor.declare("secret", namespace="blue")
-    declared = guarded.floor.declare("wise", namespace="red")
-    guarded.floor.pods("pod-a", slots=4, warm=declared)
+    guarded.harness.declare("secret", namespace="blue")
+    declared = guarded.harness.declare("wise", namespace="red")
+    guarded.harness.start_pods("pod-a", slots=4, warm=declared)
     return declared
 
 
-def test_a_token_of_the_tenant_passes_and_stays_at_the_gateway(
+def test_a_token_of_the_tenant_is_accepted_and_not_forwarded(
     guarded: Guarded, model: ModelSpec
 ) -> None:
-    floor, token = guarded.floor, guarded.issuer.token("first", aud="red")
-    answer = floor.client.post(
-        floor.gateway.url + PREDICT,
+    harness, token = guarded.harness, guarded.issuer.token("first", aud="red")
+    answer = harness.client.post(
+        harness.gateway.url + PREDICT,
         content=BODY,
         headers={"authorization": f"Bearer {token}", "x-test": "answer=headers"},
     )
@@ -103,11 +103,11 @@ def test_a_token_of_the_tenant_passes_and_stays_at_the_gateway(
     assert "authorization" not in answer.json()["headers"]
 
 
-def test_an_api_key_passes_beside_tokens(guarded: Guarded, model: ModelSpec) -> None:
+def test_an_api_key_is_accepted_beside_tokens(guarded: Guarded, model: ModelSpec) -> None:
     assert guarded.ask(PREDICT, API_KEY).status_code == 200
 
 
-def test_a_refusal_says_what_is_wrong(guarded: Guarded, model: ModelSpec) -> None:
+def test_an_error_names_the_problem(guarded: Guarded, model: ModelSpec) -> None:
     missing = guarded.ask(PREDICT)
     assert (missing.status_code, missing.headers["www-authenticate"]) == (401, "Bearer")
     expired = guarded.ask(
@@ -132,7 +132,7 @@ def _said(answer: httpx.Response) -> tuple[int, str, str | None]:
      ("GET", "/v1/models/{}"), ("GET", "/v1/models")],
     ids=["predict", "predict-another", "metadata", "list"],
 )  # fmt: skip
-def test_what_others_have_looks_like_what_nobody_has(
+def test_another_tenants_model_looks_like_an_absent_one(
     guarded: Guarded, model: ModelSpec, tenant: str, method: str, suffix: str
 ) -> None:
     token = guarded.issuer.token("first", aud=tenant) if tenant else ""
@@ -152,7 +152,7 @@ def test_what_others_have_looks_like_what_nobody_has(
     [("/serving/red/wise/v1/models", "red"), ("/metrics", "_operator"), ("/docs", "_operator"),
      ("/pilotlight/v1/explain/x", "_operator"), ("/openai/v1/models", "default")],
 )  # fmt: skip
-def test_lists_and_metrics_are_for_their_owner(
+def test_lists_and_metrics_need_the_credential_of_their_owner(
     guarded: Guarded, model: ModelSpec, path: str, owner: str
 ) -> None:
     for tenant in ("red", "blue", "default", "_operator"):
@@ -161,16 +161,14 @@ def test_lists_and_metrics_are_for_their_owner(
         assert is_refused is (tenant != owner)
 
 
-def test_a_host_still_names_ones_own_model(guarded: Guarded, model: ModelSpec) -> None:
+def test_a_host_names_a_model_of_the_same_tenant(guarded: Guarded, model: ModelSpec) -> None:
     token = guarded.issuer.token("first", aud="red")
     path = "/v1/models/wise:predict"
     assert guarded.ask(path, token, host="wise.red.example.com").status_code == 200
     assert guarded.ask(path, token, host="wise.blue.example.com").status_code == 403
 
 
-def test_new_keys_of_an_issuer_are_found_and_old_ones_end(
-    guarded: Guarded, model: ModelSpec
-) -> None:
+def test_rotated_keys_of_an_issuer_replace_the_old_ones(guarded: Guarded, model: ModelSpec) -> None:
     before = guarded.issuer.token("first", aud="red")
     assert guarded.ask(PREDICT, before).status_code == 200
     guarded.issuer.keys = {"second": new_key("RS256")}
@@ -181,9 +179,7 @@ def test_new_keys_of_an_issuer_are_found_and_old_ones_end(
     assert guarded.ask(PREDICT, before).status_code == 401
 
 
-def test_who_is_trusted_may_change_while_the_gateway_runs(
-    guarded: Guarded, model: ModelSpec
-) -> None:
+def test_trusted_issuers_are_reloaded(guarded: Guarded, model: ModelSpec) -> None:
     assert guarded.ask("/serving/new/x/v1/models/x:predict", API_KEY).status_code == 401
     jwks = (guarded.folder / "red").read_text()
     (guarded.folder / "new").write_text(jwks.replace("audience: red", "audience: new"))
@@ -197,7 +193,7 @@ def test_who_is_trusted_may_change_while_the_gateway_runs(
     )
 
 
-def test_a_folder_with_mistakes_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_invalid_issuer_folder_is_rejected_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a readable folder"):
         settings_from_fields(GatewaySettings, {"token_issuers": str(tmp_path / "absent")})
     (tmp_path / "red").write_text("- {}")

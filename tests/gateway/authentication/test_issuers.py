@@ -16,7 +16,7 @@ ENTRY = (
 )
 
 
-def test_a_file_per_tenant_says_who_is_trusted(tmp_path: Path) -> None:
+def test_reads_one_file_of_trusted_issuers_per_tenant(tmp_path: Path) -> None:
     (tmp_path / "red").write_text(ENTRY)
     (tmp_path / "blue").write_text(
         "- issuer: other\n  audience: [a, b]\n  jwks: /etc/keys.json\n  algorithms: [EdDSA]\n"
@@ -61,20 +61,20 @@ def test_a_file_per_tenant_says_who_is_trusted(tmp_path: Path) -> None:
         pytest.param(ENTRY.replace("}", ", claims: [a]}"), "claims must map", id="claims"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, text: str, told: str) -> None:
+def test_reports_a_problem(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "red").write_text(text)
     with pytest.raises(ValueError, match=told):
         read_issuers(tmp_path)
 
 
-def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
+def test_reports_all_problems_together(tmp_path: Path) -> None:
     (tmp_path / "red").write_text("- {issuer: '', audience: 1, jwks: x}\n")
     (tmp_path / "blue").write_text("7")
     with pytest.raises(ValueError, match=r"blue.*red: entry 1: issuer.*audience.*jwks"):
         read_issuers(tmp_path)
 
 
-def test_neither_shared_secrets_nor_no_signature_can_be_trusted() -> None:
+def test_only_public_key_algorithms_can_be_trusted() -> None:
     assert not {name for name in ALGORITHMS if name.startswith("HS") or name == "none"}
 
 
@@ -91,7 +91,7 @@ def test_neither_shared_secrets_nor_no_signature_can_be_trusted() -> None:
         pytest.param({"aud": ["a"], "groups": [["team"], None, "team"]}, True, id="odd-list"),
     ],
 )
-def test_a_token_is_for_a_tenant_by_audience_and_claims(
+def test_a_token_is_accepted_by_audience_and_claims(
     claims: dict[str, Any], is_accepted: bool
 ) -> None:
     issuer = TrustedIssuer("red", "i", frozenset("a"), "/keys", claims=(("groups", "team"),))

@@ -57,7 +57,7 @@ BEFORE = key_set(public_jwk(OLD, "old"))
 AFTER = key_set(public_jwk(NEW, "new"))
 
 
-def test_an_unknown_key_is_looked_for_once_whoever_asks() -> None:
+def test_concurrent_requests_for_an_unknown_key_read_the_keys_once() -> None:
     place = Place(BEFORE, AFTER)
 
     async def rotate() -> None:
@@ -75,7 +75,7 @@ def test_an_unknown_key_is_looked_for_once_whoever_asks() -> None:
     assert (place.reads, place.changes) == (2, 2)
 
 
-def test_unknown_keys_cause_few_readings() -> None:
+def test_many_unknown_keys_read_the_keys_once() -> None:
     place = Place(BEFORE)
 
     async def ask() -> None:
@@ -89,7 +89,7 @@ def test_unknown_keys_cause_few_readings() -> None:
     assert (place.reads, place.changes) == (1, 1)
 
 
-def test_keys_that_cannot_be_read_stay_as_they_were() -> None:
+def test_a_failed_reading_keeps_the_previous_keys() -> None:
     place = Place(BEFORE, ValueError("no keys"), OSError("away"))
 
     async def read() -> None:
@@ -103,7 +103,7 @@ def test_keys_that_cannot_be_read_stay_as_they_were() -> None:
     assert place.reads == 3
 
 
-def test_until_keys_are_read_nobody_is_called_wrong() -> None:
+def test_no_token_is_invalid_before_the_keys_are_read() -> None:
     place = Place(OSError("away"), BEFORE)
 
     async def read() -> None:
@@ -118,7 +118,7 @@ def test_until_keys_are_read_nobody_is_called_wrong() -> None:
     assert place.reads == 2
 
 
-def test_keys_are_read_again_when_they_are_old() -> None:
+def test_keys_are_read_again_after_their_maximum_age() -> None:
     place = Place(BEFORE, BEFORE, AFTER)
 
     async def follow() -> None:
@@ -148,24 +148,24 @@ def test_keys_are_read_again_when_they_are_old() -> None:
         pytest.param("text", set(), id="no-object"),
     ],
 )
-def test_only_public_keys_for_signatures_count(entry: Any, algorithms: set[str]) -> None:
+def test_uses_only_public_keys_for_signatures(entry: Any, algorithms: set[str]) -> None:
     [found] = read_key_set(key_set(entry)).values() or [()]
     assert {each for _, usable in found for each in usable} == algorithms
 
 
-def test_short_and_private_keys_do_not_count() -> None:
+def test_ignores_short_and_private_keys() -> None:
     short = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     private = {**public_jwk(NEW, "private"), "d": "AQAB"}
     assert read_key_set(key_set(public_jwk(short, "short"), private)) == {}
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"keys": 1}', b"null", b'{"key": []}'])
-def test_what_is_no_key_set_is_told(document: bytes) -> None:
+def test_rejects_a_document_that_is_not_a_key_set(document: bytes) -> None:
     with pytest.raises(ValueError, match="must be"):
         read_key_set(document)
 
 
-def test_a_token_without_a_keys_name_needs_the_only_one() -> None:
+def test_a_token_without_key_id_needs_a_single_key() -> None:
     async def ask(*entries: dict[str, Any]) -> None:
         await Place(key_set(*entries)).keys().key(None, "ES256")
 
@@ -174,7 +174,7 @@ def test_a_token_without_a_keys_name_needs_the_only_one() -> None:
         asyncio.run(ask(public_jwk(OLD, "a"), public_jwk(new_key(), "b")))
 
 
-def test_documents_come_from_urls_and_files_and_are_bounded(
+def test_reads_documents_of_bounded_size_from_urls_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ import pytest
 from gateway.settings import GatewaySettings
 from registry.settings_table import settings_from_fields
 from tests import servers
-from tests.gateway.conftest import Floor
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def guarded(
     redis: servers.RedisServer, client: httpx.Client, keys: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Floor]:  # fmt: skip
+) -> Iterator[GatewayHarness]:  # fmt: skip
     with ExitStack() as stack:
         gateway = stack.enter_context(
             servers.gateway(
@@ -47,22 +47,26 @@ def guarded(
                 api_keys=keys,
             )
         )  # fmt: skip
-        floor = Floor(redis.url, "guarded", gateway, client, stack, ThreadPoolExecutor(1))
-        yield floor
-        floor.threads.shutdown(cancel_futures=True)
+        harness = GatewayHarness(
+            redis.url, "guarded", gateway, client, stack, ThreadPoolExecutor(1)
+        )
+        yield harness
+        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
-def model(guarded: Floor) -> ModelSpec:
+def model(guarded: GatewayHarness) -> ModelSpec:
     declared = guarded.declare("wise", namespace="red")
-    guarded.pods("pod-a", slots=4, warm=declared)
+    guarded.start_pods("pod-a", slots=4, warm=declared)
     return declared
 
 
-def ask(floor: Floor, path: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
+def ask(
+    harness: GatewayHarness, path: str, headers: dict[str, str], body: bytes | None = BODY
+) -> int:
     method = "GET" if body is None else "POST"
-    url = floor.gateway.url + path
-    return floor.client.request(method, url, content=body, headers=headers).status_code
+    url = harness.gateway.url + path
+    return harness.client.request(method, url, content=body, headers=headers).status_code
 
 
 PREDICT = "/serving/red/wise/v1/models/wise:predict"
@@ -81,13 +85,15 @@ PREDICT = "/serving/red/wise/v1/models/wise:predict"
         pytest.param({"x-api-key": RED[:-1]}, 401, id="a-part"),
     ],
 )
-def test_a_tenants_model_takes_a_key_of_the_tenant(
-    guarded: Floor, model: ModelSpec, headers: dict[str, str], status: int
+def test_a_model_needs_a_key_of_its_tenant(
+    guarded: GatewayHarness, model: ModelSpec, headers: dict[str, str], status: int
 ) -> None:
     assert ask(guarded, PREDICT, headers) == status
 
 
-def test_a_model_that_is_not_there_looks_like_one_that_is(guarded: Floor, model: ModelSpec) -> None:
+def test_an_absent_model_looks_like_another_tenants_model(
+    guarded: GatewayHarness, model: ModelSpec
+) -> None:
     absent = PREDICT.replace("wise", "absent")
     assert ask(guarded, absent, {"x-api-key": BLUE}) == ask(guarded, PREDICT, {"x-api-key": BLUE})
     assert ask(guarded, absent, {"x-api-key": RED}) == 404
@@ -103,8 +109,8 @@ def test_a_model_that_is_not_there_looks_like_one_that_is(guarded: Floor, model:
         pytest.param("/openapi.json", OPERATOR, id="anything-else"),
     ],
 )
-def test_what_tells_of_models_takes_the_right_key(
-    guarded: Floor, model: ModelSpec, path: str, needed: str
+def test_lists_and_metrics_need_the_key_of_their_owner(
+    guarded: GatewayHarness, model: ModelSpec, path: str, needed: str
 ) -> None:
     answers = {
         key: ask(guarded, path, {"x-api-key": key}, None) for key in (RED, BLUE, OPERATOR, "")
@@ -113,8 +119,8 @@ def test_what_tells_of_models_takes_the_right_key(
     assert set(answers.values()) == {401}
 
 
-def test_openais_calls_take_the_key_of_the_model_in_path_or_body(
-    guarded: Floor, model: ModelSpec
+def test_openai_requests_need_the_key_of_the_model_in_path_or_body(
+    guarded: GatewayHarness, model: ModelSpec
 ) -> None:
     body = b'{"model": "wise", "input": "x"}'
     under_red = "/serving/red/wise/openai/v1/embeddings"
@@ -124,11 +130,11 @@ def test_openais_calls_take_the_key_of_the_model_in_path_or_body(
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
-def test_health_is_free(guarded: Floor, path: str) -> None:
+def test_health_is_public(guarded: GatewayHarness, path: str) -> None:
     assert ask(guarded, path, {}, None) == 200
 
 
-def test_pods_never_see_a_key(guarded: Floor, model: ModelSpec) -> None:
+def test_keys_are_not_forwarded_to_pods(guarded: GatewayHarness, model: ModelSpec) -> None:
     url = guarded.gateway.url + PREDICT
     answer = guarded.client.post(
         url,
@@ -140,7 +146,7 @@ def test_pods_never_see_a_key(guarded: Floor, model: ModelSpec) -> None:
     assert not {"x-api-key", "authorization"} & seen.keys()
 
 
-def test_a_new_key_is_taken_up(guarded: Floor, model: ModelSpec, keys: Path) -> None:
+def test_new_keys_are_reloaded(guarded: GatewayHarness, model: ModelSpec, keys: Path) -> None:
     assert ask(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 401
     (keys / "red").write_text(f"{RED}\nfresh-key-fresh-key\n")
     wait_until(
@@ -149,7 +155,7 @@ def test_a_new_key_is_taken_up(guarded: Floor, model: ModelSpec, keys: Path) -> 
     )
 
 
-def test_a_folder_that_is_none_and_keys_that_are_too_short_are_refused(tmp_path: Path) -> None:
+def test_rejects_an_unreadable_folder_and_short_keys(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a readable folder"):
         settings_from_fields(GatewaySettings, {"api_keys": str(tmp_path / "absent")})
     (tmp_path / "red").write_text("short")

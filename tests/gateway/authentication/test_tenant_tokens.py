@@ -50,7 +50,7 @@ def check(tokens: TenantTokens, namespace: str, token: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "algorithm"), [("elliptic", "ES256"), ("rsa", "RS256")], ids=["ES256", "RS256"]
 )
-def test_a_signed_token_passes_for_its_tenant(
+def test_a_signed_token_is_valid_for_its_tenant_only(
     tokens: TenantTokens, key: str, algorithm: str
 ) -> None:
     token = RED.token(key, algorithm=algorithm)
@@ -61,7 +61,7 @@ def test_a_signed_token_passes_for_its_tenant(
             check(tokens, other, token)
 
 
-def test_audience_and_claims_decide_for_which_tenants(tokens: TenantTokens) -> None:
+def test_a_token_is_valid_for_several_tenants_by_audience_and_claims(tokens: TenantTokens) -> None:
     both = RED.token("elliptic", aud=["pilotlight", "blue-only"], groups=["team-green"])
     for tenant in ("red", "blue", "green"):
         check(tokens, tenant, both)
@@ -128,7 +128,7 @@ GOOD = RED.token("elliptic")
         ),
     ],
 )
-def test_every_other_token_is_refused(tokens: TenantTokens, token: str | bytes) -> None:
+def test_rejects_an_invalid_token(tokens: TenantTokens, token: str | bytes) -> None:
     with pytest.raises(InvalidToken):
         check(tokens, "red", token)
 
@@ -140,7 +140,7 @@ def test_every_other_token_is_refused(tokens: TenantTokens, token: str | bytes) 
         pytest.param({"nbf": NOW_S + 15}, id="almost"),
     ],
 )
-def test_clocks_may_be_off_a_little(tmp_path: Path, claims: dict[str, Any]) -> None:
+def test_accepts_small_clock_differences(tmp_path: Path, claims: dict[str, Any]) -> None:
     keys = tmp_path / "keys.json"
     keys.write_bytes(RED.document)
     folder = tmp_path / "issuers"
@@ -150,7 +150,7 @@ def test_clocks_may_be_off_a_little(tmp_path: Path, claims: dict[str, Any]) -> N
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60), st.binary(max_size=20))
-def test_garbage_is_never_more_than_refused(
+def test_rejects_random_bytes(
     tokens: TenantTokens, header: bytes, claims: bytes, signature: bytes
 ) -> None:
     encoded = [base64.urlsafe_b64encode(part).rstrip(b"=") for part in (header, claims, signature)]
@@ -159,7 +159,7 @@ def test_garbage_is_never_more_than_refused(
             check(tokens, "red", token)
 
 
-def test_what_is_remembered_of_a_token_ends_at_its_time(tokens: TenantTokens) -> None:
+def test_a_cached_token_expires(tokens: TenantTokens) -> None:
     unreadable = b"a.b.c"
     digest = hashlib.sha256(unreadable).digest()
     tokens._add_to_cache(digest, VerifiedToken(frozenset(("red",)), time.time() + 600))
@@ -178,7 +178,7 @@ def test_a_token_is_verified_once(tokens: TenantTokens) -> None:
     assert tokens._cache[hashlib.sha256(token).digest()] is seen
 
 
-def test_what_is_remembered_is_bounded(tokens: TenantTokens) -> None:
+def test_the_cache_is_bounded(tokens: TenantTokens) -> None:
     token = GOOD.encode()
     check(tokens, "red", token)
     [verified, *_] = tokens._cache.values()
@@ -189,5 +189,5 @@ def test_what_is_remembered_is_bounded(tokens: TenantTokens) -> None:
 
 
 @pytest.mark.parametrize(("text", "is_one"), [(b"a.b.c", True), (b"abc", False), (b"a.b", False)])
-def test_a_token_is_told_from_a_key(text: bytes, is_one: bool) -> None:
+def test_distinguishes_tokens_from_keys(text: bytes, is_one: bool) -> None:
     assert looks_like_token(text) is is_one

@@ -19,7 +19,7 @@ from tests.gateway.cluster_states import NOW_S, cluster, declare
         pytest.param(None, Reason.QUEUE_TIMEOUT, id="no-deadline"),
     ],
 )
-def test_the_nearer_limit_is_told_whatever_the_clock_says_by_then(
+def test_the_timeout_error_names_the_nearer_limit_at_any_clock(
     deadline_in_s: float | None, reason: Reason, at_the_end_s: float
 ) -> None:
     now_s = NOW_S

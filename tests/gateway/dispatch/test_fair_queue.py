@@ -33,14 +33,14 @@ def test_one_model_is_served_in_order_of_arrival() -> None:
     assert [place.sequence for place in serve_all(room(*places))] == [1, 2, 3]
 
 
-def test_priority_goes_before_deadline_before_arrival() -> None:
+def test_priority_comes_before_deadline_before_arrival() -> None:
     plain = queue_key(tenant="a", model="m", sequence=1)
     urgent = queue_key(tenant="a", model="m", sequence=2, deadline_s=5.0)
     important = queue_key(tenant="a", model="m", sequence=3, priority=1)
     assert serve_all(room(plain, urgent, important)) == [important, urgent, plain]
 
 
-def test_tenants_take_turns_however_much_one_of_them_sends() -> None:
+def test_tenants_take_turns_regardless_of_their_numbers_of_requests() -> None:
     many = [queue_key(tenant="loud", model="m", sequence=n) for n in range(4)]
     few = [queue_key(tenant="quiet", model="m", sequence=10 + n) for n in range(2)]
     served = [place.tenant for place in serve_all(room(*many, *few))]
@@ -54,13 +54,13 @@ def test_turns_go_by_tenant_not_by_model() -> None:
     assert served == ["loud", "quiet", "loud", "loud"]
 
 
-def test_a_tenants_most_urgent_model_goes_first() -> None:
+def test_the_most_urgent_model_of_a_tenant_comes_first() -> None:
     late = queue_key(tenant="a", model="x", sequence=1, deadline_s=9.0)
     soon = queue_key(tenant="a", model="y", sequence=2, deadline_s=1.0)
     assert list(room(late, soon).heads()) == [soon, late]
 
 
-def test_a_tenant_that_empties_its_queue_keeps_no_credit() -> None:
+def test_a_tenant_with_an_empty_queue_loses_its_turn() -> None:
     waiting = room(queue_key(tenant="a", model="m", sequence=1))
     serve_all(waiting)
     waiting.add(queue_key(tenant="b", model="m", sequence=2))
@@ -68,7 +68,7 @@ def test_a_tenant_that_empties_its_queue_keeps_no_credit() -> None:
     assert [place.tenant for place in serve_all(waiting)] == ["b", "a"]
 
 
-def test_a_returned_ticket_has_its_old_place() -> None:
+def test_a_requeued_request_has_its_old_position() -> None:
     first, second = (queue_key(tenant="a", model="m", sequence=n) for n in (1, 2))
     waiting = room(first, second)
     waiting.remove(first)
@@ -76,7 +76,7 @@ def test_a_returned_ticket_has_its_old_place() -> None:
     assert next(waiting.heads()) is first
 
 
-def test_removing_twice_is_told() -> None:
+def test_removing_an_unknown_key_returns_false() -> None:
     place = queue_key(tenant="a", model="m", sequence=1)
     waiting = room(place)
     assert waiting.remove(place)
@@ -100,13 +100,15 @@ tickets = st.lists(
 
 
 @given(tickets)
-def test_everybody_is_served_once(places: list[QueueKey]) -> None:
+def test_every_request_is_served_once(places: list[QueueKey]) -> None:
     served = serve_all(room(*places))
     assert sorted(place.sequence for place in served) == sorted(p.sequence for p in places)
 
 
 @given(tickets)
-def test_nobody_waits_for_more_than_one_turn_of_each_other_tenant(places: list[QueueKey]) -> None:
+def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(
+    places: list[QueueKey],
+) -> None:
     served = [place.tenant for place in serve_all(room(*places))]
     for tenant in set(served):
         turns = [n for n, name in enumerate(served) if name == tenant]

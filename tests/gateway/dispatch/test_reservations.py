@@ -13,13 +13,18 @@ from gateway.dispatch import reservations
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers
-from tests.gateway.dispatcher_harness import Desk, WithDesk, a_desk, until
+from tests.gateway.dispatcher_harness import (
+    DispatcherHarness,
+    RunWithDispatcher,
+    eventually,
+    running_dispatcher,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
-    from tests.gateway.conftest import Floor
+    from tests.gateway.gateway_harness import GatewayHarness
 
 BRIEF_S = 0.001
 
@@ -29,16 +34,20 @@ def samples_of(spec: ModelSpec, infer_s: float) -> tuple[Samples, ...]:
     return tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
 
 
-async def measured(desk: Desk, spec: ModelSpec, epoch: int, infer_s: float = BRIEF_S) -> None:
+async def measured(
+    harness: DispatcherHarness, spec: ModelSpec, epoch: int, infer_s: float = BRIEF_S
+) -> None:
     report = PodReport(samples=samples_of(spec, infer_s))
-    await desk.registry.heartbeat("pod-a", epoch, report, lease_ttl_s=60)
-    await until(lambda: desk.watch.state.measured(spec.key).stages.is_measured)
+    await harness.registry.heartbeat("pod-a", epoch, report, lease_ttl_s=60)
+    await eventually(lambda: harness.watch.state.measured(spec.key).stages.is_measured)
 
 
-async def a_warm_pod(desk: Desk, *, infer_s: float = BRIEF_S, **policy: Any) -> ModelSpec:
-    spec = await desk.declare("m", **policy)
-    epoch = await desk.pod("pod-a", slots=2, warm=spec)
-    await measured(desk, spec, epoch, infer_s)
+async def a_warm_pod(
+    harness: DispatcherHarness, *, infer_s: float = BRIEF_S, **policy: Any
+) -> ModelSpec:
+    spec = await harness.declare("m", **policy)
+    epoch = await harness.register_pod("pod-a", slots=2, warm=spec)
+    await measured(harness, spec, epoch, infer_s)
     return spec
 
 
@@ -49,31 +58,35 @@ def never_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_told")
-def test_a_brief_request_does_not_ask(with_desk: WithDesk) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk)
-        placement = await desk.ask(spec)
-        pod = desk.watch.state.pods["pod-a"]
+def test_a_short_request_reserves_without_the_registry(
+    run_with_dispatcher: RunWithDispatcher,
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness)
+        placement = await harness.place(spec)
+        pod = harness.watch.state.pods["pod-a"]
         assert placement.reservation.is_local
         assert pod.slots_busy == pod.inferring == 1
-        assert await desk.slots_used("pod-a") == 0
-        desk.reservations.release(placement.reservation)
-        assert pod.slots_busy == pod.inferring == desk.reservations.held_total == 0
+        assert await harness.slots_used("pod-a") == 0
+        harness.reservations.release(placement.reservation)
+        assert pod.slots_busy == pod.inferring == harness.reservations.held_total == 0
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
-def test_its_slots_count_at_once_for_those_that_come_next(with_desk: WithDesk) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk, routing=RoutingPolicy.COLOCATION_QUEUEING)
-        held = [await desk.ask(spec) for _ in range(2)]
-        third = desk.ask(spec)
-        await desk.waiting(1)
-        desk.reservations.release(held[0].reservation)
-        desk.dispatcher.notify_change()
+def test_optimistic_reservations_count_at_once(
+    run_with_dispatcher: RunWithDispatcher,
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
+        held = [await harness.place(spec) for _ in range(2)]
+        third = harness.place(spec)
+        await harness.wait_queued(1)
+        harness.reservations.release(held[0].reservation)
+        harness.dispatcher.notify_change()
         assert (await third).reservation.entry.name == "pod-a"
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
 @pytest.mark.parametrize(
@@ -87,144 +100,152 @@ def test_its_slots_count_at_once_for_those_that_come_next(with_desk: WithDesk) -
         ),
     ],
 )
-def test_others_ask(with_desk: WithDesk, infer_s: float, policy: dict[str, Any]) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk, infer_s=infer_s, **policy)
-        placement = await desk.ask(spec)
+def test_reserves_with_the_registry(
+    run_with_dispatcher: RunWithDispatcher, infer_s: float, policy: dict[str, Any]
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness, infer_s=infer_s, **policy)
+        placement = await harness.place(spec)
         assert not placement.reservation.is_local
-        assert await desk.slots_used("pod-a") == 1
+        assert await harness.slots_used("pod-a") == 1
 
-    with_desk(test)
-
-
-def test_one_never_measured_asks(with_desk: WithDesk) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await desk.declare("m")
-        await desk.pod("pod-a", warm=spec)
-        assert not (await desk.ask(spec)).reservation.is_local
-
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
-def test_one_that_takes_long_after_all_is_told_of(with_desk: WithDesk) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk)
-        placement = await desk.ask(spec)
-        await until(lambda: not placement.reservation.is_local)
-        assert await desk.slots_used("pod-a") == 1
-        assert desk.watch.state.pods["pod-a"].slots_busy == 1
-        desk.reservations.release(placement.reservation)
-        assert desk.watch.state.pods["pod-a"].slots_busy == 0
-        await desk.redis_counts("pod-a", 0)
+def test_an_unmeasured_request_reserves_with_the_registry(
+    run_with_dispatcher: RunWithDispatcher,
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await harness.declare("m")
+        await harness.register_pod("pod-a", warm=spec)
+        assert not (await harness.place(spec)).reservation.is_local
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
-def test_one_that_is_refused_when_told_of_runs_on_and_is_told_of_later(
-    with_desk: WithDesk, monkeypatch: pytest.MonkeyPatch
+def test_an_optimistic_reservation_that_lasts_is_registered(
+    run_with_dispatcher: RunWithDispatcher,
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness)
+        placement = await harness.place(spec)
+        await eventually(lambda: not placement.reservation.is_local)
+        assert await harness.slots_used("pod-a") == 1
+        assert harness.watch.state.pods["pod-a"].slots_busy == 1
+        harness.reservations.release(placement.reservation)
+        assert harness.watch.state.pods["pod-a"].slots_busy == 0
+        await harness.wait_slots_used("pod-a", 0)
+
+    run_with_dispatcher(test)
+
+
+def test_a_refused_registration_is_retried_while_the_request_continues(
+    run_with_dispatcher: RunWithDispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 2.0)
 
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk)
-        ours = await asyncio.gather(*(desk.ask(spec) for _ in range(2)))
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness)
+        ours = await asyncio.gather(*(harness.place(spec) for _ in range(2)))
         others = await asyncio.gather(
-            *(desk.foreign_reservation(spec, "pod-a") for _ in range(2))
+            *(harness.reserve_elsewhere(spec, "pod-a") for _ in range(2))
         )  # asked for before ours can be told of
         await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # it must have been told, in vain
         assert all(placement.reservation.is_local for placement in ours)
         for reservation_id in others:
-            desk.registry.release(reservation_id, entry="pod-a", predict="pod-a")
-        await until(lambda: not any(placement.reservation.is_local for placement in ours))
-        assert await desk.slots_used("pod-a") == 2
+            harness.registry.release(reservation_id, entry="pod-a", predict="pod-a")
+        await eventually(lambda: not any(placement.reservation.is_local for placement in ours))
+        assert await harness.slots_used("pod-a") == 2
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
-def test_counts_end_at_nothing_whenever_they_are_given_back(
-    with_desk: WithDesk, monkeypatch: pytest.MonkeyPatch
+def test_counts_return_to_zero_whenever_reservations_are_released(
+    run_with_dispatcher: RunWithDispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, while and after the registry is told."""
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.01)
     holds = random.Random(7)
 
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
 
         async def one() -> None:
-            placement = await desk.ask(spec)
+            placement = await harness.place(spec)
             await asyncio.sleep(holds.uniform(0, 0.03))
-            desk.reservations.release(placement.reservation)
-            desk.dispatcher.notify_change()
+            harness.reservations.release(placement.reservation)
+            harness.dispatcher.notify_change()
 
         await asyncio.gather(*(one() for _ in range(200)))
-        pod = desk.watch.state.pods["pod-a"]
-        await until(lambda: pod.slots_busy == pod.inferring == 0)
-        await desk.redis_counts("pod-a", 0)
-        assert pod.slots_pending == pod.ongoing_pending == desk.reservations.held_total == 0
+        pod = harness.watch.state.pods["pod-a"]
+        await eventually(lambda: pod.slots_busy == pod.inferring == 0)
+        await harness.wait_slots_used("pod-a", 0)
+        assert pod.slots_pending == pod.ongoing_pending == harness.reservations.held_total == 0
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
 @pytest.mark.usefixtures("never_told")
-def test_after_a_collision_requests_to_the_pod_ask(with_desk: WithDesk) -> None:
-    async def test(desk: Desk) -> None:
-        spec = await a_warm_pod(desk)
-        first = (await desk.ask(spec)).reservation
-        assert desk.reservations.note_collision(first)
-        desk.reservations.release(first)
-        second = (await desk.ask(spec)).reservation
+def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
+    run_with_dispatcher: RunWithDispatcher,
+) -> None:
+    async def test(harness: DispatcherHarness) -> None:
+        spec = await a_warm_pod(harness)
+        first = (await harness.place(spec)).reservation
+        assert harness.reservations.note_collision(first)
+        harness.reservations.release(first)
+        second = (await harness.place(spec)).reservation
         assert not second.is_local
-        assert not desk.reservations.note_collision(second)
+        assert not harness.reservations.note_collision(second)
 
-    with_desk(test)
+    run_with_dispatcher(test)
 
 
 @pytest.mark.usefixtures("never_told")
-def test_without_redis_a_full_pod_is_no_collision(tmp_path: Path, pool: str) -> None:
+def test_without_redis_a_full_pod_is_not_a_collision(tmp_path: Path, pool: str) -> None:
     """Asking would have told nothing: the next try is to wait, and to cost its token."""
 
-    async def test(desk: Desk, server: servers.RedisServer) -> None:
-        spec = await a_warm_pod(desk)
-        brief = (await desk.ask(spec)).reservation
+    async def test(harness: DispatcherHarness, server: servers.RedisServer) -> None:
+        spec = await a_warm_pod(harness)
+        brief = (await harness.place(spec)).reservation
         server.stop()
-        assert desk.reservations.note_collision(brief)
-        desk.reservations.release(brief)
-        asked = (await desk.ask(spec)).reservation
+        assert harness.reservations.note_collision(brief)
+        harness.reservations.release(brief)
+        asked = (await harness.place(spec)).reservation
         assert asked.is_local
-        assert not desk.reservations.note_collision(asked)
-        desk.reservations.release(asked)
+        assert not harness.reservations.note_collision(asked)
+        harness.reservations.release(asked)
 
     async def run() -> None:
         with servers.redis_server(tmp_path) as server:
-            async with a_desk(server.url, pool) as desk, asyncio.timeout(120):
-                await test(desk, server)
+            async with running_dispatcher(server.url, pool) as harness, asyncio.timeout(120):
+                await test(harness, server)
 
     asyncio.run(run())
 
 
-def is_measured(floor: Floor, spec: ModelSpec) -> bool:
-    _, _, snapshot = floor.do(lambda registry: registry.transactions.snapshot())
+def is_measured(harness: GatewayHarness, spec: ModelSpec) -> bool:
+    _, _, snapshot = harness.run(lambda registry: registry.transactions.snapshot())
     return any(key == spec.key for key, _ in snapshot[2])
 
 
 @pytest.mark.slow
-def test_two_gateways_that_do_not_ask_lose_no_request(
-    floor: Floor, tmp_path: Path, redis: servers.RedisServer
+def test_optimistic_reservations_of_two_gateways_lose_no_request(
+    harness: GatewayHarness, tmp_path: Path, redis: servers.RedisServer
 ) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION_QUEUEING)
-    pods = floor.pods("pod-a", "pod-b", slots=1, warm=spec)
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION_QUEUEING)
+    pods = harness.start_pods("pod-a", "pod-b", slots=1, warm=spec)
 
     samples = [[one.key, one.measure, list(one.values_s)] for one in samples_of(spec, BRIEF_S)]
     pods.control("pod-a", "samples", json.dumps(samples))
-    servers.wait_until(lambda: is_measured(floor, spec), what="samples in the registry")
-    with servers.gateway(tmp_path, redis_url=redis.url, pool=floor.pool) as second:
-        floor.wait_caught_up(second)
-        floor.wait_caught_up()
-        urls = [floor.url_of(spec), floor.url_of(spec, second)]
+    servers.wait_until(lambda: is_measured(harness, spec), what="samples in the registry")
+    with servers.gateway(tmp_path, redis_url=redis.url, pool=harness.pool) as second:
+        harness.wait_synced(second)
+        harness.wait_synced()
+        urls = [harness.url_of(spec), harness.url_of(spec, second)]
         answers = [
-            floor.threads.submit(
-                floor.client.post, urls[n % 2], content=b"{}", headers={"x-test": "delay=0.002"}
+            harness.threads.submit(
+                harness.client.post, urls[n % 2], content=b"{}", headers={"x-test": "delay=0.002"}
             )
             for n in range(400)
         ]
@@ -232,4 +253,4 @@ def test_two_gateways_that_do_not_ask_lose_no_request(
     assert statuses == [200] * 400
     assert pods.total("executed") == 400
     assert max(pods.counts(pod)["most_busy"] for pod in pods.ports) == 1
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)

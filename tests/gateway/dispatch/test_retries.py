@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gateway.dispatch.retries import RetryBudget
 
 
-def test_a_budget_is_spent_and_earned_again() -> None:
+def test_the_budget_is_spent_and_earned() -> None:
     budget = RetryBudget(earned_per_request=0.5, max_tokens=2.0, tokens=1.0)
     assert budget.spend()
     assert not budget.spend()
@@ -19,7 +19,7 @@ def test_a_budget_is_spent_and_earned_again() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=300))
-def test_retries_never_exceed_start_and_share(requests: list[bool]) -> None:
+def test_retries_never_exceed_the_initial_tokens_and_the_earned_share(requests: list[bool]) -> None:
     budget = RetryBudget(earned_per_request=0.2, max_tokens=10.0, tokens=10.0)
     spent = 0
     for is_failing in requests:

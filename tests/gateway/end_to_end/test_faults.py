@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from registry.domain.model import ModelSpec, RoutingPolicy
-from tests.gateway.conftest import Floor, Pods, read_answer, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess, read_response, wait_counts
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def raw_request(
-    floor: Floor, spec: ModelSpec, wishes: str = "", *, size: int = 2
+    harness: GatewayHarness, spec: ModelSpec, wishes: str = "", *, size: int = 2
 ) -> Iterator[socket.socket]:
     """A connection on which a request was sent; closed at the end."""
     head = (
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: {wishes}\r\n"
         f"content-length: {size}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", harness.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"x" * size)
         yield connection
 
@@ -42,151 +42,157 @@ def raw_request(
 
 
 @pytest.mark.parametrize("size", [2, 300_000, 3 * MIB])
-def test_a_client_that_leaves_while_the_pod_works_frees_the_slot(floor: Floor, size: int) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    before = floor.metric("pilotlight_gateway_client_disconnects_total")
-    with raw_request(floor, spec, "delay=hold", size=size):
+def test_a_client_that_disconnects_during_execution_frees_the_slot(
+    harness: GatewayHarness, size: int
+) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    before = harness.metric("pilotlight_gateway_client_disconnects_total")
+    with raw_request(harness, spec, "delay=hold", size=size):
         wait_counts(pods, "pod-a", busy=1)
     wait_counts(pods, "pod-a", left=1, busy=0)
-    floor.wait_idle(pods)
-    assert floor.predict(spec).status_code == 200
-    assert floor.metric("pilotlight_gateway_client_disconnects_total") == before + 1
+    harness.wait_idle(pods)
+    assert harness.predict(spec).status_code == 200
+    assert harness.metric("pilotlight_gateway_client_disconnects_total") == before + 1
 
 
-def test_a_client_that_leaves_the_queue_is_not_served(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING)
-    pods = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test="delay=hold")
+def test_a_client_that_disconnects_in_the_queue_is_not_served(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test="delay=hold")
     wait_counts(pods, "pod-a", busy=1)
-    with raw_request(floor, spec):
-        floor.wait_waiting(1)
-    floor.wait_waiting(0)
+    with raw_request(harness, spec):
+        harness.wait_queued(1)
+    harness.wait_queued(0)
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
     assert pods.counts("pod-a")["asked"] == 1
 
 
-def test_a_client_that_leaves_inside_the_answer_frees_the_slot(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    with raw_request(floor, spec, "pieces=100000") as connection:
+def test_a_client_that_disconnects_during_the_response_frees_the_slot(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    with raw_request(harness, spec, "pieces=100000") as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-        assert floor.metric("pilotlight_gateway_reservations") == 1
-    floor.wait_idle(pods)
-    assert floor.predict(spec).status_code == 200
+        assert harness.metric("pilotlight_gateway_reservations") == 1
+    harness.wait_idle(pods)
+    assert harness.predict(spec).status_code == 200
 
 
-def test_clients_that_leave_at_any_time_leak_nothing(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING)
-    pods = floor.pods("pod-a", "pod-b", slots=2)
+def test_clients_that_disconnect_at_any_time_leak_no_slot(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING)
+    pods = harness.start_pods("pod-a", "pod-b", slots=2)
 
     def come_and_go(patience_s: float) -> None:
         with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(floor.url_of(spec), content=b"{}", headers={"x-test": "delay=0.02"},
+            httpx.post(harness.url_of(spec), content=b"{}", headers={"x-test": "delay=0.02"},
                        timeout=patience_s, trust_env=False, verify=False)  # fmt: skip
 
-    list(floor.threads.map(come_and_go, [0.001 * (1 + n % 40) for n in range(80)]))
-    floor.wait_idle(pods)
-    floor.wait_waiting(0)
-    assert floor.predict(spec).status_code == 200
+    list(harness.threads.map(come_and_go, [0.001 * (1 + n % 40) for n in range(80)]))
+    harness.wait_idle(pods)
+    harness.wait_queued(0)
+    assert harness.predict(spec).status_code == 200
 
 
-# Pods that refuse
+# PodProcess that refuse
 
 
 @pytest.mark.parametrize("refusal", ["slots", "draining"])
-def test_a_refused_request_is_served_elsewhere(floor: Floor, refusal: str) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    floor.pods("pod-b")
-    before = floor.metric("pilotlight_gateway_retries_total", reason=refusal)
-    answer = floor.predict(spec, b"abc", x_test=f"refuse={refusal},at=pod-a")
+def test_a_refused_request_is_retried_at_another_pod(harness: GatewayHarness, refusal: str) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    harness.start_pods("pod-b")
+    before = harness.metric("pilotlight_gateway_retries_total", reason=refusal)
+    answer = harness.predict(spec, b"abc", x_test=f"refuse={refusal},at=pod-a")
     assert answer.status_code == 200, answer.text
     assert answer.content == b"abc"
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert pods.counts("pod-a")["executed"] == 0
-    assert floor.metric("pilotlight_gateway_retries_total", reason=refusal) > before
-    floor.wait_idle(pods)
+    assert harness.metric("pilotlight_gateway_retries_total", reason=refusal) > before
+    harness.wait_idle(pods)
 
 
-def test_an_inference_without_room_is_tried_at_one_more_device(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    first = floor.pods("pod-a", warm=spec)
-    second = floor.pods("pod-b")
-    before = floor.metric("pilotlight_gateway_retries_total", reason="device-full")
-    answer = floor.predict(spec, b"abc", x_test="refuse=device-full,at=pod-a")
+def test_an_inference_without_device_memory_is_retried_once(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    first = harness.start_pods("pod-a", warm=spec)
+    second = harness.start_pods("pod-b")
+    before = harness.metric("pilotlight_gateway_retries_total", reason="device-full")
+    answer = harness.predict(spec, b"abc", x_test="refuse=device-full,at=pod-a")
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
-    too_large = floor.predict(spec, x_test="refuse=device-full")
+    too_large = harness.predict(spec, x_test="refuse=device-full")
     assert too_large.status_code == 503
     assert too_large.json()["error"] == "not executed"
     assert first.counts("pod-a")["refused"] + second.counts("pod-b")["refused"] == 3
-    after = floor.metric("pilotlight_gateway_retries_total", reason="device-full")
+    after = harness.metric("pilotlight_gateway_retries_total", reason="device-full")
     assert after == before + 2
-    floor.wait_idle(first)
+    harness.wait_idle(first)
 
 
-def test_only_the_device_without_room_is_passed_by(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY)
-    full = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test="around=hold")
+def test_only_the_full_device_is_avoided(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
+    full = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test="around=hold")
     wait_counts(full, "pod-a", busy=1)
-    floor.pods("pod-b", warm=spec)
-    answer = floor.predict(spec, x_test="refuse-stage=device-full,at=pod-a")
+    harness.start_pods("pod-b", warm=spec)
+    answer = harness.predict(spec, x_test="refuse-stage=device-full,at=pod-a")
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
     assert full.counts("pod-a")["refused"] == 1
     full.control("pod-a", "release")
     assert held.result().status_code == 200
-    floor.wait_idle(full)
+    harness.wait_idle(full)
 
 
-def test_a_refusal_that_passes_is_waited_out(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING)
-    pods = floor.pods("pod-a", warm=spec)
-    answer = floor.predict(spec, x_test="refuse=slots,times=4")
+def test_a_temporary_refusal_is_retried_with_backoff(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING)
+    pods = harness.start_pods("pod-a", warm=spec)
+    answer = harness.predict(spec, x_test="refuse=slots,times=4")
     assert answer.status_code == 200, answer.text
     assert pods.counts("pod-a")["refused"] == 4
 
 
-def test_a_request_that_every_pod_refuses_gets_an_error_that_says_so(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", "pod-b", warm=spec)
-    answer = floor.predict(spec, x_test="refuse=slots", x_pilotlight_deadline_ms="4000")
+def test_a_request_that_every_pod_refuses_fails_with_a_message(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", "pod-b", warm=spec)
+    answer = harness.predict(spec, x_test="refuse=slots", x_pilotlight_deadline_ms="4000")
     assert answer.status_code in (503, 504)
     assert answer.json()["error"]
     assert pods.total("executed") == 0
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
-def test_a_long_body_that_was_streamed_is_not_sent_again_cut(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
-    answer = floor.predict(spec, b"b" * 3 * MIB, x_test="refuse=slots,at=pod-a")
+def test_a_streamed_body_is_not_resent(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b")
+    answer = harness.predict(spec, b"b" * 3 * MIB, x_test="refuse=slots,at=pod-a")
     assert answer.status_code == 429
     assert answer.json()["error"] == "not executed"
     assert others.counts("pod-b")["asked"] == 0
 
 
-def test_a_draining_pod_gets_nothing_new(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b", warm=spec)
+def test_a_draining_pod_gets_nothing_new(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b", warm=spec)
     pods.control("pod-a", "drain")
-    floor.wait_caught_up()
+    harness.wait_synced()
     for _ in range(5):
-        assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
+        assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
     assert others.counts("pod-b")["executed"] == 5
 
 
-def test_retries_end_with_their_budget(floor: Floor) -> None:
-    spec = floor.declare()
-    floor.pods("pod-a", slots=64, warm=spec)
-    refused = [floor.in_background(spec, x_test="refuse=slots") for _ in range(40)]
+def test_retries_end_with_the_retry_budget(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    harness.start_pods("pod-a", slots=64, warm=spec)
+    refused = [harness.predict_in_background(spec, x_test="refuse=slots") for _ in range(40)]
     errors = Counter(answer.result().json()["error"] for answer in refused)
     assert any("retry budget is spent" in error for error in errors), errors
     assert all(answer.result().status_code == 503 for answer in refused)
@@ -195,135 +201,141 @@ def test_retries_end_with_their_budget(floor: Floor) -> None:
 # Connections
 
 
-def test_a_stale_connection_is_not_the_clients_concern(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
+def test_a_stale_connection_is_replaced_without_an_error(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
     for _ in range(3):
-        assert floor.predict(spec, x_test="close=after").status_code == 200
+        assert harness.predict(spec, x_test="close=after").status_code == 200
     for n in range(3):
-        assert floor.predict(spec, x_test="close=reused").status_code == 200, n
+        assert harness.predict(spec, x_test="close=reused").status_code == 200, n
     assert pods.counts("pod-a")["executed"] == 6
 
 
-def test_a_long_body_does_not_ride_on_a_stale_connection(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    assert floor.predict(spec).status_code == 200
-    answer = floor.predict(spec, b"c" * 3 * MIB, x_test="close=reused")
+def test_a_long_body_is_sent_over_a_new_connection(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    assert harness.predict(spec).status_code == 200
+    answer = harness.predict(spec, b"c" * 3 * MIB, x_test="close=reused")
     assert answer.status_code == 200, answer.text
     assert len(answer.content) == 3 * MIB
     assert pods.counts("pod-a")["executed"] == 2
 
 
-def test_connections_are_kept_and_used_again(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
+def test_connections_to_pods_are_reused(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
     before = pods.counts("pod-a")["connections"]
     for _ in range(20):
-        floor.predict(spec)
+        harness.predict(spec)
     assert pods.counts("pod-a")["connections"] == before + 1
 
 
-def test_a_pod_that_closes_without_an_answer_is_502(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    answer = floor.predict(spec, x_test="close=before")
+def test_a_pod_that_closes_without_response_is_502(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    answer = harness.predict(spec, x_test="close=before")
     assert answer.status_code == 502
     assert "may have executed" in answer.json()["error"]
-    floor.wait_idle(pods)
-    assert floor.predict(spec).status_code == 200
+    harness.wait_idle(pods)
+    assert harness.predict(spec).status_code == 200
 
 
-def test_a_pod_that_closes_after_its_head_is_502(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    answer = floor.predict(spec, x_test="close=head")
+def test_a_pod_that_closes_after_its_head_is_502(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    answer = harness.predict(spec, x_test="close=head")
     assert answer.status_code == 502
     assert answer.json()["error"]
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
-def test_a_pod_that_breaks_off_its_answer_breaks_the_clients(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
+def test_a_truncated_response_of_the_pod_is_truncated_for_the_client(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
     with pytest.raises(httpx.RemoteProtocolError):
-        floor.predict(spec, b"0123456789", x_test="close=middle")
-    floor.wait_idle(pods)
-    assert floor.metric("pilotlight_gateway_requests_total", model=str(spec.name)) == 1
-    assert floor.predict(spec).status_code == 200
+        harness.predict(spec, b"0123456789", x_test="close=middle")
+    harness.wait_idle(pods)
+    assert harness.metric("pilotlight_gateway_requests_total", model=str(spec.name)) == 1
+    assert harness.predict(spec).status_code == 200
 
 
 @pytest.mark.parametrize("size", [10, 20 * MIB])
-def test_an_answer_before_the_body_was_read_passes(floor: Floor, size: int) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    answer = floor.predict(spec, b"d" * size, x_test="early=413")
+def test_a_response_before_the_body_was_read_is_forwarded(
+    harness: GatewayHarness, size: int
+) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    answer = harness.predict(spec, b"d" * size, x_test="early=413")
     assert answer.status_code == 413
     assert answer.json() == {"error": "early"}
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
-def test_an_early_answer_does_not_wait_for_a_body_that_pauses(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
+def test_an_early_response_does_not_wait_for_a_stalled_body(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
     head = (
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: early=413\r\n"
         f"content-length: {3 * MIB}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", floor.gateway.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", harness.gateway.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"x" * (MIB + 1))
-        assert read_answer(connection).startswith(b"HTTP/1.1 413")
-    floor.wait_idle(pods)
+        assert read_response(connection).startswith(b"HTTP/1.1 413")
+    harness.wait_idle(pods)
 
 
-def test_a_pod_that_nobody_can_reach_is_passed_by(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    floor.pods("pod-b")
+def test_an_unreachable_pod_is_avoided(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    harness.start_pods("pod-b")
     pods.kill()
     for _ in range(3):
-        answer = floor.predict(spec, b"e" * 3 * MIB)
+        answer = harness.predict(spec, b"e" * 3 * MIB)
         assert answer.status_code == 200
         assert answer.headers["x-pilotlight-pod"] == "pod-b"
-    epoch = _epoch_of(floor, "pod-a")
-    floor.do(lambda registry: registry.deregister_pod("pod-a", epoch))
+    epoch = _epoch_of(harness, "pod-a")
+    harness.run(lambda registry: registry.deregister_pod("pod-a", epoch))
 
 
-def test_a_request_waits_for_a_pod_that_came_back_amid_a_long_one(floor: Floor) -> None:
+def test_a_request_waits_for_a_pod_that_registered_again_while_busy(
+    harness: GatewayHarness,
+) -> None:
     """The registry forgot the long one with the pod's lease; the pod has no slot all the same."""
-    spec = floor.declare(routing=QUEUEING, queue_timeout_s=3.0)
-    pods = floor.pods("pod-a", slots=1, warm=spec)
-    long = floor.in_background(spec, x_test="around=hold")
+    spec = harness.declare(routing=QUEUEING, queue_timeout_s=3.0)
+    pods = harness.start_pods("pod-a", slots=1, warm=spec)
+    long = harness.predict_in_background(spec, x_test="around=hold")
     wait_counts(pods, "pod-a", busy=1)
-    epoch = _epoch_of(floor, "pod-a")
-    floor.do(lambda registry: registry.deregister_pod("pod-a", epoch))
-    wait_until(lambda: floor.slots_used("pod-a") == 0, what="back, and all forgotten")
-    floor.wait_caught_up()
-    waited = floor.predict(spec)
+    epoch = _epoch_of(harness, "pod-a")
+    harness.run(lambda registry: registry.deregister_pod("pod-a", epoch))
+    wait_until(lambda: harness.slots_used("pod-a") == 0, what="back, and all forgotten")
+    harness.wait_synced()
+    waited = harness.predict(spec)
     assert waited.status_code == 504
     assert "queue-timeout" in waited.json()["error"]
     assert pods.counts("pod-a")["refused"] == 1
     pods.control("pod-a", "release")
     assert long.result().status_code == 200
-    floor.wait_idle(pods)
-    assert floor.predict(spec).status_code == 200
+    harness.wait_idle(pods)
+    assert harness.predict(spec).status_code == 200
 
 
-# Pods that die
+# PodProcess that die
 
 
-def test_a_killed_pod_costs_no_answer_and_no_slot(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.LEAST_LOADED)
-    dying = floor.pods("pod-a", slots=4, warm=spec, lease_s=1)
-    living = floor.pods("pod-b", slots=4, warm=spec)
+def test_a_killed_pod_costs_few_responses_and_no_slot(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.LEAST_LOADED)
+    dying = harness.start_pods("pod-a", slots=4, warm=spec, lease_s=1)
+    living = harness.start_pods("pod-b", slots=4, warm=spec)
     stop = threading.Event()
     answers: list[httpx.Response] = []
 
     def ask_on() -> None:
         while not stop.is_set():
-            answers.append(floor.predict(spec, x_test="delay=0.003"))
+            answers.append(harness.predict(spec, x_test="delay=0.003"))
 
-    asking = [floor.threads.submit(ask_on) for _ in range(8)]
+    asking = [harness.threads.submit(ask_on) for _ in range(8)]
     try:
         wait_counts_over(dying, "pod-a", executed=20)
         dying.kill()
@@ -337,26 +349,26 @@ def test_a_killed_pod_costs_no_answer_and_no_slot(floor: Floor) -> None:
     assert set(statuses) <= {200, 502, 503}
     assert all(answer.json()["error"] for answer in answers if answer.status_code != 200)
     assert statuses[200] > 0.9 * len(answers)
-    wait_until(lambda: floor.slots_used("pod-a") == -1, what="pod-a gone")
-    floor.wait_idle(living)
-    assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
+    wait_until(lambda: harness.slots_used("pod-a") == -1, what="pod-a gone")
+    harness.wait_idle(living)
+    assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
 
 
-def test_a_pod_that_dies_with_a_load_claimed_does_not_keep_it(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING)
-    dying = floor.pods("pod-a", lease_s=3)
-    first = floor.in_background(spec, x_test="load=hold,at=pod-a")
+def test_a_load_claimed_by_a_dead_pod_is_started_elsewhere(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING)
+    dying = harness.start_pods("pod-a", lease_s=3)
+    first = harness.predict_in_background(spec, x_test="load=hold,at=pod-a")
     wait_counts(dying, "pod-a", busy=1)
-    living = floor.pods("pod-b")
-    second = floor.in_background(spec)
-    floor.wait_waiting(1)
+    living = harness.start_pods("pod-b")
+    second = harness.predict_in_background(spec)
+    harness.wait_queued(1)
     dying.kill()
     assert second.result().status_code == 200
     assert first.result().status_code in (200, 502)
     assert living.counts("pod-b")["loads"] == 1
 
 
-def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
+def wait_counts_over(pods: PodProcess, pod: str, **counts: int) -> None:
     """Return when the pod has counted at least so much."""
     wait_until(
         lambda: all(pods.counts(pod)[name] >= least for name, least in counts.items()),
@@ -364,9 +376,9 @@ def wait_counts_over(pods: Pods, pod: str, **counts: int) -> None:
     )
 
 
-def _epoch_of(floor: Floor, pod: str) -> int:
+def _epoch_of(harness: GatewayHarness, pod: str) -> int:
     async def look(registry: Registry) -> int:
         _, _, snapshot = await registry.transactions.snapshot()
         return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
 
-    return floor.do(look)
+    return harness.run(look)

@@ -8,21 +8,21 @@ from collections import Counter
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from tests.gateway.conftest import Floor, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 from tests.servers import wait_until
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 HOLD = "delay=hold"
 
 
-def test_a_full_queue_is_429(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING, queue_depth=2)
-    pods = floor.pods("pod-a", warm=spec)
-    held = [floor.in_background(spec, x_test=HOLD)]
+def test_a_full_queue_is_429(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING, queue_depth=2)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = [harness.predict_in_background(spec, x_test=HOLD)]
     wait_counts(pods, "pod-a", busy=1)
-    held += [floor.in_background(spec), floor.in_background(spec)]
-    floor.wait_waiting(2)
-    refused = floor.predict(spec)
+    held += [harness.predict_in_background(spec), harness.predict_in_background(spec)]
+    harness.wait_queued(2)
+    refused = harness.predict(spec)
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-pilotlight-reason"] == "queue-full"
@@ -31,53 +31,53 @@ def test_a_full_queue_is_429(floor: Floor) -> None:
     assert [answer.result().status_code for answer in held] == [200] * 3
 
 
-def test_a_queue_timeout_is_504(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING, queue_timeout_s=0.1)
-    pods = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test=HOLD)
+def test_a_queue_timeout_is_504(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=QUEUEING, queue_timeout_s=0.1)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test=HOLD)
     wait_counts(pods, "pod-a", busy=1)
-    refused = floor.predict(spec)
+    refused = harness.predict(spec)
     assert refused.status_code == 504
     assert refused.headers["x-pilotlight-reason"] == "queue-timeout"
     assert "0.1 s" in refused.json()["error"]
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
 @pytest.mark.parametrize("by", ["header", "annotation"])
-def test_a_deadline_in_the_queue_is_504(floor: Floor, by: str) -> None:
-    spec = floor.declare(routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None)
-    pods = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
+def test_a_deadline_in_the_queue_is_504(harness: GatewayHarness, by: str) -> None:
+    spec = harness.declare(routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
     wait_counts(pods, "pod-a", busy=1)
     headers = {"x_pilotlight_deadline_ms": "100"} if by == "header" else {}
-    refused = floor.predict(spec, **headers)
+    refused = harness.predict(spec, **headers)
     assert refused.status_code == 504
     assert refused.headers["x-pilotlight-reason"] == "deadline"
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
 
 
-def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
-    refused = floor.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="2000")
+def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
+    refused = harness.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="2000")
     assert refused.status_code == 504
     assert "deadline passed" in refused.json()["error"]
     wait_counts(pods, "pod-a", left=1, busy=0)
-    floor.wait_idle(pods)
-    assert floor.predict(spec).status_code == 200
+    harness.wait_idle(pods)
+    assert harness.predict(spec).status_code == 200
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_at_once(floor: Floor) -> None:
-    spec = floor.declare()
-    pods = floor.pods("pod-a", warm=spec)
+def test_a_deadline_that_cannot_be_met_is_rejected_at_once(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    pods = harness.start_pods("pod-a", warm=spec)
     measures = ("infer", "preprocess", "postprocess")
     pods.control("pod-a", "samples", json.dumps([[spec.key, m, [5.0]] for m in measures]))
 
     def asked() -> int:
-        refused = floor.predict(spec, x_pilotlight_deadline_ms="1000")
+        refused = harness.predict(spec, x_pilotlight_deadline_ms="1000")
         return refused.status_code == 504 and "15000 ms" in refused.json()["error"]
 
     wait_until(asked, what="the measurement counts")
@@ -86,16 +86,16 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(floor: Floor) -> None:
     assert pods.counts("pod-a")["asked"] == before
 
 
-def test_tenants_take_turns_at_a_saturated_pod(floor: Floor) -> None:
-    loud = floor.declare(namespace="loud", routing=QUEUEING)
-    quiet = floor.declare(namespace="quiet", routing=QUEUEING)
-    pods = floor.pods("pod-a", warm=(loud, quiet))
-    answers = [floor.in_background(loud, x_test=HOLD, x_request_id="first")]
+def test_tenants_take_turns_at_a_saturated_pod(harness: GatewayHarness) -> None:
+    loud = harness.declare(namespace="loud", routing=QUEUEING)
+    quiet = harness.declare(namespace="quiet", routing=QUEUEING)
+    pods = harness.start_pods("pod-a", warm=(loud, quiet))
+    answers = [harness.predict_in_background(loud, x_test=HOLD, x_request_id="first")]
     wait_counts(pods, "pod-a", busy=1)
     for n in range(6):
         spec, name = (loud, "loud") if n < 4 else (quiet, "quiet")
-        answers.append(floor.in_background(spec, x_request_id=f"{name}-{n}"))
-        floor.wait_waiting(n + 1)
+        answers.append(harness.predict_in_background(spec, x_request_id=f"{name}-{n}"))
+        harness.wait_queued(n + 1)
     pods.control("pod-a", "release")
     assert [answer.result().status_code for answer in answers] == [200] * 7
     assert pods.counts("pod-a")["order"] == [
@@ -103,26 +103,28 @@ def test_tenants_take_turns_at_a_saturated_pod(floor: Floor) -> None:
     ]  # fmt: skip
 
 
-def test_priority_goes_first_inside_a_tenant(floor: Floor) -> None:
-    low = floor.declare(routing=QUEUEING)
-    high = floor.declare(routing=QUEUEING, priority=5)
-    pods = floor.pods("pod-a", warm=(low, high))
-    answers = [floor.in_background(low, x_test=HOLD, x_request_id="first")]
+def test_priority_goes_first_inside_a_tenant(harness: GatewayHarness) -> None:
+    low = harness.declare(routing=QUEUEING)
+    high = harness.declare(routing=QUEUEING, priority=5)
+    pods = harness.start_pods("pod-a", warm=(low, high))
+    answers = [harness.predict_in_background(low, x_test=HOLD, x_request_id="first")]
     wait_counts(pods, "pod-a", busy=1)
     for n, spec in enumerate((low, high)):
-        answers.append(floor.in_background(spec, x_request_id=("low", "high")[n]))
-        floor.wait_waiting(n + 1)
+        answers.append(harness.predict_in_background(spec, x_request_id=("low", "high")[n]))
+        harness.wait_queued(n + 1)
     pods.control("pod-a", "release")
     for answer in answers:
         answer.result()
     assert pods.counts("pod-a")["order"] == ["first", "high", "low"]
 
 
-def test_50_first_requests_load_once_and_tell_the_tier(floor: Floor) -> None:
-    spec = floor.declare(routing=QUEUEING)
-    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d")
-    asked = [floor.in_background(spec, x_test="load=hold") for _ in range(50)]
-    floor.wait_waiting(49)
+def test_50_concurrent_first_requests_load_once_and_report_the_tier(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare(routing=QUEUEING)
+    pods = harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d")
+    asked = [harness.predict_in_background(spec, x_test="load=hold") for _ in range(50)]
+    harness.wait_queued(49)
     wait_until(lambda: pods.total("busy") == 1, what="the one that loads is at its pod")
     for name in pods.ports:
         pods.control(name, "release")
@@ -130,41 +132,41 @@ def test_50_first_requests_load_once_and_tell_the_tier(floor: Floor) -> None:
     assert Counter(answer.status_code for answer in answers) == {200: 50}
     assert pods.total("loads") == 1
     assert Counter(answer.headers["x-pilotlight-start"] for answer in answers) == {"remote": 50}
-    assert floor.predict(spec).headers["x-pilotlight-start"] == "warm"
+    assert harness.predict(spec).headers["x-pilotlight-start"] == "warm"
 
 
-def test_50_first_requests_under_auto_never_load_one_copy_twice(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.AUTO)
-    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d", slots=2)
-    asked = [floor.in_background(spec) for _ in range(50)]
+def test_50_concurrent_first_requests_under_auto_load_once_per_pod(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.AUTO)
+    pods = harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d", slots=2)
+    asked = [harness.predict_in_background(spec) for _ in range(50)]
     assert Counter(answer.result().status_code for answer in asked) == {200: 50}
     assert all(pods.counts(name)["loads"] <= 1 for name in pods.ports)
 
 
-def test_10_requests_one_after_the_other_start_cold_once(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", "pod-b", "pod-c", "pod-d")
-    starts = [floor.predict(spec).headers["x-pilotlight-start"] for _ in range(10)]
+def test_10_successive_requests_start_cold_once(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d")
+    starts = [harness.predict(spec).headers["x-pilotlight-start"] for _ in range(10)]
     assert starts == ["remote"] + ["warm"] * 9
     assert pods.total("loads") == 1
 
 
-def test_many_requests_one_after_the_other_stay_at_the_warm_pod(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b", "pod-c")
+def test_many_successive_requests_stay_at_the_warm_pod(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b", "pod-c")
     for _ in range(200):
-        assert floor.predict(spec).headers["x-pilotlight-pod"] == "pod-a"
+        assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-a"
     assert others.total("asked") == 0
 
 
-def test_colocation_starts_another_while_the_warm_pod_is_busy(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
-    held = floor.in_background(spec, x_test=HOLD)
+def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b")
+    held = harness.predict_in_background(spec, x_test=HOLD)
     wait_counts(pods, "pod-a", busy=1)
-    answer = floor.predict(spec)
+    answer = harness.predict(spec)
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert answer.headers["x-pilotlight-reason"] == "cold-warm-busy"
     assert answer.headers["x-pilotlight-start"] == "remote"
@@ -173,13 +175,13 @@ def test_colocation_starts_another_while_the_warm_pod_is_busy(floor: Floor) -> N
     assert held.result().headers["x-pilotlight-start"] == "warm"
 
 
-def test_remote_proxying_infers_at_the_warm_pod(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY)
-    pods = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test="around=hold,at=pod-a")
+def test_remote_proxying_infers_at_the_warm_pod(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test="around=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
-    others = floor.pods("pod-b")
-    answer = floor.predict(spec)
+    others = harness.start_pods("pod-b")
+    answer = harness.predict(spec)
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert answer.headers["x-pilotlight-predict-pod"] == "pod-a"
     assert answer.headers["x-pilotlight-reason"] == "warm-remote"
@@ -187,28 +189,28 @@ def test_remote_proxying_infers_at_the_warm_pod(floor: Floor) -> None:
     assert others.counts("pod-b")["loads"] == 0
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
-def test_remote_proxying_keeps_to_the_target(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1)
-    pods = floor.pods("pod-a", warm=spec)
-    held = floor.in_background(spec, x_test="delay=hold,at=pod-a")
+def test_remote_proxying_respects_the_target(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1)
+    pods = harness.start_pods("pod-a", warm=spec)
+    held = harness.predict_in_background(spec, x_test="delay=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
-    others = floor.pods("pod-b")
-    answer = floor.predict(spec)
+    others = harness.start_pods("pod-b")
+    answer = harness.predict(spec)
     assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
     assert others.counts("pod-b")["loads"] == 1
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
 
 
-def test_random_follows_the_seed(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.RANDOM)
-    floor.pods("pod-a", "pod-b", "pod-c", "pod-d", warm=spec)
+def test_random_follows_the_seed(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.RANDOM)
+    harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d", warm=spec)
     runs = [
         [
-            floor.predict(spec, x_pilotlight_seed=str(seed)).headers["x-pilotlight-pod"]
+            harness.predict(spec, x_pilotlight_seed=str(seed)).headers["x-pilotlight-pod"]
             for seed in range(12)
         ]
         for _ in range(2)

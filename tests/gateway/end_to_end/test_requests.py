@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from registry.domain.model import LoadFailure, ModelSpec, RoutingPolicy
 from tests import servers
-from tests.gateway.conftest import Floor, exchange_bytes, metric, read_answer
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, metric, read_response
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -27,21 +27,21 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def standing(
     redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Floor]:
+) -> Iterator[GatewayHarness]:
     """A gateway and a pod that all tests share which change neither."""
     folder = tmp_path_factory.mktemp("standing")
     with ExitStack() as stack:
         gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool="standing"))
-        floor = Floor(redis.url, "standing", gateway, client, stack)
-        yield floor
-        floor.threads.shutdown(cancel_futures=True)
+        harness = GatewayHarness(redis.url, "standing", gateway, client, stack)
+        yield harness
+        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
-def spec(standing: Floor) -> ModelSpec:
+def spec(standing: GatewayHarness) -> ModelSpec:
     """A model that is warm at the standing pod."""
     declared = standing.declare()
-    standing.pods("pod-a", slots=4, warm=declared)
+    standing.start_pods("pod-a", slots=4, warm=declared)
     return declared
 
 
@@ -49,18 +49,18 @@ def spec(standing: Floor) -> ModelSpec:
 
 
 @pytest.mark.parametrize("form", ["v1", "v2", "serving-v1", "serving-v2", "host-v1", "host-v2"])
-def test_a_model_is_named_by(floor: Floor, form: str) -> None:
+def test_a_request_names_its_model_by(harness: GatewayHarness, form: str) -> None:
     namespace = "default" if form in ("v1", "v2") else "team"
-    spec = floor.declare(namespace=namespace)
-    floor.pods("pod-a", warm=spec)
-    name, url = spec.name.name, floor.gateway.url
+    spec = harness.declare(namespace=namespace)
+    harness.start_pods("pod-a", warm=spec)
+    name, url = spec.name.name, harness.gateway.url
     path = f"/v2/models/{name}/infer" if form.endswith("v2") else f"/v1/models/{name}:predict"
     if form.startswith("serving"):
         url += f"/serving/team/{name}"
     headers = {"x-test": "answer=headers"}
     if form.startswith("host"):
         headers["host"] = f"{name}.team.example.com"
-    answer = floor.client.post(url + path, content=b"{}", headers=headers)
+    answer = harness.client.post(url + path, content=b"{}", headers=headers)
     assert answer.status_code == 200, answer.text
     seen = answer.json()
     protocol = "v2" if form.endswith("v2") else "v1"
@@ -71,7 +71,7 @@ def test_a_model_is_named_by(floor: Floor, form: str) -> None:
 # Headers
 
 
-def test_the_answer_has_the_headers_of_the_design(standing: Floor, spec: ModelSpec) -> None:
+def test_a_response_has_the_documented_headers(standing: GatewayHarness, spec: ModelSpec) -> None:
     answer = standing.predict(spec, x_request_id="my-id", x_pilotlight_policy="colocation")
     headers = answer.headers
     assert headers["x-request-id"] == "my-id"
@@ -86,12 +86,12 @@ def test_the_answer_has_the_headers_of_the_design(standing: Floor, spec: ModelSp
     assert headers["x-custom"] == "kept"
 
 
-def test_a_request_without_identity_gets_one(standing: Floor, spec: ModelSpec) -> None:
+def test_a_request_without_id_gets_a_unique_one(standing: GatewayHarness, spec: ModelSpec) -> None:
     one, other = standing.predict(spec), standing.predict(spec)
     assert one.headers["x-request-id"] != other.headers["x-request-id"]
 
 
-def test_the_pod_hears_what_the_contract_says(standing: Floor, spec: ModelSpec) -> None:
+def test_the_pod_gets_the_documented_headers(standing: GatewayHarness, spec: ModelSpec) -> None:
     answer = standing.predict(
         spec,
         x_test="answer=headers",
@@ -113,7 +113,9 @@ def test_the_pod_hears_what_the_contract_says(standing: Floor, spec: ModelSpec) 
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 400, 422, 500, 503, 507])
-def test_a_pods_status_passes(standing: Floor, spec: ModelSpec, status: int) -> None:
+def test_the_status_of_the_pod_is_forwarded(
+    standing: GatewayHarness, spec: ModelSpec, status: int
+) -> None:
     body = b"" if status in (204, 304) else b'{"x": 1}'
     answer = standing.predict(spec, body, x_test=f"status={status}")
     assert answer.status_code == status
@@ -126,8 +128,8 @@ def test_a_pods_status_passes(standing: Floor, spec: ModelSpec, status: int) -> 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, MIB - 1, MIB + 1, 3 * MIB])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_passes_untouched(
-    standing: Floor, spec: ModelSpec, size: int, is_chunked: bool
+def test_a_body_is_forwarded_unchanged(
+    standing: GatewayHarness, spec: ModelSpec, size: int, is_chunked: bool
 ) -> None:
     body = (hashlib.sha256(str(size).encode()).digest() * (size // 32 + 1))[:size]
 
@@ -142,12 +144,14 @@ def test_a_body_passes_untouched(
     assert answer.headers["content-type"] == "application/x"
 
 
-def test_an_answer_without_length_passes(standing: Floor, spec: ModelSpec) -> None:
+def test_a_response_without_length_is_forwarded(standing: GatewayHarness, spec: ModelSpec) -> None:
     assert len(standing.predict(spec, x_test="pieces=3").content) == 3 * 65536
     assert standing.predict(spec, b"abc", x_test="answer=until-close").content == b"abc"
 
 
-def test_20_mb_pass_both_ways_in_flat_memory(standing: Floor, spec: ModelSpec) -> None:
+def test_20_mb_in_both_directions_need_constant_memory(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     standing.predict(spec)
     before = standing.gateway.resident_bytes()
     most = before
@@ -172,7 +176,7 @@ def test_20_mb_pass_both_ways_in_flat_memory(standing: Floor, spec: ModelSpec) -
     assert most - before < 12 * MIB
 
 
-def test_a_slow_reader_does_not_fill_the_gateway(standing: Floor, spec: ModelSpec) -> None:
+def test_a_slow_reader_does_not_fill_the_gateway(standing: GatewayHarness, spec: ModelSpec) -> None:
     before = standing.gateway.resident_bytes()
     request = standing.client.stream(
         "POST", standing.url_of(spec), content=b"", headers={"x-test": "pieces=640"}
@@ -190,7 +194,9 @@ def test_a_slow_reader_does_not_fill_the_gateway(standing: Floor, spec: ModelSpe
 # Limits
 
 
-def test_100_mb_by_declared_length_are_refused_unread(standing: Floor, spec: ModelSpec) -> None:
+def test_a_declared_length_of_100_mb_is_413_without_reading(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {100 * MIB}\r\n\r\n"
     answer = exchange_bytes(standing.gateway.port, head.encode())
@@ -199,13 +205,15 @@ def test_100_mb_by_declared_length_are_refused_unread(standing: Floor, spec: Mod
     assert str(100 * MIB).encode() in answer.partition(b"\r\n\r\n")[2]
 
 
-def test_a_client_that_sends_all_of_it_still_reads_413(standing: Floor, spec: ModelSpec) -> None:
+def test_a_client_that_sends_a_too_large_body_gets_413(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     answer = standing.predict(spec, b"z" * (70 * MIB))
     assert answer.status_code == 413
     assert "67108864" in answer.json()["error"]
 
 
-def test_100_mb_in_chunks_are_counted(standing: Floor, spec: ModelSpec) -> None:
+def test_a_chunked_body_of_100_mb_is_413(standing: GatewayHarness, spec: ModelSpec) -> None:
     sent = 0
 
     def pieces() -> Iterator[bytes]:
@@ -288,13 +296,17 @@ def test_100_mb_in_chunks_are_counted(standing: Floor, spec: ModelSpec) -> None:
         ),
     ],
 )
-def test_a_malformed_request_is_told_so(floor: Floor, data: bytes, status: int) -> None:
-    answer = exchange_bytes(floor.gateway.port, data)
+def test_a_malformed_request_gets_an_error(
+    harness: GatewayHarness, data: bytes, status: int
+) -> None:
+    answer = exchange_bytes(harness.gateway.port, data)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
-    assert floor.client.get(f"{floor.gateway.url}/healthz").status_code == 200
+    assert harness.client.get(f"{harness.gateway.url}/healthz").status_code == 200
 
 
-def test_a_broken_chunk_is_told_so_and_frees_the_slot(standing: Floor, spec: ModelSpec) -> None:
+def test_a_malformed_chunk_is_400_and_frees_the_slot(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
     answer = exchange_bytes(standing.gateway.port, head.encode())
@@ -310,8 +322,8 @@ def test_a_broken_chunk_is_told_so_and_frees_the_slot(standing: Floor, spec: Mod
         pytest.param({"x_request_id": "a b"}, id="request-id"),
     ],
 )
-def test_a_bad_header_names_what_is_allowed(
-    standing: Floor, spec: ModelSpec, headers: dict[str, str]
+def test_an_invalid_header_is_named_in_the_error(
+    standing: GatewayHarness, spec: ModelSpec, headers: dict[str, str]
 ) -> None:
     answer = standing.predict(spec, **headers)
     assert answer.status_code == 400
@@ -320,18 +332,18 @@ def test_a_bad_header_names_what_is_allowed(
 
 
 @pytest.mark.parametrize("path", ["/v1/models/nobody:predict", "/v2/models/nobody/infer"])
-def test_an_unknown_model_is_404(floor: Floor, path: str) -> None:
-    answer = floor.client.post(floor.gateway.url + path, content=b"{}")
+def test_an_unknown_model_is_404(harness: GatewayHarness, path: str) -> None:
+    answer = harness.client.post(harness.gateway.url + path, content=b"{}")
     assert answer.status_code == 404
     assert answer.json() == {"error": "model default/nobody does not exist"}
     assert answer.headers["x-request-id"]
 
 
-def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
-    spec = floor.declare()
-    floor.pods("pod-a")
-    floor.fail_load(LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507))
-    answer = floor.predict(spec)
+def test_a_failed_load_is_reported_with_its_status(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    harness.start_pods("pod-a")
+    harness.fail_load(LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507))
+    answer = harness.predict(spec)
     assert answer.status_code == 507
     assert "does not fit" in answer.json()["error"]
     assert int(answer.headers["retry-after"]) > 0
@@ -341,8 +353,8 @@ def test_a_failed_load_is_told_with_its_status(floor: Floor) -> None:
 # Body timing
 
 
-def test_nothing_is_left_by_a_client_that_leaves_inside_its_body(
-    standing: Floor, spec: ModelSpec
+def test_a_client_that_disconnects_inside_its_body_leaks_nothing(
+    standing: GatewayHarness, spec: ModelSpec
 ) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {3 * MIB}\r\n\r\n"
@@ -351,7 +363,7 @@ def test_nothing_is_left_by_a_client_that_leaves_inside_its_body(
     assert standing.predict(spec).status_code == 200
 
 
-def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
+def test_expect_continue_gets_100_continue(standing: GatewayHarness, spec: ModelSpec) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     head = (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
@@ -361,10 +373,12 @@ def test_expect_continue_is_answered(standing: Floor, spec: ModelSpec) -> None:
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(b"{}")
-        assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+        assert read_response(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_refusal_before_the_body_was_asked_for_closes_the_connection(standing: Floor) -> None:
+def test_an_error_before_100_continue_closes_the_connection(
+    standing: GatewayHarness,
+) -> None:
     head = (
         "POST /v1/models/nobody:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n"
         "expect: 100-continue\r\n\r\n"
@@ -374,7 +388,9 @@ def test_a_refusal_before_the_body_was_asked_for_closes_the_connection(standing:
     assert b"connection: close\r\n" in received
 
 
-def test_an_old_client_gets_no_chunks(standing: Floor, spec: ModelSpec) -> None:
+def test_an_http_1_0_client_gets_no_chunked_encoding(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     head = (
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.0\r\ncontent-length: 2\r\n"
         "x-test: pieces=3\r\n\r\n{}"
@@ -387,7 +403,9 @@ def test_an_old_client_gets_no_chunks(standing: Floor, spec: ModelSpec) -> None:
     assert len(body) == 3 * 65536
 
 
-def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSpec) -> None:
+def test_pipelined_requests_get_responses_in_order(
+    standing: GatewayHarness, spec: ModelSpec
+) -> None:
     path = f"/v1/models/{spec.name.name}:predict"
     one = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
     data = f"{one}\r\n1{one}connection: close\r\n\r\n2".encode()
@@ -401,11 +419,11 @@ def test_pipelined_requests_are_answered_in_order(standing: Floor, spec: ModelSp
 # Around
 
 
-def test_explains_a_decision(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    floor.pods("pod-a", "pod-b", warm=())
-    floor.predict(spec, x_request_id="why/this?")
-    found = floor.explain("why%2Fthis%3F")
+def test_explains_a_decision(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    harness.start_pods("pod-a", "pod-b", warm=())
+    harness.predict(spec, x_request_id="why/this?")
+    found = harness.explain("why%2Fthis%3F")
     assert found["request_id"] == "why/this?"
     assert found["policy"] == "colocation"
     assert found["decision"]["action"] == "send"
@@ -413,13 +431,13 @@ def test_explains_a_decision(floor: Floor) -> None:
     assert {pod["pod"] for pod in found["candidates"]} == {"pod-a", "pod-b"}
 
 
-def test_an_unknown_request_cannot_be_explained(floor: Floor) -> None:
-    answer = floor.client.get(f"{floor.gateway.url}/pilotlight/v1/explain/nobody")
+def test_an_unknown_request_cannot_be_explained(harness: GatewayHarness) -> None:
+    answer = harness.client.get(f"{harness.gateway.url}/pilotlight/v1/explain/nobody")
     assert answer.status_code == 404
     assert "nobody" in answer.json()["error"]
 
 
-def test_metrics_count_what_happened(standing: Floor, spec: ModelSpec) -> None:
+def test_metrics_count_requests(standing: GatewayHarness, spec: ModelSpec) -> None:
     before = standing.metric("pilotlight_gateway_requests_total", code="200")
     standing.predict(spec)
     standing.client.post(standing.gateway.url + "/v1/models/nobody:predict", content=b"{}")
@@ -436,7 +454,7 @@ def test_metrics_count_what_happened(standing: Floor, spec: ModelSpec) -> None:
     assert "nobody" not in text
 
 
-def test_metrics_parse(standing: Floor, spec: ModelSpec) -> None:
+def test_metrics_parse(standing: GatewayHarness, spec: ModelSpec) -> None:
     standing.predict(spec)
     text = standing.client.get(f"{standing.gateway.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -451,29 +469,29 @@ def test_metrics_parse(standing: Floor, spec: ModelSpec) -> None:
     assert buckets[-1].labels["le"] == "+Inf"
 
 
-def test_auto_records_predicted_against_actual(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.AUTO)
-    pods = floor.pods("pod-a", warm=spec)
+def test_auto_records_the_error_of_its_forecasts(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.AUTO)
+    pods = harness.start_pods("pod-a", warm=spec)
     samples = [[spec.key, m, [0.001]] for m in ("infer", "preprocess", "postprocess", "network")]
-    before = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
+    before = harness.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
     pods.control("pod-a", "samples", json.dumps(samples))
 
     def is_recorded() -> bool:
-        floor.predict(spec)
-        after = floor.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
+        harness.predict(spec)
+        after = harness.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
         return after > before
 
     wait_until(is_recorded, what="recorded")
 
 
-def test_the_openapi_page_has_the_inference_paths(floor: Floor) -> None:
-    document = floor.client.get(f"{floor.gateway.url}/openapi.json").json()
+def test_the_openapi_document_has_the_inference_paths(harness: GatewayHarness) -> None:
+    document = harness.client.get(f"{harness.gateway.url}/openapi.json").json()
     assert "post" in document["paths"]["/v1/models/{name}:predict"]
     assert "post" in document["paths"]["/serving/{namespace}/{name}/v2/models/{name}/infer"]
-    assert floor.client.get(f"{floor.gateway.url}/docs").status_code == 200
+    assert harness.client.get(f"{harness.gateway.url}/docs").status_code == 200
 
 
-def test_model_lists_and_readiness(standing: Floor, spec: ModelSpec) -> None:
+def test_model_lists_and_readiness(standing: GatewayHarness, spec: ModelSpec) -> None:
     url, name = standing.gateway.url, spec.name.name
     assert name in standing.client.get(f"{url}/v1/models").json()["models"]
     assert standing.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
@@ -485,23 +503,23 @@ def test_model_lists_and_readiness(standing: Floor, spec: ModelSpec) -> None:
     assert {"name": name, "version": spec.generation, "state": "READY", "reason": ""} in index
 
 
-def test_a_model_in_another_namespace_is_found_by_its_prefix(floor: Floor) -> None:
-    spec = floor.declare(namespace="far")
+def test_a_model_in_another_namespace_is_found_by_its_prefix(harness: GatewayHarness) -> None:
+    spec = harness.declare(namespace="far")
     name = spec.name.name
     path = f"/serving/far/{name}/v2/models/{name}/ready"
-    assert floor.client.get(floor.gateway.url + path).status_code == 200
+    assert harness.client.get(harness.gateway.url + path).status_code == 200
     host = {"host": f"{name}.far.example.com"}
-    answer = floor.client.get(f"{floor.gateway.url}/v1/models/{name}", headers=host)
+    answer = harness.client.get(f"{harness.gateway.url}/v1/models/{name}", headers=host)
     assert answer.status_code == 200
 
 
-def test_a_deleted_model_is_404(floor: Floor) -> None:
-    spec = floor.declare()
-    floor.do(lambda registry: registry.delete_models([spec.name]))
-    floor.wait_caught_up()
-    assert floor.predict(spec).status_code == 404
+def test_a_deleted_model_is_404(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    harness.run(lambda registry: registry.delete_models([spec.name]))
+    harness.wait_synced()
+    assert harness.predict(spec).status_code == 404
 
 
-def test_the_client_library_can_be_plain(standing: Floor, spec: ModelSpec) -> None:
+def test_a_plain_http_client_suffices(standing: GatewayHarness, spec: ModelSpec) -> None:
     answer = httpx.post(standing.url_of(spec), json={"instances": [1]}, trust_env=False, timeout=60)
     assert answer.json() == {"instances": [1]}

@@ -54,7 +54,7 @@ def run(
     asyncio.run(inside())
 
 
-def test_a_small_body_is_held_whole() -> None:
+def test_buffers_a_small_body_completely() -> None:
     async def use(body: RequestBody) -> None:
         await body.buffer()
         assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
@@ -66,7 +66,7 @@ def test_a_small_body_is_held_whole() -> None:
     run(body_of(b"ab", b"cd"), use)
 
 
-def test_a_long_body_is_held_in_part_and_streamed_once() -> None:
+def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> None:
     async def use(body: RequestBody) -> None:
         await body.buffer()
         assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
@@ -80,7 +80,7 @@ def test_a_long_body_is_held_in_part_and_streamed_once() -> None:
     run(body_of(b"a" * 12, b"b", b"c"), use)
 
 
-def test_a_body_that_streamed_to_its_end_cannot_be_sent_again() -> None:
+def test_a_streamed_body_cannot_be_resent() -> None:
     async def use(body: RequestBody) -> None:
         await body.buffer()
         async for _ in body.stream_rest():
@@ -90,12 +90,12 @@ def test_a_body_that_streamed_to_its_end_cannot_be_sent_again() -> None:
     run(body_of(b"a" * 12, b"b"), use)
 
 
-def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
     with pytest.raises(RequestBodyTooLarge, match="content-length 101"):
         body_of(b"x", declared=101)()
 
 
-def test_an_undeclared_length_over_the_limit_is_refused_by_count() -> None:
+def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
     async def use(body: RequestBody) -> None:
         await body.buffer()
         with pytest.raises(RequestBodyTooLarge, match="already 102"):
@@ -105,7 +105,7 @@ def test_an_undeclared_length_over_the_limit_is_refused_by_count() -> None:
     run(body_of(b"a" * 51, b"b" * 51), use)
 
 
-def test_a_body_that_stops_coming_is_refused() -> None:
+def test_rejects_a_body_that_stalls() -> None:
     async def use(body: RequestBody) -> None:
         with pytest.raises(BodyTooSlow, match="received 1 bytes"):
             await body.buffer()
@@ -113,7 +113,7 @@ def test_a_body_that_stops_coming_is_refused() -> None:
     run(body_of(b"a", ends="stalls"), use)
 
 
-def test_a_client_that_leaves_is_noticed() -> None:
+def test_raises_an_error_when_the_client_disconnects() -> None:
     async def use(body: RequestBody) -> None:
         with pytest.raises(ClientDisconnected):
             await body.buffer()

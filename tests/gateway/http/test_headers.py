@@ -23,7 +23,7 @@ def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
         "x-pilotlight-predict", "x-pilotlight-stage", "x-pilotlight-deadline-ms",
     ],
 )  # fmt: skip
-def test_a_header_that_ends_here(name: str) -> None:
+def test_header_is_not_forwarded(name: str) -> None:
     assert name.encode() not in forwarded((name.encode(), b"1"), (b"accept", b"*/*"))
 
 
@@ -34,17 +34,17 @@ def test_a_header_that_ends_here(name: str) -> None:
         "inference-header-content-length",
     ],
 )  # fmt: skip
-def test_a_header_that_is_passed_on(name: str) -> None:
+def test_header_is_forwarded(name: str) -> None:
     assert b"\r\n" + name.encode() + b": kept\r\n" in forwarded((name.encode(), b"kept"))
 
 
-def test_blanks_behind_a_value_are_none_of_it() -> None:
+def test_blanks_after_a_value_are_removed() -> None:
     """The parser leaves them in (RFC 9110, section 5.5)."""
     read = read_headers([(b"content-length", b"12 "), (b"x-request-id", b"mine\t")])
     assert (read.content_length, read.request_id) == (12, "mine")
 
 
-def test_headers_named_by_connection_end_here() -> None:
+def test_headers_named_by_connection_are_not_forwarded() -> None:
     head = forwarded((b"x-hop", b"1"), (b"connection", b"Keep-Alive, X-Hop"), (b"x-far", b"2"))
     assert head == b"\r\nx-far: 2\r\n"
 
@@ -64,7 +64,7 @@ def test_reads_what_routing_needs() -> None:
     assert read.content_length == 12
 
 
-def test_a_request_without_identity_gets_one() -> None:
+def test_a_request_without_id_gets_a_unique_one() -> None:
     one, other = read_headers([]), read_headers([])
     assert len(one.request_id) == 32
     assert one.request_id != other.request_id
@@ -90,7 +90,7 @@ def test_a_request_without_identity_gets_one() -> None:
         pytest.param("content-length", "٣".encode(), "whole number", id="length-other-digits"),
     ],
 )
-def test_a_bad_header_is_refused_with_what_is_allowed(
+def test_an_invalid_header_is_rejected_with_the_allowed_values(
     name: str, value: bytes, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
@@ -98,7 +98,7 @@ def test_a_bad_header_is_refused_with_what_is_allowed(
     assert name in str(caught.value)
 
 
-def test_an_answers_own_headers_are_split_from_ours() -> None:
+def test_response_headers_are_split_into_forwarded_and_read() -> None:
     answer = read_response(
         [
             (b"content-type", b"application/json"),

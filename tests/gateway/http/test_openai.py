@@ -28,7 +28,7 @@ from registry.domain.model import ModelName
         pytest.param(b'{"prompt": "\\\\", "model": "chat"', id="escaped-backslash"),
     ],
 )
-def test_finds_the_outermost_model(beginning: bytes) -> None:
+def test_finds_the_outermost_model_field(beginning: bytes) -> None:
     assert find_model_field(beginning) == "chat"
 
 
@@ -46,13 +46,13 @@ def test_finds_the_outermost_model(beginning: bytes) -> None:
         pytest.param(b'{"model": "\\x"}', id="bad-escape"),
     ],
 )
-def test_refuses_a_body_that_names_none(body: bytes) -> None:
+def test_rejects_a_body_without_model(body: bytes) -> None:
     with pytest.raises(BadRequest, match="model"):
         find_model_field(body)
 
 
 @pytest.mark.parametrize("name", ["team/chat", "team~chat", "a\nb", "x" * 300])
-def test_names_of_other_namespaces_are_not_found(name: str) -> None:
+def test_rejects_names_of_other_namespaces(name: str) -> None:
     with pytest.raises(UnknownModel, match="/serving/NAMESPACE/NAME"):
         parse_model_name(name)
     assert parse_model_name("chat") == ModelName("default", "chat")
@@ -86,7 +86,7 @@ def look(source: Pieces, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBo
     return asyncio.run(body.read_model_field()), body
 
 
-def test_reads_no_further_than_the_name() -> None:
+def test_reads_the_body_no_further_than_the_name() -> None:
     source = Pieces(b'{"model": "chat", "prompt": "' + b"x" * 5000, *[b"x" * 1000] * 50, b'"}')
     name, body = look(source)
     assert name == "chat"
@@ -94,7 +94,7 @@ def test_reads_no_further_than_the_name() -> None:
     assert len(body.buffered) == 1
 
 
-def test_reads_on_to_a_name_behind_a_long_prompt() -> None:
+def test_reads_a_name_after_a_long_prompt() -> None:
     source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
     name, body = look(source)
     assert name == "chat"
@@ -102,14 +102,14 @@ def test_reads_on_to_a_name_behind_a_long_prompt() -> None:
     assert orjson.loads(b"".join(body.buffered))["model"] == "chat"
 
 
-def test_gives_up_at_the_buffer_limit() -> None:
+def test_rejects_a_name_beyond_the_buffer_limit() -> None:
     source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
     with pytest.raises(BadRequest, match="must name a 'model'"):
         look(source, buffer_bytes=50_000)
     assert not source.is_complete
 
 
-def test_a_megabyte_of_brackets_is_scanned_in_seconds() -> None:
+def test_scans_a_megabyte_of_brackets_in_seconds() -> None:
     began_s = time.process_time()
     with pytest.raises(BadRequest):
         look(Pieces(b'{"a": ' + b"[" * 1_000_000))

@@ -71,7 +71,7 @@ KNOWN = {
         ),
     ],
 )
-def test_an_inference_path_names(path: str, host: str, model: str, pod_path: str) -> None:
+def test_resolves_an_inference_path(path: str, host: str, model: str, pod_path: str) -> None:
     place = parse_path(path, host, KNOWN)
     assert is_inference(place.path)
     target = target_of(place)
@@ -103,7 +103,7 @@ def test_an_inference_path_names(path: str, host: str, model: str, pod_path: str
         pytest.param(":80", None, id="port-only"),
     ],
 )
-def test_a_host_names(host: str, model: ModelName | None) -> None:
+def test_resolves_a_host(host: str, model: ModelName | None) -> None:
     assert model_of_host(host, KNOWN) == model
 
 
@@ -118,12 +118,12 @@ def test_a_host_names(host: str, model: ModelName | None) -> None:
         pytest.param("/serving/team-a/%5Cm/v1/models/m:predict", id="backslash"),
     ],
 )
-def test_names_with_separators_are_refused(path: str) -> None:
+def test_rejects_names_with_separators(path: str) -> None:
     with pytest.raises(BadRequest):
         target_of(parse_path(path, "", KNOWN))
 
 
-def test_an_escaped_slash_in_the_models_name_is_refused() -> None:
+def test_rejects_an_escaped_slash_in_the_name() -> None:
     with pytest.raises(BadRequest, match="may not contain"):
         target_of(ModelPath("/v1/models/a%2Fb:predict"))
 
@@ -135,7 +135,7 @@ def test_an_escaped_slash_in_the_models_name_is_refused() -> None:
         pytest.param("/v1/models/other:predict", "m.team-a.example.com", id="host"),
     ],
 )
-def test_path_and_prefix_must_name_one_model(path: str, host: str) -> None:
+def test_rejects_a_path_that_contradicts_prefix_or_host(path: str, host: str) -> None:
     with pytest.raises(UnknownModel, match="other"):
         target_of(parse_path(path, host, KNOWN))
 
@@ -144,18 +144,18 @@ def test_path_and_prefix_must_name_one_model(path: str, host: str) -> None:
     "path",
     ["/", "/v1/models/m", "/v2/models/m", "/v1/models/a/b:predict", "/v2/models//infer", "/infer"],
 )
-def test_no_inference_path(path: str) -> None:
+def test_is_not_an_inference_path(path: str) -> None:
     assert not is_inference(path)
 
 
-def test_other_paths_keep_their_namespace() -> None:
+def test_other_paths_keep_the_namespace_of_their_prefix() -> None:
     assert parse_path("/serving/team-a/m/v2/models/m/ready", "", KNOWN) == ModelPath(
         "/v2/models/m/ready", "team-a", "m"
     )
     assert parse_path("/serving/team-a/m", "", KNOWN).path == "/"
 
 
-def test_long_paths_are_not_remembered() -> None:
+def test_long_paths_are_not_cached() -> None:
     """Clients choose them: thousands, of any length, would fill the memory."""
     targets = TargetResolver(ClusterState())
     for host in (b"x", b"x" * 100_000):

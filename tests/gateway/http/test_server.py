@@ -23,7 +23,7 @@ from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
 from tests import servers
-from tests.gateway.dispatcher_harness import a_desk, until
+from tests.gateway.dispatcher_harness import eventually, running_dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -101,7 +101,7 @@ async def an_answer(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
 
 
-def test_a_body_is_read_whatever_upgrade_its_head_offers() -> None:
+def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
     """Java's own client offers h2c with its first request, whatever it sends."""
 
     async def test() -> None:
@@ -118,7 +118,7 @@ def test_a_body_is_read_whatever_upgrade_its_head_offers() -> None:
     run(test())
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_not_added_to_the_headers() -> None:
     async def test() -> None:
         async def names(client: ClientRequest) -> None:
             await body_of(client)
@@ -132,7 +132,7 @@ def test_trailers_are_no_headers() -> None:
     run(test())
 
 
-def test_a_running_request_hears_of_its_client_whatever_is_pipelined() -> None:
+def test_a_running_request_is_notified_of_a_disconnect_despite_pipelining() -> None:
     async def test() -> None:
         gone = asyncio.Event()
 
@@ -151,12 +151,12 @@ def test_a_running_request_hears_of_its_client_whatever_is_pipelined() -> None:
                 await reader.readexactly(1000)
                 writer.transport.abort()
                 await gone.wait()
-                await until(lambda: not made[0].tasks)
+                await eventually(lambda: not made[0].tasks)
 
     run(test())
 
 
-def test_a_client_that_reads_no_answers_is_not_served_on() -> None:
+def test_a_client_that_does_not_read_is_not_served_further() -> None:
     async def test() -> None:
         served = 0
 
@@ -199,12 +199,12 @@ def test_a_connection_is_not_idle_while_a_request_runs() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", HEAD, b"POST /v2/models/m/infer HT"])
-def test_a_client_that_does_not_finish_its_head_is_left(begun: bytes) -> None:
+def test_closes_a_connection_without_a_complete_head(begun: bytes) -> None:
     async def test() -> None:
         async with connected(echo, keep_alive_s=1) as (reader, writer, made):
             writer.write(begun)
             assert await reader.read() == b""
-            await until(lambda: not made[0].connections)
+            await eventually(lambda: not made[0].connections)
 
     run(test())
 
@@ -212,7 +212,7 @@ def test_a_client_that_does_not_finish_its_head_is_left(begun: bytes) -> None:
 @pytest.mark.parametrize(
     ("begun", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
 )
-def test_a_head_without_an_end_is_refused(begun: bytes, more: bytes) -> None:
+def test_rejects_an_endless_head(begun: bytes, more: bytes) -> None:
     async def test() -> None:
         async with connected(echo) as (reader, writer, _):
             writer.write(begun + more * (MAX_HEAD_BYTES // len(more)))
@@ -221,7 +221,7 @@ def test_a_head_without_an_end_is_refused(begun: bytes, more: bytes) -> None:
     run(test())
 
 
-def test_a_head_of_many_reads_is_no_longer_than_it_is() -> None:
+def test_counts_the_head_of_each_request_separately() -> None:
     async def test() -> None:
         async with connected(echo) as (reader, writer, _):
             for _ in range(3):  # each is counted by itself
@@ -233,7 +233,7 @@ def test_a_head_of_many_reads_is_no_longer_than_it_is() -> None:
     run(test())
 
 
-def test_a_status_that_has_no_name_is_passed_on() -> None:
+def test_sends_a_status_without_phrase() -> None:
     async def test() -> None:
         async def odd(client: ClientRequest) -> None:
             client.respond(799, [], b"odd")
@@ -245,7 +245,7 @@ def test_a_status_that_has_no_name_is_passed_on() -> None:
     run(test())
 
 
-def test_an_answer_that_is_broken_off_does_not_wait_for_its_client() -> None:
+def test_aborting_a_response_does_not_wait_for_the_client() -> None:
     async def test() -> None:
         broken = asyncio.Event()
 
@@ -259,12 +259,12 @@ def test_an_answer_that_is_broken_off_does_not_wait_for_its_client() -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(HEAD + b"\r\n")
             await broken.wait()
-            await until(lambda: not made[0].connections)
+            await eventually(lambda: not made[0].connections)
 
     run(test())
 
 
-def test_who_leaves_while_the_model_is_asked_for_is_not_served(tmp_path: Path) -> None:
+def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(tmp_path: Path) -> None:
     """The registry is asked before anything listens for the client's end."""
 
     async def test() -> None:
@@ -272,24 +272,28 @@ def test_who_leaves_while_the_model_is_asked_for_is_not_served(tmp_path: Path) -
         pod = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
         with servers.redis_server(tmp_path) as redis:
             settings = GatewaySettings(redis_url=redis.url)
-            async with pod, running_app(settings) as app, a_desk(redis.url, "default") as desk:
-                spec = await desk.declare("m")
+            async with (
+                pod,
+                running_app(settings) as app,
+                running_dispatcher(redis.url, "default") as harness,
+            ):
+                spec = await harness.declare("m")
                 host, port = pod.sockets[0].getsockname()
                 info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
-                epoch = await desk.registry.register_pod(info, lease_ttl_s=60)
-                await desk.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
+                epoch = await harness.registry.register_pod(info, lease_ttl_s=60)
+                await harness.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
                 models = app._watch.state.models
-                await until(lambda: app._watch.state.holders(spec.key))
+                await eventually(lambda: app._watch.state.holders(spec.key))
                 async with connected(app.infer) as (_, writer, made):
                     del models[spec.name]  # as if its push had not arrived
                     assert redis.process is not None
                     redis.process.send_signal(signal.SIGSTOP)
                     writer.write(HEAD + b"\r\n")
-                    await until(lambda: made and made[0].tasks)
+                    await eventually(lambda: made and made[0].tasks)
                     writer.transport.abort()
-                    await until(lambda: made[0].cycle.disconnected)
+                    await eventually(lambda: made[0].cycle.disconnected)
                     redis.process.send_signal(signal.SIGCONT)
-                    await until(lambda: not made[0].tasks)
+                    await eventually(lambda: not made[0].tasks)
                 assert spec.name in models
         assert not asked
 

@@ -52,7 +52,7 @@ def test_run_at(pod: PodSketch, expected_s: float) -> None:
     assert forecast.is_measured
 
 
-def test_requests_that_share_batches_are_worth_their_share_each() -> None:
+def test_requests_in_shared_batches_count_with_their_share() -> None:
     behind_eight = PodSketch(A, "warm", slots=16, busy=8)
     state = cluster(behind_eight, measured={**TIMES, "share": 0.05})
     forecast = run_at(state.pods[A], request(), state, NOW_S)
@@ -87,7 +87,7 @@ def test_wait_for(pod: PodSketch, ahead: int, expected_s: float) -> None:
     assert forecast.seconds == pytest.approx(expected_s)
 
 
-def test_a_queue_that_stands_still_is_expected_to_stand_as_long_again() -> None:
+def test_a_stalled_queue_is_expected_to_stall_as_long_again() -> None:
     state = cluster(PodSketch(A, "warm", busy=1), measured=TIMES)
     forecast = wait_for([state.pods[A]], request(stalled_s=5.0), state, NOW_S)
     assert forecast.seconds == pytest.approx(5.0 + HOLD_S)
@@ -100,7 +100,7 @@ def test_a_queue_that_stands_still_is_expected_to_stand_as_long_again() -> None:
         pytest.param(2.1 * HOLD_S, 2.1 * HOLD_S, id="two-requests-long"),
     ],
 )
-def test_a_queue_whose_next_slot_is_past_its_inference_is_trusted_for_longer(
+def test_a_queue_may_stall_for_longer_if_its_next_slot_is_past_inference(
     stalled_s: float, expected_s: float
 ) -> None:
     state = cluster(PodSketch(A, "warm", busy=1, ongoing=0), measured=TIMES)
@@ -108,7 +108,7 @@ def test_a_queue_whose_next_slot_is_past_its_inference_is_trusted_for_longer(
     assert forecast.seconds == pytest.approx(expected_s + HOLD_S)
 
 
-def test_a_queue_is_served_by_all_pods_that_hold_the_model() -> None:
+def test_a_queue_drains_through_all_pods_that_hold_the_model() -> None:
     warming = PodSketch("pod-b", "loading:remote", busy=1)
     state = cluster(PodSketch(A, "warm", busy=1), warming, measured=TIMES)
     forecast = wait_for(list(state.pods.values()), request(ahead=1), state, NOW_S)
@@ -159,7 +159,7 @@ def test_an_unmeasured_load_makes_the_forecast_unmeasured() -> None:
     assert not forecast.is_measured
 
 
-def test_a_decision_without_forecast_gets_one() -> None:
+def test_estimates_a_decision_without_forecast() -> None:
     pods = (PodSketch(A, "warm"), PodSketch("pod-b", "disk"))
     state = cluster(*pods, measured=TIMES)
     here = SendTo(A, A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]  # not looked at
@@ -188,7 +188,7 @@ def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, a
         assert all(high >= low for low, high in zip(less, more, strict=True))
 
 
-def test_what_others_take_of_the_device_is_told_by_measurements_only() -> None:
+def test_device_time_of_other_requests_counts_only_if_measured() -> None:
     """A prior of half a second, times three others, would be dearer than any load."""
     busy = PodSketch(A, "warm", slots=3, busy=3)
     state = cluster(busy, measured={"load:remote": 0.25})

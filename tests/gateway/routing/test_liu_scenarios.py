@@ -44,7 +44,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("times", "first", "winner"), CASES)
-def test_auto_does_what_the_winner_does(
+def test_auto_decides_like_the_winning_policy(
     times: Liu, first: PodSketch, winner: RoutingPolicy
 ) -> None:
     auto = second_request(RoutingPolicy.AUTO, times, first)
@@ -67,14 +67,16 @@ def test_auto_does_what_the_winner_does(
         )
     ],
 )
-def test_auto_names_the_winners_reason(times: Liu, first: PodSketch, reason: Reason) -> None:
+def test_auto_gives_the_reason_of_the_winning_policy(
+    times: Liu, first: PodSketch, reason: Reason
+) -> None:
     decision = second_request(RoutingPolicy.AUTO, times, first)
     expected = Reason.COLD_WARM_BUSY if reason is Reason.COLD else reason
     assert decision.reason is expected
 
 
 @pytest.mark.parametrize("times", [SLOW_AROUND, SLOW_NETWORK, FAST_NETWORK])
-def test_auto_starts_the_first_request_once(times: Liu) -> None:
+def test_auto_starts_one_copy_for_the_first_request(times: Liu) -> None:
     state = cluster(PodSketch("pod-a"), *IDLE, measured=times.measured)
     decision = ROUTING_POLICIES[RoutingPolicy.AUTO](request(), state, NOW_S)
     assert isinstance(decision, SendTo)

@@ -29,7 +29,7 @@ changes = st.tuples(
 
 
 @given(st.lists(st.tuples(changes, draws, st.sets(st.sampled_from(NAMES))), max_size=40))
-def test_the_first_is_whom_a_scan_finds_after_every_change(
+def test_the_index_finds_the_pod_that_a_scan_finds_after_every_change(
     steps: list[tuple[tuple[str, tuple[str, object]], float, set[str]]],
 ) -> None:
     state = ClusterState()

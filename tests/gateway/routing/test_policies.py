@@ -19,7 +19,7 @@ def decided(policy: RoutingPolicy, *pods: PodSketch, **fields: object) -> Decisi
     return ROUTING_POLICIES[policy](request(**fields), cluster(*pods), NOW_S)
 
 
-def test_every_policy_value_has_a_function() -> None:
+def test_every_routing_policy_has_a_function() -> None:
     assert set(ROUTING_POLICIES) == set(RoutingPolicy)
 
 
@@ -209,7 +209,7 @@ def test_remote_proxy(pods: list[PodSketch], expected: Decision) -> None:
     assert decided(RoutingPolicy.REMOTE_PROXY, *pods) == expected
 
 
-def test_remote_proxy_keeps_to_the_models_own_target() -> None:
+def test_remote_proxy_uses_the_target_of_the_model() -> None:
     pods = [PodSketch(A, "warm", busy=1), PodSketch(B)]
     decision = decided(RoutingPolicy.REMOTE_PROXY, *pods, target_ongoing=1)
     assert decision == SendTo(
@@ -246,7 +246,7 @@ def test_least_loaded_compares_shares_of_slots() -> None:
 @pytest.mark.parametrize(
     "policy", [RoutingPolicy.RANDOM, RoutingPolicy.ROUND_ROBIN, RoutingPolicy.LEAST_LOADED]
 )
-def test_oblivious_policies_wait_for_a_slot(policy: RoutingPolicy) -> None:
+def test_load_balancing_policies_wait_for_a_slot(policy: RoutingPolicy) -> None:
     assert decided(policy, PodSketch(A, "warm", busy=1)) == Wait(Reason.QUEUE_NO_SLOT)
 
 
@@ -260,7 +260,7 @@ def auto(*pods: PodSketch, measured: dict[str, float] | None = None) -> Decision
     return ROUTING_POLICIES[RoutingPolicy.AUTO](request(), state, NOW_S)
 
 
-def test_auto_takes_an_idle_warm_pod_without_weighing_more() -> None:
+def test_takes_an_idle_warm_pod_without_forecasting_other_options() -> None:
     decision = auto(PodSketch(A), PodSketch(B, "warm"))
     assert isinstance(decision, SendTo)
     assert (decision.entry, decision.reason, decision.options) == (B, Reason.WARM, ())
@@ -268,14 +268,14 @@ def test_auto_takes_an_idle_warm_pod_without_weighing_more() -> None:
     assert decision.forecast.seconds == pytest.approx(0.3)
 
 
-def test_auto_starts_cold_where_nothing_is_warm() -> None:
+def test_starts_cold_if_no_pod_is_warm() -> None:
     decision = auto(PodSketch(A), PodSketch(B, "disk"))
     assert isinstance(decision, SendTo)
     assert (decision.entry, decision.mode, decision.reason) == (B, LOAD, Reason.COLD)
     assert decision.max_other_copies == 0
 
 
-def test_auto_counts_the_copies_it_saw_when_it_starts_another() -> None:
+def test_another_cold_start_carries_the_number_of_known_copies() -> None:
     slow = {**MEASURED, "infer": 5.0}
     decision = auto(PodSketch(A, "warm", busy=1), PodSketch(B), measured=slow)
     assert isinstance(decision, SendTo)
@@ -283,13 +283,13 @@ def test_auto_counts_the_copies_it_saw_when_it_starts_another() -> None:
     assert decision.max_other_copies == 1
 
 
-def test_auto_names_every_way_it_weighed() -> None:
+def test_the_decision_lists_every_option() -> None:
     decision = auto(PodSketch(A, "warm", busy=1), PodSketch(B), measured={**MEASURED, "infer": 5.0})
     assert isinstance(decision, SendTo)
     assert [option.name for option in decision.options] == ["queue", "proxy", "cold start"]
 
 
-def test_auto_joins_a_warming_pod_with_a_free_slot() -> None:
+def test_joins_a_load_at_a_pod_with_a_free_slot() -> None:
     decision = auto(PodSketch(A, "loading:remote", slots=2, busy=1), PodSketch(B, busy=1))
     assert isinstance(decision, SendTo)
     assert (decision.entry, decision.mode, decision.reason) == (A, JOIN, Reason.WARMING)
@@ -304,13 +304,13 @@ def test_auto_joins_a_warming_pod_with_a_free_slot() -> None:
         pytest.param([], Reason.NO_PODS, id="no-pods"),
     ],
 )
-def test_auto_waits(pods: list[PodSketch], reason: Reason) -> None:
+def test_waits(pods: list[PodSketch], reason: Reason) -> None:
     decision = auto(*pods)
     assert isinstance(decision, Wait)
     assert decision.reason is reason
 
 
-def test_auto_leaves_a_queue_that_does_not_move() -> None:
+def test_starts_cold_if_the_queue_stalls() -> None:
     pods = [PodSketch(A, "warm", busy=1), PodSketch(B)]
     state = cluster(*pods, measured={**MEASURED, "network": 5.0})
     policy = ROUTING_POLICIES[RoutingPolicy.AUTO]
@@ -320,7 +320,7 @@ def test_auto_leaves_a_queue_that_does_not_move() -> None:
     assert after_a_second.entry == B
 
 
-def test_auto_loads_where_earlier_requests_lost_as_much_as_that_takes() -> None:
+def test_starts_cold_once_earlier_requests_lost_the_time_of_a_load() -> None:
     state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=MEASURED)
     policy = ROUTING_POLICIES[RoutingPolicy.AUTO]
     first = policy(request(), state, NOW_S)
@@ -335,7 +335,7 @@ def test_auto_loads_where_earlier_requests_lost_as_much_as_that_takes() -> None:
     assert later.forecast.seconds == pytest.approx(0.8 + 0.3)
 
 
-def test_auto_lets_no_request_miss_its_deadline_for_a_copy_that_others_want() -> None:
+def test_credit_never_makes_a_request_miss_its_deadline() -> None:
     state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=MEASURED)
     asked = request(lost_s=100.0, deadline_s=NOW_S + 1.0)
     decision = ROUTING_POLICIES[RoutingPolicy.AUTO](asked, state, NOW_S)
@@ -353,13 +353,13 @@ def test_auto_lets_no_request_miss_its_deadline_for_a_copy_that_others_want() ->
         ),
     ],
 )
-def test_auto_counts_no_loss_that_a_load_begun_now_could_not_spare(pods: list[PodSketch]) -> None:
+def test_no_loss_is_counted_that_a_load_could_not_avoid(pods: list[PodSketch]) -> None:
     decision = auto(*pods)
     assert isinstance(decision, SendTo | Wait)
     assert decision.loss is None
 
 
-def test_the_key_decides_what_is_warm() -> None:
+def test_a_copy_of_another_model_is_not_warm_for_the_request() -> None:
     state = cluster(PodSketch(A, "warm"), key="default/other@0")
     decision = ROUTING_POLICIES[RoutingPolicy.COLOCATION](request(key=KEY), state, NOW_S)
     assert isinstance(decision, SendTo)

@@ -87,7 +87,7 @@ def test_sends_only_to_accepting_pods_within_their_bounds(
 
 
 @given(policies, clusters(), times, draws)
-def test_the_mode_fits_what_the_predict_pod_holds(
+def test_the_load_mode_matches_the_residency_at_the_predict_pod(
     policy: RoutingPolicy, sketches: list[PodSketch], measured: dict[str, float], draw: float
 ) -> None:
     state = cluster(*sketches, measured=measured)
@@ -120,7 +120,7 @@ def test_colocation_never_starts_cold_while_a_warm_pod_is_free(
 
 
 @given(clusters(), draws)
-def test_queueing_never_starts_cold_while_any_pod_is_warm_or_warming(
+def test_colocation_queueing_never_starts_cold_while_a_pod_is_warm_or_warming(
     sketches: list[PodSketch], draw: float
 ) -> None:
     state = cluster(*sketches)
@@ -135,7 +135,7 @@ def test_queueing_never_starts_cold_while_any_pod_is_warm_or_warming(
 
 
 @given(clusters(), times, draws)
-def test_auto_does_not_proxy_to_a_pod_that_could_take_the_request_itself(
+def test_auto_never_proxies_to_a_pod_with_a_free_slot(
     pods: list[PodSketch], measured: dict[str, float], draw: float
 ) -> None:
     state = cluster(*pods, measured=measured)
@@ -146,7 +146,7 @@ def test_auto_does_not_proxy_to_a_pod_that_could_take_the_request_itself(
 
 
 @given(policies, clusters(), times, draws)
-def test_waits_only_if_its_best_way_is_not_free(
+def test_waits_for_a_slot_only_if_none_is_free(
     policy: RoutingPolicy, sketches: list[PodSketch], measured: dict[str, float], draw: float
 ) -> None:
     state = cluster(*sketches, measured=measured)
@@ -157,7 +157,7 @@ def test_waits_only_if_its_best_way_is_not_free(
 
 
 @given(policies, clusters(), times, draws, st.randoms(use_true_random=False))
-def test_the_order_of_pods_does_not_matter(
+def test_decisions_are_independent_of_the_order_of_pods(
     policy: RoutingPolicy,
     sketches: list[PodSketch],
     measured: dict[str, float],
@@ -189,7 +189,7 @@ def test_the_same_seed_gives_the_same_decisions(
     clusters(),
     st.data(),
 )
-def test_a_pod_that_gets_busier_is_not_chosen_for_it(
+def test_more_load_never_makes_a_pod_chosen(
     policy: RoutingPolicy, sketches: list[PodSketch], data: st.DataObject
 ) -> None:
     before = decide(policy, cluster(*sketches))
@@ -208,7 +208,7 @@ def test_a_pod_that_gets_busier_is_not_chosen_for_it(
 
 
 @pytest.mark.parametrize("policy", [RoutingPolicy.RANDOM])
-def test_random_touches_pods_uniformly_by_draw(policy: RoutingPolicy) -> None:
+def test_random_chooses_pods_uniformly_by_draw(policy: RoutingPolicy) -> None:
     state = cluster(*(PodSketch(f"pod-{n}", "warm" if n == 0 else "nothing") for n in range(8)))
     count = 8_000
     touched = Counter(
@@ -219,7 +219,7 @@ def test_random_touches_pods_uniformly_by_draw(policy: RoutingPolicy) -> None:
     assert set(touched.values()) == {count // 8}
 
 
-def test_ties_are_spread_by_draw() -> None:
+def test_ties_are_broken_by_the_draw() -> None:
     state = cluster(*(PodSketch(f"pod-{n}") for n in range(4)))
     for policy in (RoutingPolicy.COLOCATION, RoutingPolicy.REMOTE_PROXY, RoutingPolicy.AUTO):
         entries = {
@@ -231,7 +231,7 @@ def test_ties_are_spread_by_draw() -> None:
 
 
 @given(policies, clusters(), times, draws, st.integers(1, 4), st.booleans())
-def test_who_is_held_up_would_be_told_to_wait(
+def test_a_request_that_cannot_be_placed_would_be_routed_to_wait(
     policy: RoutingPolicy,
     sketches: list[PodSketch],
     measured: dict[str, float],
@@ -253,7 +253,7 @@ def test_who_is_held_up_would_be_told_to_wait(
         assert knows_load or decision.reason is not Reason.QUEUE_WARMING
 
 
-def test_under_remote_proxy_all_pods_at_the_target_hold_up_a_request() -> None:
+def test_remote_proxy_cannot_place_a_request_if_every_pod_is_at_the_target() -> None:
     declared = ModelSpec(ModelName("default", "m"), "file:///m").key
     pod = PodSketch("pod-a", "warm", slots=8, busy=3, ongoing=3)
     state = cluster(pod, key=declared)

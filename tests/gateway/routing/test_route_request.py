@@ -40,20 +40,20 @@ def failure(**fields: Any) -> LoadFailure:
     return LoadFailure(**{**known, **fields})
 
 
-def test_a_model_that_is_gone_is_refused() -> None:
+def test_rejects_a_request_for_a_deleted_model() -> None:
     decision = decided(a_cluster(PodSketch("pod-a"))).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.MODEL_GONE
 
 
-def test_the_models_own_policy_is_used() -> None:
+def test_uses_the_policy_of_the_model() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
     assert decided(state).decision == Wait(Reason.QUEUE_WARM_BUSY)
     assert decided(state).policy is RoutingPolicy.COLOCATION_QUEUEING
 
 
-def test_the_requests_policy_beats_the_models() -> None:
+def test_the_policy_of_the_request_overrides_that_of_the_model() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
     found = decided(state, policy=RoutingPolicy.COLOCATION)
@@ -76,7 +76,7 @@ def test_the_previous_generation_serves_until_the_new_one_is_warm() -> None:
     ],
 )
 @pytest.mark.parametrize("policy", list(RoutingPolicy))
-def test_a_deadline_is_refused_early_on_measurements(
+def test_a_measured_forecast_past_the_deadline_is_rejected(
     policy: RoutingPolicy, left_s: float, is_refused: bool
 ) -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
@@ -89,13 +89,13 @@ def test_a_deadline_is_refused_early_on_measurements(
 
 
 @pytest.mark.parametrize("policy", list(RoutingPolicy))
-def test_a_deadline_is_never_refused_early_on_priors(policy: RoutingPolicy) -> None:
+def test_an_unmeasured_forecast_is_never_rejected(policy: RoutingPolicy) -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), PodSketch("pod-b"))
     declare(state, routing=policy)
     assert isinstance(decided(state, deadline_s=NOW_S + 0.001).decision, SendTo)
 
 
-def test_a_cold_start_is_refused_only_when_the_load_was_measured() -> None:
+def test_a_cold_start_is_rejected_only_if_the_load_is_measured() -> None:
     partly = {name: value for name, value in MEASURED.items() if name != "load:remote"}
     for measured, kind in ((MEASURED, Reject), (partly, SendTo)):
         state = a_cluster(PodSketch("pod-a"), measured=measured)
@@ -103,7 +103,7 @@ def test_a_cold_start_is_refused_only_when_the_load_was_measured() -> None:
         assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, kind)
 
 
-def test_who_may_not_load_waits_for_who_does() -> None:
+def test_without_permission_to_load_a_cold_request_waits() -> None:
     cold, warm = a_cluster(PodSketch("pod-a")), a_cluster(PodSketch("pod-a", "warm"))
     for state, expected in ((cold, Wait), (warm, SendTo)):
         declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
@@ -112,13 +112,13 @@ def test_who_may_not_load_waits_for_who_does() -> None:
         assert isinstance(found.decision, expected)
 
 
-def test_when_it_should_be_answered_is_no_ground_to_refuse() -> None:
+def test_a_due_time_is_no_reason_to_reject() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
     assert isinstance(decided(state, due_s=NOW_S - 1.0).decision, SendTo)
 
 
-def test_a_deadline_that_has_passed_is_refused() -> None:
+def test_rejects_a_request_past_its_deadline() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"))
     declare(state)
     decision = decided(state, deadline_s=NOW_S - 0.001).decision
@@ -126,14 +126,14 @@ def test_a_deadline_that_has_passed_is_refused() -> None:
     assert decision.reason is Reason.DEADLINE
 
 
-def test_a_wait_that_is_forecast_to_be_too_long_is_refused() -> None:
+def test_rejects_a_wait_that_is_forecast_past_the_deadline() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), measured=MEASURED)
     declare(state)
     assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, Reject)
     assert isinstance(decided(state, deadline_s=NOW_S + 0.7).decision, Wait)
 
 
-def test_a_failed_load_is_not_tried_again_at_once() -> None:
+def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
     state = a_cluster(PodSketch("pod-a"))
     declare(state, failure=failure(http_status=507))
     decision = decided(state).decision
@@ -152,7 +152,9 @@ def test_a_failed_load_is_not_tried_again_at_once() -> None:
         pytest.param([PodSketch("pod-a", "warm")], {}, id="warm-somewhere"),
     ],
 )
-def test_a_failed_load_is_no_hindrance_when(pods: list[PodSketch], known: dict[str, Any]) -> None:
+def test_a_failed_load_does_not_reject_a_request_if(
+    pods: list[PodSketch], known: dict[str, Any]
+) -> None:
     state = a_cluster(*pods)
     declare(state, failure=failure(**known))
     assert isinstance(decided(state).decision, SendTo)

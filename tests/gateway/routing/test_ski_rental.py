@@ -40,13 +40,13 @@ def noted(*at_s: float) -> ColdStartCredit:
         pytest.param((0.0, 5.0, 10.0, 15.0), 20.0, 3.0, id="as-time-goes-on"),
     ],
 )
-def test_a_loss_counts_once_a_load_would_have_ended(
+def test_a_loss_counts_after_the_time_of_a_load(
     at_s: tuple[float, ...], asked_s: float, counted_s: float
 ) -> None:
     assert noted(*at_s).counted_s(NAME, asked_s) == pytest.approx(counted_s)
 
 
-def test_none_counts_before_the_time_of_a_load_is_over() -> None:
+def test_no_loss_counts_before_the_time_of_a_load() -> None:
     losses = noted(0.0)
     for tenth in range(1, 200):
         losses.note(NAME, waits(1.0), tenth / 10)
@@ -54,17 +54,17 @@ def test_none_counts_before_the_time_of_a_load_is_over() -> None:
         assert losses.counted_s(NAME, tenth / 10) <= old_enough
 
 
-def test_a_load_settles_what_was_lost() -> None:
+def test_a_load_resets_the_credit() -> None:
     losses = noted(0.0, 1.0)
     losses.note(NAME, LOADS, 50.0)
     assert losses.counted_s(NAME, 100.0) == 0.0
 
 
-def test_models_do_not_share_their_losses() -> None:
+def test_models_do_not_share_credit() -> None:
     assert noted(0.0).counted_s(ModelName("default", "other"), 100.0) == 0.0
 
 
-def test_keeps_no_more_models_than_it_may() -> None:
+def test_drops_the_oldest_model_beyond_the_maximum() -> None:
     losses = ColdStartCredit(max_models=2)
     names = [ModelName("default", f"m-{number}") for number in range(4)]
     for name in names:
@@ -72,7 +72,7 @@ def test_keeps_no_more_models_than_it_may() -> None:
     assert [losses.counted_s(name, 100.0) for name in names] == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_who_queues_again_and_again_gets_a_copy_in_the_end() -> None:
+def test_repeated_queueing_leads_to_another_copy() -> None:
     times = {
         "load:remote": 3.0, "infer": 1.0, "preprocess": 0.0, "postprocess": 0.0, "network": 9.0,
     }  # fmt: skip

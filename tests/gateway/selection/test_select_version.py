@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
     from registry.domain.model import ModelSpec
-    from tests.gateway.conftest import Floor
+    from tests.gateway.gateway_harness import GatewayHarness
 
 STABLE, NEXT, OTHER = (ModelName("team", name) for name in ("m", "m-next", "m-other"))
 IDS = [f"request-{number}" for number in range(4000)]
@@ -29,19 +29,19 @@ def shares(*canaries: tuple[ModelName, int]) -> dict[ModelName, float]:
     return {name: chosen.count(name) / len(IDS) for name in (STABLE, NEXT, OTHER)}
 
 
-def test_versions_share_requests_by_weight() -> None:
+def test_versions_share_requests_by_percentage() -> None:
     found = shares((NEXT, 20), (OTHER, 10))
     assert found == pytest.approx({STABLE: 0.7, NEXT: 0.2, OTHER: 0.1}, abs=0.03)
 
 
-def test_nothing_and_all_are_exact() -> None:
+def test_0_and_100_percent_are_exact() -> None:
     assert shares((NEXT, 100))[NEXT] == 1.0
     assert shares()[STABLE] == 1.0
     assert shares((NEXT, 40), (OTHER, 60))[STABLE] == 0.0
 
 
 @given(st.text(max_size=40), st.integers(0, 100), st.integers(0, 100))
-def test_one_id_goes_one_way_and_stays_as_a_canary_grows(
+def test_an_id_keeps_its_canary_when_the_percentage_grows(
     request_id: str, percent: int, more: int
 ) -> None:
     before = split_by_id(STABLE, [Canary(NEXT, percent)], request_id)
@@ -64,10 +64,10 @@ def test_a_version_has_its_own_path_at_pods(path: bytes, expected: bytes) -> Non
     assert target.version == b"m-next"
 
 
-def declare_pair(floor: Floor, percent: int) -> tuple[ModelSpec, ModelSpec]:
-    stable = floor.declare()
-    canary = floor.declare(canary_of=stable.name.name, canary_percent=percent)
-    floor.pods("pod-a", slots=4, warm=(stable, canary))
+def declare_pair(harness: GatewayHarness, percent: int) -> tuple[ModelSpec, ModelSpec]:
+    stable = harness.declare()
+    canary = harness.declare(canary_of=stable.name.name, canary_percent=percent)
+    harness.start_pods("pod-a", slots=4, warm=(stable, canary))
     return stable, canary
 
 
@@ -76,52 +76,58 @@ def version(answer: httpx.Response) -> str:
     return answer.headers["x-pilotlight-version"]
 
 
-def test_requests_are_shared_and_answers_say_by_whom(floor: Floor) -> None:
-    stable, canary = declare_pair(floor, 50)
+def test_responses_name_the_version_that_served_them(harness: GatewayHarness) -> None:
+    stable, canary = declare_pair(harness, 50)
     ids = [f"r{number}" for number in range(40)]
-    seen = {each: version(floor.predict(stable, x_request_id=each)) for each in ids}
+    seen = {each: version(harness.predict(stable, x_request_id=each)) for each in ids}
     expected = {
         each: split_by_id(stable.name, [Canary(canary.name, 50)], each).name for each in ids
     }
     assert seen == expected
     assert set(seen.values()) == {stable.name.name, canary.name.name}
-    answered = floor.metric("pilotlight_gateway_requests_total", model=str(canary.name), code="200")
+    answered = harness.metric(
+        "pilotlight_gateway_requests_total", model=str(canary.name), code="200"
+    )
     assert answered == list(seen.values()).count(canary.name.name)
 
 
-def test_the_pod_is_asked_for_the_version_under_the_callers_name(floor: Floor) -> None:
-    stable, canary = declare_pair(floor, 100)
-    answer = floor.predict(stable, x_test="answer=headers").json()
+def test_the_pod_gets_the_version_and_the_requested_name(harness: GatewayHarness) -> None:
+    stable, canary = declare_pair(harness, 100)
+    answer = harness.predict(stable, x_test="answer=headers").json()
     assert answer["path"] == f"/v1/models/{canary.name.path_segment}:predict"
     assert answer["headers"]["x-pilotlight-model-name"] == stable.name.name
     assert answer["headers"]["x-pilotlight-generation"] == canary.generation
 
 
-def test_openais_calls_are_shared_too(floor: Floor) -> None:
-    stable, canary = declare_pair(floor, 100)
-    answer = floor.client.post(
-        f"{floor.gateway.url}/openai/v1/embeddings", json={"model": stable.name.name}
+def test_openai_requests_are_shared_too(harness: GatewayHarness) -> None:
+    stable, canary = declare_pair(harness, 100)
+    answer = harness.client.post(
+        f"{harness.gateway.url}/openai/v1/embeddings", json={"model": stable.name.name}
     )
     assert version(answer) == canary.name.name
 
 
-def test_a_model_without_canaries_says_nothing_of_versions(floor: Floor) -> None:
-    stable, canary = declare_pair(floor, 100)
-    assert "x-pilotlight-version" not in floor.predict(canary).headers
-    assert version(floor.predict(stable)) == canary.name.name
+def test_a_model_without_canaries_sends_no_version_header(harness: GatewayHarness) -> None:
+    stable, canary = declare_pair(harness, 100)
+    assert "x-pilotlight-version" not in harness.predict(canary).headers
+    assert version(harness.predict(stable)) == canary.name.name
 
 
-def test_a_share_changes_with_its_declaration_and_ends_with_the_canary(floor: Floor) -> None:
-    stable, canary = declare_pair(floor, 100)
-    assert version(floor.predict(stable)) == canary.name.name
-    floor.do(lambda registry: registry.delete_models([canary.name]))
-    floor.wait_caught_up()
-    assert "x-pilotlight-version" not in floor.predict(stable).headers
+def test_a_deleted_canary_gets_no_requests(
+    harness: GatewayHarness,
+) -> None:
+    stable, canary = declare_pair(harness, 100)
+    assert version(harness.predict(stable)) == canary.name.name
+    harness.run(lambda registry: registry.delete_models([canary.name]))
+    harness.wait_synced()
+    assert "x-pilotlight-version" not in harness.predict(stable).headers
 
 
-def test_a_canary_that_cannot_be_loaded_leaves_its_share_to_the_model(floor: Floor) -> None:
-    stable = floor.declare()
-    canary = floor.declare(canary_of=stable.name.name, canary_percent=100)
-    floor.pods("pod-a", slots=4, warm=stable)
-    floor.fail_load(LoadFailure(canary.key, "ModelLoadFailed", "no such bucket", 1, 9e12))
-    assert version(floor.predict(stable)) == stable.name.name
+def test_the_model_serves_the_share_of_a_canary_that_cannot_be_loaded(
+    harness: GatewayHarness,
+) -> None:
+    stable = harness.declare()
+    canary = harness.declare(canary_of=stable.name.name, canary_percent=100)
+    harness.start_pods("pod-a", slots=4, warm=stable)
+    harness.fail_load(LoadFailure(canary.key, "ModelLoadFailed", "no such bucket", 1, 9e12))
+    assert version(harness.predict(stable)) == stable.name.name

@@ -24,7 +24,7 @@ def record(kept: Explanations, asked: IncomingRequest, *pods: PodSketch) -> None
     kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
 
 
-def test_tells_decision_candidates_and_options() -> None:
+def test_explains_decision_candidates_and_options() -> None:
     kept = Explanations()
     record(kept, arrival("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
     found = kept.get("r")
@@ -41,7 +41,7 @@ def test_tells_decision_candidates_and_options() -> None:
     }
 
 
-def test_what_is_kept_shows_the_state_of_then() -> None:
+def test_an_explanation_shows_the_state_at_the_decision() -> None:
     kept = Explanations()
     asked = arrival("r", policy=RoutingPolicy.COLOCATION)
     state = cluster(PodSketch("pod-a", "warm"), key=KEY)
@@ -54,14 +54,14 @@ def test_what_is_kept_shows_the_state_of_then() -> None:
     assert found["candidates"][0]["tier"] == "device"
 
 
-def test_keeps_no_more_than_it_may() -> None:
+def test_drops_the_oldest_beyond_the_maximum() -> None:
     kept = Explanations(max_explanations=3)
     for n in range(10):
         record(kept, arrival(f"r{n}"), PodSketch("pod-a"))
     assert [n for n in range(10) if kept.get(f"r{n}")] == [7, 8, 9]
 
 
-def test_lists_what_was_waited_for_once_per_reason() -> None:
+def test_lists_every_wait_reason_once() -> None:
     kept = Explanations()
     asked = arrival("r")
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_lists_what_was_waited_for_once_per_reason() -> None:
     assert found["decision"]["action"] == "send"
 
 
-def test_a_request_id_used_again_tells_of_the_last_request() -> None:
+def test_a_reused_request_id_explains_the_last_request() -> None:
     kept = Explanations()
     record(kept, arrival("r"), PodSketch("pod-a", busy=1))
     record(kept, arrival("r"), PodSketch("pod-a"))
@@ -82,7 +82,7 @@ def test_a_request_id_used_again_tells_of_the_last_request() -> None:
     assert found["waited_for"] == []
 
 
-def test_many_pods_are_not_all_listed() -> None:
+def test_lists_only_relevant_pods_of_a_large_pool() -> None:
     kept = Explanations()
     pods = [PodSketch(f"pod-{n:03}", "warm" if n == 70 else "nothing") for n in range(100)]
     record(kept, arrival("r"), *pods)

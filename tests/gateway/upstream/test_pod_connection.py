@@ -58,7 +58,7 @@ async def ask(pool: PodConnectionPool, address: str) -> tuple[int, bytes]:
     return connection.status, body
 
 
-def test_a_connection_is_used_again() -> None:
+def test_a_connection_is_reused_after_a_complete_exchange() -> None:
     async def test() -> None:
         pool = PodConnectionPool()
         async with a_pod(OK, OK) as address:
@@ -88,7 +88,7 @@ def test_a_connection_is_used_again() -> None:
         pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", b"", id="no-content"),
     ],
 )
-def test_an_answer_is_read(answer: bytes, body: bytes) -> None:
+def test_reads_a_complete_response(answer: bytes, body: bytes) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
         async with a_pod(answer) as address:
@@ -110,7 +110,7 @@ def test_an_answer_is_read(answer: bytes, body: bytes) -> None:
         ),
     ],
 )
-def test_a_broken_answer_is_told(answer: bytes) -> None:
+def test_a_broken_response_raises_connection_lost(answer: bytes) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
         async with a_pod(answer, closes=True) as address:
@@ -123,7 +123,7 @@ def test_a_broken_answer_is_told(answer: bytes) -> None:
 
 @pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Time"], ids=["whole", "half"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["at-once", "while-idle"])
-def test_more_than_was_asked_for_is_not_passed_on_and_ends_the_connection(
+def test_an_unrequested_response_is_dropped_and_closes_the_connection(
     more: bytes, is_idle: bool
 ) -> None:
     async def test() -> None:
@@ -154,7 +154,7 @@ def test_more_than_was_asked_for_is_not_passed_on_and_ends_the_connection(
     asyncio.run(test())
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_not_added_to_the_headers() -> None:
     async def test() -> None:
         answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
         async with a_pod(answer) as address:
@@ -168,7 +168,7 @@ def test_trailers_are_no_headers() -> None:
     asyncio.run(test())
 
 
-def test_nobody_listening_is_told_soon() -> None:
+def test_an_unreachable_pod_raises_an_error() -> None:
     async def test() -> None:
         with pytest.raises(PodUnreachable):
             await PodConnectionPool().connect(f"127.0.0.1:{free_port()}")
@@ -177,7 +177,7 @@ def test_nobody_listening_is_told_soon() -> None:
 
 
 @pytest.mark.parametrize(("last_used_s", "is_kept"), [(-60, True), (60, False)])
-def test_connections_that_were_idle_for_long_are_closed(last_used_s: float, is_kept: bool) -> None:
+def test_connections_idle_for_too_long_are_closed(last_used_s: float, is_kept: bool) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
         async with a_pod(OK) as address:

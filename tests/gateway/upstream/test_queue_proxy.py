@@ -1,4 +1,4 @@
-"""Pods behind Knative's queue-proxy, which answers in their place when they are gone."""
+"""PodProcess behind Knative's queue-proxy, which answers in their place when they are gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from registry.domain.model import RoutingPolicy
 from registry.knative_errors import QueueProxyFailure, classify_failure
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import Floor
+    from tests.gateway.gateway_harness import GatewayHarness
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ MIB = 1 << 20
         pytest.param(503, b"context deadline exceeded\n", QueueProxyFailure.FULL, id="timed-out"),
     ],
 )  # fmt: skip
-def test_its_own_answers_are_told_apart(
+def test_classifies_responses_of_the_queue_proxy(
     status: int, body: bytes, expected: QueueProxyFailure
 ) -> None:
     assert classify_failure(status, body) is expected
@@ -40,42 +40,44 @@ def test_its_own_answers_are_told_apart(
 @pytest.mark.parametrize(
     ("state", "reason"), [("gone", "pod-died"), ("crash", "pod-died"), ("full", "slots")]
 )
-def test_what_the_pod_cannot_have_answered_is_served_elsewhere(
-    floor: Floor, state: str, reason: str
+def test_a_request_that_the_pod_did_not_execute_is_retried_elsewhere(
+    harness: GatewayHarness, state: str, reason: str
 ) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    floor.pods("pod-b")
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
-    before = floor.metric("pilotlight_gateway_retries_total", reason=reason)
-    answer = floor.predict(spec, b"abc")
+    before = harness.metric("pilotlight_gateway_retries_total", reason=reason)
+    answer = harness.predict(spec, b"abc")
     assert (answer.status_code, answer.content) == (200, b"abc")
     assert answer.headers["x-pilotlight-pod"] == "pod-b"
     assert pods.counts("pod-a")["executed"] == 0
-    assert floor.metric("pilotlight_gateway_retries_total", reason=reason) > before
-    floor.wait_idle(pods)
+    assert harness.metric("pilotlight_gateway_retries_total", reason=reason) > before
+    harness.wait_idle(pods)
 
 
-def test_what_a_living_pod_may_have_executed_is_not_sent_again(floor: Floor) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
+def test_a_request_that_a_live_pod_may_have_executed_is_not_retried(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", "broken")
-    answer = floor.predict(spec)
+    answer = harness.predict(spec)
     assert answer.status_code == 502
     assert "may have executed" in answer.json()["error"]
     assert others.counts("pod-b")["asked"] == 0
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)
 
 
 @pytest.mark.parametrize("state", ["gone", "full"])
-def test_a_long_body_that_was_streamed_is_not_sent_again_cut(floor: Floor, state: str) -> None:
-    spec = floor.declare(routing=RoutingPolicy.COLOCATION)
-    pods = floor.pods("pod-a", warm=spec)
-    others = floor.pods("pod-b")
+def test_a_streamed_body_is_not_resent(harness: GatewayHarness, state: str) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a", warm=spec)
+    others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
-    answer = floor.predict(spec, b"b" * 3 * MIB)
+    answer = harness.predict(spec, b"b" * 3 * MIB)
     assert answer.status_code == 502
     assert answer.json()["error"]
     assert others.counts("pod-b")["asked"] == 0
-    floor.wait_idle(pods)
+    harness.wait_idle(pods)

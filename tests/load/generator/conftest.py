@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gateway.conftest import client, floor, pool, shared_gateway
+from tests.gateway.conftest import client, harness, pool, shared_gateway
 from tests.pilotlight.conftest import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["cli", "client", "floor", "pool", "shared_gateway"]
+__all__ = ["cli", "client", "harness", "pool", "shared_gateway"]
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.redis.client import Registry
-    from tests.gateway.conftest import Floor
+    from tests.gateway.gateway_harness import GatewayHarness
     from tests.load.generator.conftest import WriteTrace
     from tests.pilotlight.conftest import Cli
 
 
 def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
-    floor: Floor, write_trace: WriteTrace, tmp_path: Path
+    harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
-    warm = floor.declare()
-    floor.pods("pod-a", warm=warm)
+    warm = harness.declare()
+    harness.start_pods("pod-a", warm=warm)
     trace = write_trace([warm.name.name], count=2, gap_s=3600.0)
     output = tmp_path / "run.parquet"
 
@@ -34,7 +34,7 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
         pod = await Pod.join(registry, "other", lease_ttl_s=3600)
         await registry.set_phase("other", pod.epoch, PodPhase.DRAINING)
         await pod.heartbeat(PodReport(idle_byte_s=3e9))
-        prepared = await prepare(RunSettings(trace, floor.gateway.url))
+        prepared = await prepare(RunSettings(trace, harness.gateway.url))
         has_started, stop = asyncio.Event(), asyncio.Event()
         with claimed_output(output, overwrite=False):
             async with asyncio.TaskGroup() as group:
@@ -50,7 +50,7 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
                 stop.set()
         assert playing.result().has_idle_memory
 
-    floor.do(run)
+    harness.run(run)
     assert read_run(output, "run").wasted_memory_byte_s == 5e9
 
 

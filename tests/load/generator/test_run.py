@@ -13,20 +13,20 @@ from load.schema import RECORD_SCHEMA
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.gateway.conftest import Floor
+    from tests.gateway.gateway_harness import GatewayHarness
     from tests.load.generator.conftest import WriteTrace
     from tests.pilotlight.conftest import Cli
 
 
 def test_records_every_request_with_the_headers_of_the_gateway(
-    cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path
+    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
-    warm, cold = floor.declare(), floor.declare()
-    floor.pods("pod-a", warm=warm, slots=8)
+    warm, cold = harness.declare(), harness.declare()
+    harness.start_pods("pod-a", warm=warm, slots=8)
     trace = write_trace([warm.name.name, cold.name.name], count=60, gap_s=0.005, deadline_s=20)
     output = tmp_path / "run.parquet"
     ran = cli(
-        "load", "run", "--trace", trace, "--url", floor.gateway.url, "-o", str(output),
+        "load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output),
         "--policy", "colocation", "--processes", "2", "--json",
     )  # fmt: skip
     assert ran.status == 0, ran.err
@@ -61,16 +61,16 @@ def test_records_every_request_with_the_headers_of_the_gateway(
     ],
 )
 def test_other_protocols_reach_pods_by_their_own_paths(
-    cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path,
+    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path,
     protocol: str, output_size: int, path: str,
 ) -> None:  # fmt: skip
-    spec = floor.declare(namespace="team")
-    pods = floor.pods("pod-a", warm=spec, slots=8)
+    spec = harness.declare(namespace="team")
+    pods = harness.start_pods("pod-a", warm=spec, slots=8)
     trace = write_trace(
         [spec.name.name], count=20, gap_s=0.005, tenant="team", output_size=output_size
     )
     output = tmp_path / "run.parquet"
-    ran = cli("load", "run", "--trace", trace, "--url", floor.gateway.url, "-o", str(output),
+    ran = cli("load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output),
               "--protocol", protocol)  # fmt: skip
     assert ran.status == 0, ran.err
     rows = parquet.read_table(output).to_pylist()
@@ -83,17 +83,17 @@ def test_other_protocols_reach_pods_by_their_own_paths(
 
 
 def test_unknown_models_are_reported_with_their_first_arrival(
-    cli: Cli, floor: Floor, write_trace: WriteTrace, tmp_path: Path
+    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
-    known = floor.declare()
-    floor.pods("pod-a", warm=known)
+    known = harness.declare()
+    harness.start_pods("pod-a", warm=known)
     trace = write_trace([known.name.name, "nobody", "nothing"], count=9, gap_s=0.01)
     output = tmp_path / "run.parquet"
-    ran = cli("load", "run", "--trace", trace, "--url", floor.gateway.url, "-o", str(output))
+    ran = cli("load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output))
     assert ran.status == 0, ran.err
     [note] = ran.err.splitlines()
     assert note == (
-        f"{trace}: 2 of 3 models do not exist at {floor.gateway.url}: "
+        f"{trace}: 2 of 3 models do not exist at {harness.gateway.url}: "
         "default/nobody (first in arrival 2, at 0.01 s), "
         "default/nothing (first in arrival 3, at 0.02 s)"
     )

@@ -17,7 +17,7 @@ import httpx
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
 from tests import servers
-from tests.gateway.conftest import Floor
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:
@@ -101,12 +101,14 @@ def simulation(
 class Live:
     """A gateway of its own with stub pods, so that its random numbers begin anew."""
 
-    def __init__(self, floor: Floor, times: Times, policies: Mapping[str, RoutingPolicy]) -> None:
-        self._floor = floor
+    def __init__(
+        self, harness: GatewayHarness, times: Times, policies: Mapping[str, RoutingPolicy]
+    ) -> None:
+        self._harness = harness
         self._specs: dict[str, ModelSpec] = {
-            model: floor.declare(model, routing=policy) for model, policy in policies.items()
+            model: harness.declare(model, routing=policy) for model, policy in policies.items()
         }
-        pods = floor.pods(*PODS, load_s=times.load_s)
+        pods = harness.start_pods(*PODS, load_s=times.load_s)
         samples = [
             [spec.key, measure, [seconds]]
             for spec in self._specs.values()
@@ -115,7 +117,7 @@ class Live:
         if samples:
             pods.control(PODS[0], "samples", json.dumps(samples))
             servers.wait_until(lambda: self._are_known(times), what="samples known")
-            floor.wait_caught_up()
+            harness.wait_synced()
         self._wishes = f"delay={times.infer_s},around={times.around_s}"
 
     def _are_known(self, times: Times) -> bool:
@@ -127,19 +129,19 @@ class Live:
                 for measure in times.measured
             )
 
-        return bool(self._floor.do(look))
+        return bool(self._harness.run(look))
 
     def settle(self) -> None:
         """Return when the gateway has heard of all that happened."""
-        self._floor.wait_caught_up()
+        self._harness.wait_synced()
 
     def ask_soon(self, model: str) -> Future[Decision]:
         """One request in a thread of its own."""
-        return self._floor.threads.submit(self.ask, model)
+        return self._harness.threads.submit(self.ask, model)
 
     def ask(self, model: str) -> Decision:
         """One request, answered."""
-        answer = self._floor.predict(self._specs[model], x_test=self._wishes)
+        answer = self._harness.predict(self._specs[model], x_test=self._wishes)
         headers = answer.headers
         return Decision(
             model,
@@ -162,6 +164,6 @@ def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> I
         gateway = stack.enter_context(
             servers.gateway(folder / "gateway", redis_url=redis.url, pool=pool)
         )
-        floor = Floor(redis.url, pool, gateway, client, stack)
-        stack.callback(floor.threads.shutdown)
-        yield Live(floor, times, policies)
+        harness = GatewayHarness(redis.url, pool, gateway, client, stack)
+        stack.callback(harness.threads.shutdown)
+        yield Live(harness, times, policies)
