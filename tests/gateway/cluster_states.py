@@ -23,7 +23,7 @@ KEY = "default/m@0"
 
 @dataclass(frozen=True)
 class PodSketch:
-    """A pod of a test's cluster; `at` is where `KEY` is: `warm`, a tier, or `loading:TIER`."""
+    """A pod; `at` is the residency of `KEY`: `nothing`, `warm`, a tier, or `loading:TIER`."""
 
     name: str
     at: str = "nothing"
@@ -41,7 +41,7 @@ class PodSketch:
 def cluster(
     *pods: PodSketch, key: str = KEY, measured: Mapping[str, float] | None = None
 ) -> ClusterState:
-    """A cluster of these pods, in this order; `measured` are seconds per measure."""
+    """A cluster of these pods in this order; `measured`: seconds by measure."""
     state = ClusterState()
     changes: list[list[Any]] = []
     for pod in pods:
@@ -80,7 +80,7 @@ def _pod_changes(pod: PodSketch, key: str) -> list[list[Any]]:
 
 
 def request(**fields: Any) -> RequestView:
-    """A request for `KEY` that has just arrived."""
+    """A request for `KEY` that arrives now."""
     return RequestView(**{"key": KEY, "arrival_s": NOW_S, **fields})
 
 
@@ -93,7 +93,7 @@ def declare(
     failure: LoadFailure | None = None,
     **policy: Any,
 ) -> ModelSpec:
-    """Declare a model in a state; returns its specification."""
+    """Declare a model; returns its specification."""
     spec = ModelSpec(ModelName(namespace, name), f"file:///{name}", policy=ModelPolicy(**policy))
     ChangeApplier(state).apply(
         state.version + 1,

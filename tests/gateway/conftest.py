@@ -17,6 +17,8 @@ from tests.gateway.gateway_harness import GatewayHarness
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from registry.domain.model import ModelSpec
+
 _pool_numbers = itertools.count(1)
 
 
@@ -43,6 +45,28 @@ def shared_gateway(
     folder = tmp_path_factory.mktemp("gateway")
     with servers.gateway(folder, redis_url=redis.url, pool=pool) as started:
         yield started, pool
+
+
+@pytest.fixture(scope="module")
+def shared(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayHarness]:
+    """Another gateway of the module, with the pod of `spec`, for tests that change neither."""
+    pool = f"gateway-{next(_pool_numbers)}"
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("shared")
+        gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool=pool))
+        started = GatewayHarness(redis.url, pool, gateway, client, stack)
+        yield started
+        started.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def spec(shared: GatewayHarness) -> ModelSpec:
+    """A model that is warm at the pod of `shared`."""
+    declared = shared.declare()
+    shared.start_pods("pod-a", slots=4, warm=declared)
+    return declared
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An identity provider of the tests: it signs tokens and publishes its keys."""
+"""An identity provider for tests: signs tokens and publishes its keys."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ if TYPE_CHECKING:
 ISSUER = "https://id.example.com"
 AUDIENCE = "pilotlight"
 DAY_S = 86_400
-"""Longer than any run of the tests: what is refused must not be so by age."""
+"""Longer than any test run, so that no token is rejected by its age."""
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 
 def new_key(algorithm: str = "ES256") -> PrivateKey:
-    """A fresh private key."""
     if algorithm == "ES256":
         return ec.generate_private_key(ec.SECP256R1())
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def public_jwk(key: PrivateKey, key_id: str | None, **more: str) -> dict[str, Any]:
-    """A key as a JWKS lists it."""
+    """The entry of a key in a JWKS."""
     public = key.public_key()
     if isinstance(public, rsa.RSAPublicKey):
         entry = RSAAlgorithm.to_jwk(public, as_dict=True)
@@ -57,14 +56,13 @@ class Issuer:
 
     @property
     def document(self) -> bytes:
-        """Its JWKS."""
         return key_set(*(public_jwk(key, name) for name, key in self.keys.items()))
 
     def token(
         self, key: str, *, algorithm: str = "ES256", headers: dict[str, Any] | None = None,
         **claims: Any,
     ) -> str:  # fmt: skip
-        """A token that is good for a day, but for what the claims say; None drops one."""
+        """A token valid for a day, with these claims replaced; None removes a claim."""
         usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + DAY_S}
         content = {name: value for name, value in {**usual, **claims}.items() if value is not None}
         return jwt.encode(content, self.keys[key], algorithm, {"kid": key, **(headers or {})})
@@ -72,7 +70,7 @@ class Issuer:
 
 @contextlib.contextmanager
 def published(issuer: Issuer) -> Iterator[str]:
-    """The URL at which an issuer's keys can be read while the block runs."""
+    """The URL of an issuer's keys, served while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -96,6 +94,6 @@ def published(issuer: Issuer) -> Iterator[str]:
 
 
 def trust(folder: Path, tenant: str, jwks: str, **more: Any) -> None:
-    """Let a tenant trust the issuer."""
+    """Add the issuer to a tenant's trusted issuers."""
     entry = {"issuer": ISSUER, "audience": AUDIENCE, "jwks": jwks, **more}
     (folder / tenant).write_text(yaml.safe_dump([entry]))

@@ -1,4 +1,4 @@
-"""Tokens at the real gateway process: what passes, what is told, what stays hidden."""
+"""Tokens at a real gateway process: accepted and rejected requests, and what errors disclose."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ API_KEY = "red-key-red-key-red"
 
 
 @dataclass
-class Guarded:
-    """A gateway that wants tokens of the issuer, or API keys."""
+class GuardedGateway:
+    """A gateway that accepts tokens of the issuer and API keys."""
 
     harness: GatewayHarness
     issuer: Issuer
     folder: Path
 
-    def ask(
+    def send(
         self, path: str, credential: str = "", *, host: str = "", method: str = "POST"
     ) -> httpx.Response:
         headers = {"host": host} if host else {}
@@ -55,7 +55,7 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(
     redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Guarded]:
+) -> Iterator[GuardedGateway]:
     issuer = Issuer({"first": new_key()})
     folder, keys = tmp_path_factory.mktemp("issuers"), tmp_path_factory.mktemp("keys")
     (keys / "red").write_text(API_KEY)
@@ -70,20 +70,22 @@ def guarded(
             )
         )  # fmt: skip
         harness = GatewayHarness(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
-        started = Guarded(harness, issuer, folder)
+        started = GuardedGateway(harness, issuer, folder)
         token = issuer.token("first", aud="red")
         wait_until(
-            lambda: started.ask("/serving/red/x/v1/models", token, method="GET").status_code == 200,
+            lambda: (
+                started.send("/serving/red/x/v1/models", token, method="GET").status_code == 200
+            ),
             timeout_s=120,
-            what="the gateway has read the issuer's keys",
+            what="issuer's keys read",
         )
         yield started
         harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
-def model(guarded: Guarded) -> ModelSpec:
-    """A model of tenant red; blue has one, too, that nobody else may hear of."""
+def model(guarded: GuardedGateway) -> ModelSpec:
+    """A model of tenant red; blue has one whose existence must not be disclosed."""
     guarded.harness.declare("secret", namespace="blue")
     declared = guarded.harness.declare("wise", namespace="red")
     guarded.harness.start_pods("pod-a", slots=4, warm=declared)
@@ -91,38 +93,38 @@ def model(guarded: Guarded) -> ModelSpec:
 
 
 def test_a_token_of_the_tenant_is_accepted_and_not_forwarded(
-    guarded: Guarded, model: ModelSpec
+    guarded: GuardedGateway, model: ModelSpec
 ) -> None:
     harness, token = guarded.harness, guarded.issuer.token("first", aud="red")
-    answer = harness.client.post(
+    response = harness.client.post(
         harness.gateway.url + PREDICT,
         content=BODY,
-        headers={"authorization": f"Bearer {token}", "x-test": "answer=headers"},
+        headers={"authorization": f"Bearer {token}", "x-test": "response=headers"},
     )
-    assert answer.status_code == 200
-    assert "authorization" not in answer.json()["headers"]
+    assert response.status_code == 200
+    assert "authorization" not in response.json()["headers"]
 
 
-def test_an_api_key_is_accepted_beside_tokens(guarded: Guarded, model: ModelSpec) -> None:
-    assert guarded.ask(PREDICT, API_KEY).status_code == 200
+def test_an_api_key_is_accepted_beside_tokens(guarded: GuardedGateway, model: ModelSpec) -> None:
+    assert guarded.send(PREDICT, API_KEY).status_code == 200
 
 
-def test_an_error_names_the_problem(guarded: Guarded, model: ModelSpec) -> None:
-    missing = guarded.ask(PREDICT)
+def test_an_error_names_the_problem(guarded: GuardedGateway, model: ModelSpec) -> None:
+    missing = guarded.send(PREDICT)
     assert (missing.status_code, missing.headers["www-authenticate"]) == (401, "Bearer")
-    expired = guarded.ask(
+    expired = guarded.send(
         PREDICT, guarded.issuer.token("first", aud="red", exp=int(time.time()) - 900)
     )
     assert expired.status_code == 401
     assert expired.headers["www-authenticate"] == 'Bearer error="invalid_token"'
     assert "expired" in expired.json()["error"]
-    other = guarded.ask(PREDICT, guarded.issuer.token("first", aud="blue"))
+    other = guarded.send(PREDICT, guarded.issuer.token("first", aud="blue"))
     assert other.status_code == 403
     assert other.headers["www-authenticate"] == 'Bearer error="insufficient_scope"'
 
 
-def _said(answer: httpx.Response) -> tuple[int, str, str | None]:
-    return answer.status_code, answer.text, answer.headers.get("www-authenticate")
+def _visible(response: httpx.Response) -> tuple[int, str, str | None]:
+    return response.status_code, response.text, response.headers.get("www-authenticate")
 
 
 @pytest.mark.parametrize("tenant", ["red", "default", "absent", ""])
@@ -133,18 +135,18 @@ def _said(answer: httpx.Response) -> tuple[int, str, str | None]:
     ids=["predict", "predict-another", "metadata", "list"],
 )  # fmt: skip
 def test_another_tenants_model_looks_like_an_absent_one(
-    guarded: Guarded, model: ModelSpec, tenant: str, method: str, suffix: str
+    guarded: GuardedGateway, model: ModelSpec, tenant: str, method: str, suffix: str
 ) -> None:
     token = guarded.issuer.token("first", aud=tenant) if tenant else ""
 
-    def told(name: str, *, by_host: bool) -> tuple[int, str, str | None]:
+    def visible(name: str, *, by_host: bool) -> tuple[int, str, str | None]:
         path = suffix.format(name) if by_host else f"/serving/blue/{name}{suffix.format(name)}"
         host = f"{name}.blue.example.com" if by_host else ""
-        status, text, challenge = _said(guarded.ask(path, token, host=host, method=method))
+        status, text, challenge = _visible(guarded.send(path, token, host=host, method=method))
         return status, text.replace(name, "NAME"), challenge
 
     for by_host in (True, False):
-        assert told("secret", by_host=by_host) == told("absent", by_host=by_host)
+        assert visible("secret", by_host=by_host) == visible("absent", by_host=by_host)
 
 
 @pytest.mark.parametrize(
@@ -153,41 +155,43 @@ def test_another_tenants_model_looks_like_an_absent_one(
      ("/pilotlight/v1/explain/x", "_operator"), ("/openai/v1/models", "default")],
 )  # fmt: skip
 def test_lists_and_metrics_need_the_credential_of_their_owner(
-    guarded: Guarded, model: ModelSpec, path: str, owner: str
+    guarded: GuardedGateway, model: ModelSpec, path: str, owner: str
 ) -> None:
     for tenant in ("red", "blue", "default", "_operator"):
         token = guarded.issuer.token("first", aud=tenant)
-        is_refused = guarded.ask(path, token, method="GET").status_code == 403
+        is_refused = guarded.send(path, token, method="GET").status_code == 403
         assert is_refused is (tenant != owner)
 
 
-def test_a_host_names_a_model_of_the_same_tenant(guarded: Guarded, model: ModelSpec) -> None:
+def test_a_host_names_a_model_of_the_same_tenant(guarded: GuardedGateway, model: ModelSpec) -> None:
     token = guarded.issuer.token("first", aud="red")
     path = "/v1/models/wise:predict"
-    assert guarded.ask(path, token, host="wise.red.example.com").status_code == 200
-    assert guarded.ask(path, token, host="wise.blue.example.com").status_code == 403
+    assert guarded.send(path, token, host="wise.red.example.com").status_code == 200
+    assert guarded.send(path, token, host="wise.blue.example.com").status_code == 403
 
 
-def test_rotated_keys_of_an_issuer_replace_the_old_ones(guarded: Guarded, model: ModelSpec) -> None:
+def test_rotated_keys_of_an_issuer_replace_the_old_ones(
+    guarded: GuardedGateway, model: ModelSpec
+) -> None:
     before = guarded.issuer.token("first", aud="red")
-    assert guarded.ask(PREDICT, before).status_code == 200
+    assert guarded.send(PREDICT, before).status_code == 200
     guarded.issuer.keys = {"second": new_key("RS256")}
     after = guarded.issuer.token("second", algorithm="RS256", aud="red")
     wait_until(
-        lambda: guarded.ask(PREDICT, after).status_code == 200, timeout_s=120, what="the new key"
+        lambda: guarded.send(PREDICT, after).status_code == 200, timeout_s=120, what="the new key"
     )
-    assert guarded.ask(PREDICT, before).status_code == 401
+    assert guarded.send(PREDICT, before).status_code == 401
 
 
-def test_trusted_issuers_are_reloaded(guarded: Guarded, model: ModelSpec) -> None:
-    assert guarded.ask("/serving/new/x/v1/models/x:predict", API_KEY).status_code == 401
+def test_trusted_issuers_are_reloaded(guarded: GuardedGateway, model: ModelSpec) -> None:
+    assert guarded.send("/serving/new/x/v1/models/x:predict", API_KEY).status_code == 401
     jwks = (guarded.folder / "red").read_text()
     (guarded.folder / "new").write_text(jwks.replace("audience: red", "audience: new"))
     [key, *_] = guarded.issuer.keys
     algorithm = "RS256" if key == "second" else "ES256"
     token = guarded.issuer.token(key, algorithm=algorithm, aud="new")
     wait_until(
-        lambda: guarded.ask("/serving/new/x/v1/models/x:predict", token).status_code == 404,
+        lambda: guarded.send("/serving/new/x/v1/models/x:predict", token).status_code == 404,
         timeout_s=120,
         what="the new tenant",
     )

@@ -1,4 +1,4 @@
-"""Files that say who is trusted for which tenant."""
+"""Files of trusted issuers by tenant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_reads_one_file_of_trusted_issuers_per_tenant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         pytest.param("issuer: x", "must be one list of trusted issuers", id="no-list"),
         pytest.param("- text", "must be an object with issuer", id="no-object"),
@@ -45,7 +45,7 @@ def test_reads_one_file_of_trusted_issuers_per_tenant(tmp_path: Path) -> None:
         pytest.param("- !!bool x", "not valid YAML", id="odd-yaml"),
         pytest.param(ENTRY.replace("}", ", claims: {}, claims: {a: b}}"), "twice", id="key-twice"),
         pytest.param(f"{ENTRY}---\n{ENTRY}", "must be one list", id="two-documents"),
-        pytest.param(ENTRY.replace("issuer:", "isuer:"), "'isuer' is none of", id="typing-mistake"),
+        pytest.param(ENTRY.replace("issuer:", "isuer:"), "'isuer' is none of", id="misspelt"),
         pytest.param(
             ENTRY.replace("audience: pilotlight", "audience: []"), "audience must be", id="audience"
         ),
@@ -61,9 +61,9 @@ def test_reads_one_file_of_trusted_issuers_per_tenant(tmp_path: Path) -> None:
         pytest.param(ENTRY.replace("}", ", claims: [a]}"), "claims must map", id="claims"),
     ],
 )
-def test_reports_a_problem(tmp_path: Path, text: str, told: str) -> None:
+def test_reports_a_problem(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "red").write_text(text)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=problem):
         read_issuers(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An issuer's keys: which count, and when they are read again."""
+"""An issuer's keys: which are used, and when they are read again."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Place:
-    """Where keys are read from, on a clock of the test's own."""
+class FakeLocation:
+    """The location of the keys, with a clock that the test sets."""
 
     def __init__(self, *documents: bytes | Exception) -> None:
         self.documents = list(documents)
@@ -58,81 +58,81 @@ AFTER = key_set(public_jwk(NEW, "new"))
 
 
 def test_concurrent_requests_for_an_unknown_key_read_the_keys_once() -> None:
-    place = Place(BEFORE, AFTER)
+    location = FakeLocation(BEFORE, AFTER)
 
     async def rotate() -> None:
-        keys = place.keys()
+        keys = location.keys()
         await keys.key("old", "ES256")
-        place.now_s += MIN_REFRESH_INTERVAL_S
+        location.now_s += MIN_REFRESH_INTERVAL_S
         async with asyncio.TaskGroup() as asking:
             for _ in range(20):
                 asking.create_task(keys.key("new", "RS256"))
-        assert place.reads == 2
+        assert location.reads == 2
         with pytest.raises(InvalidToken):
             await keys.key("old", "ES256")
 
     asyncio.run(rotate())
-    assert (place.reads, place.changes) == (2, 2)
+    assert (location.reads, location.changes) == (2, 2)
 
 
 def test_many_unknown_keys_read_the_keys_once() -> None:
-    place = Place(BEFORE)
+    location = FakeLocation(BEFORE)
 
     async def ask() -> None:
-        keys = place.keys()
+        keys = location.keys()
         for number in range(50):
             with pytest.raises(InvalidToken):
                 await keys.key(f"made-up-{number}", "ES256")
         await keys.key("old", "ES256")
 
     asyncio.run(ask())
-    assert (place.reads, place.changes) == (1, 1)
+    assert (location.reads, location.changes) == (1, 1)
 
 
 def test_a_failed_reading_keeps_the_previous_keys() -> None:
-    place = Place(BEFORE, ValueError("no keys"), OSError("away"))
+    location = FakeLocation(BEFORE, ValueError("no keys"), OSError("away"))
 
     async def read() -> None:
-        keys = place.keys()
+        keys = location.keys()
         for _ in range(3):
             await keys.refresh_if_old()
-            place.now_s += MAX_AGE_S
+            location.now_s += MAX_AGE_S
             await keys.key("old", "ES256")
 
     asyncio.run(read())
-    assert place.reads == 3
+    assert location.reads == 3
 
 
 def test_no_token_is_invalid_before_the_keys_are_read() -> None:
-    place = Place(OSError("away"), BEFORE)
+    location = FakeLocation(OSError("away"), BEFORE)
 
     async def read() -> None:
-        keys = place.keys()
+        keys = location.keys()
         for _ in range(2):
             with pytest.raises(NotReady):
                 await keys.key("old", "ES256")
-        place.now_s += MIN_REFRESH_INTERVAL_S
+        location.now_s += MIN_REFRESH_INTERVAL_S
         await keys.key("old", "ES256")
 
     asyncio.run(read())
-    assert place.reads == 2
+    assert location.reads == 2
 
 
 def test_keys_are_read_again_after_their_maximum_age() -> None:
-    place = Place(BEFORE, BEFORE, AFTER)
+    location = FakeLocation(BEFORE, BEFORE, AFTER)
 
     async def follow() -> None:
-        keys = place.keys()
+        keys = location.keys()
         await keys.refresh_if_old()
-        place.now_s += MAX_AGE_S / 2
+        location.now_s += MAX_AGE_S / 2
         await keys.refresh_if_old()
-        assert place.reads == 1
+        assert location.reads == 1
         for _ in range(2):
-            place.now_s += MAX_AGE_S
+            location.now_s += MAX_AGE_S
             await keys.refresh_if_old()
 
     asyncio.run(follow())
-    assert (place.reads, place.changes) == (3, 2)
+    assert (location.reads, location.changes) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_rejects_a_document_that_is_not_a_key_set(document: bytes) -> None:
 
 def test_a_token_without_key_id_needs_a_single_key() -> None:
     async def ask(*entries: dict[str, Any]) -> None:
-        await Place(key_set(*entries)).keys().key(None, "ES256")
+        await FakeLocation(key_set(*entries)).keys().key(None, "ES256")
 
     asyncio.run(ask(public_jwk(OLD, "a"), public_jwk(NEW, "b")))
     with pytest.raises(InvalidToken, match="must be named"):
@@ -179,7 +179,7 @@ def test_reads_documents_of_bounded_size_from_urls_and_files(
 ) -> None:
     monkeypatch.setattr(
         "gateway.authentication.key_set.TIMEOUT_S", 120.0
-    )  # this machine may be busy
+    )  # the machine may be busy
     issuer = Issuer({"old": OLD})
     with published(issuer) as url:
         assert read_document(url) == issuer.document

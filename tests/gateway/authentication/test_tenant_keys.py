@@ -1,4 +1,4 @@
-"""API keys of tenants, through the real gateway process."""
+"""API keys of tenants at a real gateway process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def model(guarded: GatewayHarness) -> ModelSpec:
     return declared
 
 
-def ask(
+def send(
     harness: GatewayHarness, path: str, headers: dict[str, str], body: bytes | None = BODY
 ) -> int:
     method = "GET" if body is None else "POST"
@@ -82,21 +82,21 @@ PREDICT = "/serving/red/wise/v1/models/wise:predict"
         pytest.param({"x-api-key": BLUE}, 401, id="another-tenants"),
         pytest.param({"x-api-key": OPERATOR}, 401, id="the-operators"),
         pytest.param({"authorization": f"Basic {RED}"}, 401, id="another-scheme"),
-        pytest.param({"x-api-key": RED[:-1]}, 401, id="a-part"),
+        pytest.param({"x-api-key": RED[:-1]}, 401, id="truncated"),
     ],
 )
 def test_a_model_needs_a_key_of_its_tenant(
     guarded: GatewayHarness, model: ModelSpec, headers: dict[str, str], status: int
 ) -> None:
-    assert ask(guarded, PREDICT, headers) == status
+    assert send(guarded, PREDICT, headers) == status
 
 
 def test_an_absent_model_looks_like_another_tenants_model(
     guarded: GatewayHarness, model: ModelSpec
 ) -> None:
     absent = PREDICT.replace("wise", "absent")
-    assert ask(guarded, absent, {"x-api-key": BLUE}) == ask(guarded, PREDICT, {"x-api-key": BLUE})
-    assert ask(guarded, absent, {"x-api-key": RED}) == 404
+    assert send(guarded, absent, {"x-api-key": BLUE}) == send(guarded, PREDICT, {"x-api-key": BLUE})
+    assert send(guarded, absent, {"x-api-key": RED}) == 404
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_an_absent_model_looks_like_another_tenants_model(
 def test_lists_and_metrics_need_the_key_of_their_owner(
     guarded: GatewayHarness, model: ModelSpec, path: str, needed: str
 ) -> None:
-    answers = {
-        key: ask(guarded, path, {"x-api-key": key}, None) for key in (RED, BLUE, OPERATOR, "")
+    statuses = {
+        key: send(guarded, path, {"x-api-key": key}, None) for key in (RED, BLUE, OPERATOR, "")
     }
-    assert answers.pop(needed) != 401
-    assert set(answers.values()) == {401}
+    assert statuses.pop(needed) != 401
+    assert set(statuses.values()) == {401}
 
 
 def test_openai_requests_need_the_key_of_the_model_in_path_or_body(
@@ -124,33 +124,33 @@ def test_openai_requests_need_the_key_of_the_model_in_path_or_body(
 ) -> None:
     body = b'{"model": "wise", "input": "x"}'
     under_red = "/serving/red/wise/openai/v1/embeddings"
-    assert ask(guarded, under_red, {"x-api-key": BLUE}, body) == 401
-    assert ask(guarded, under_red, {"x-api-key": RED}, body) == 200
-    assert ask(guarded, "/openai/v1/embeddings", {"x-api-key": RED}, body) == 401  # of `default`
+    assert send(guarded, under_red, {"x-api-key": BLUE}, body) == 401
+    assert send(guarded, under_red, {"x-api-key": RED}, body) == 200
+    assert send(guarded, "/openai/v1/embeddings", {"x-api-key": RED}, body) == 401  # of `default`
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
 def test_health_is_public(guarded: GatewayHarness, path: str) -> None:
-    assert ask(guarded, path, {}, None) == 200
+    assert send(guarded, path, {}, None) == 200
 
 
 def test_keys_are_not_forwarded_to_pods(guarded: GatewayHarness, model: ModelSpec) -> None:
     url = guarded.gateway.url + PREDICT
-    answer = guarded.client.post(
+    response = guarded.client.post(
         url,
         content=BODY,
-        headers={"x-api-key": RED, "authorization": f"Bearer {RED}", "x-test": "answer=headers"},
+        headers={"x-api-key": RED, "authorization": f"Bearer {RED}", "x-test": "response=headers"},
     )
-    seen = answer.json()["headers"]
-    assert seen["x-test"] == "answer=headers"
+    seen = response.json()["headers"]
+    assert seen["x-test"] == "response=headers"
     assert not {"x-api-key", "authorization"} & seen.keys()
 
 
 def test_new_keys_are_reloaded(guarded: GatewayHarness, model: ModelSpec, keys: Path) -> None:
-    assert ask(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 401
+    assert send(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 401
     (keys / "red").write_text(f"{RED}\nfresh-key-fresh-key\n")
     wait_until(
-        lambda: ask(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 200,
+        lambda: send(guarded, PREDICT, {"x-api-key": "fresh-key-fresh-key"}) == 200,
         what="the new key",
     )
 

@@ -1,4 +1,4 @@
-"""What tokens are good for, without a gateway around."""
+"""Verification of tokens, without a gateway."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ GOOD = RED.token("elliptic")
 @pytest.mark.parametrize(
     "token",
     [
-        pytest.param(STRANGER.token("elliptic"), id="anothers-signature"),
+        pytest.param(STRANGER.token("elliptic"), id="signature-of-another-issuer"),
         pytest.param(RED.token("elliptic", iss="https://other.example.com"), id="issuer"),
         pytest.param(RED.token("elliptic", iss=None), id="no-issuer"),
         pytest.param(RED.token("elliptic", aud="other"), id="audience"),
@@ -120,7 +120,7 @@ GOOD = RED.token("elliptic")
         pytest.param("..", id="nothing"),
         pytest.param("é.é.é".encode("latin-1"), id="not-ascii"),
         pytest.param("a" * 9000 + ".b.c", id="too-long"),
-        pytest.param(f"{_part({'alg': 'ES256'})}.{_part([])}.x", id="claims-that-are-none"),
+        pytest.param(f"{_part({'alg': 'ES256'})}.{_part([])}.x", id="claims-are-a-list"),
         pytest.param(
             f"{_part({'alg': 'ES256'})}."
             f"{base64.urlsafe_b64encode(b'[' * 4000).rstrip(b'=').decode()}.x",
@@ -171,7 +171,7 @@ def test_a_cached_token_expires(tokens: TenantTokens) -> None:
 
 def test_a_token_is_verified_once(tokens: TenantTokens) -> None:
     token = RED.token("elliptic", jti="once").encode()
-    check(tokens, "red", GOOD)  # now the keys are read
+    check(tokens, "red", GOOD)  # reads the keys
     check(tokens, "red", token)
     seen = tokens._cache[hashlib.sha256(token).digest()]
     check(tokens, "red", token)

@@ -1,4 +1,4 @@
-"""The line of waiting requests by itself: which of its limits a request is told of."""
+"""The admission queue without a dispatcher: timeouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.routing.route_request import IncomingRequest
 from tests.gateway.cluster_states import NOW_S, cluster, declare
 
 
-@pytest.mark.parametrize("at_the_end_s", [9.995, 10.0, 11.0], ids=["early", "on-time", "late"])
+@pytest.mark.parametrize("elapsed_s", [9.995, 10.0, 11.0], ids=["early", "on-time", "late"])
 @pytest.mark.parametrize(
     ("deadline_in_s", "reason"),
     [
@@ -20,16 +20,16 @@ from tests.gateway.cluster_states import NOW_S, cluster, declare
     ],
 )
 def test_the_timeout_error_names_the_nearer_limit_at_any_clock(
-    deadline_in_s: float | None, reason: Reason, at_the_end_s: float
+    deadline_in_s: float | None, reason: Reason, elapsed_s: float
 ) -> None:
     now_s = NOW_S
     state = cluster()
     spec = declare(state, queue_timeout_s=20.0)
-    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
+    queue: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
     deadline_s = None if deadline_in_s is None else NOW_S + deadline_in_s
-    arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
-    waiter = QueuedRequest(arrival, line.admit(arrival)[1])
-    line.enqueue(waiter, line.route(arrival))
-    assert line.timeout_s(waiter, spec) == min(20.0, deadline_in_s or 20.0)
-    now_s = NOW_S + at_the_end_s
-    assert line.timeout_error(waiter, spec).reason is reason
+    request = IncomingRequest("r", spec.name, NOW_S, 0.0, 1, deadline_s=deadline_s)
+    queued = QueuedRequest(request, queue.admit(request)[1])
+    queue.enqueue(queued, queue.route(request))
+    assert queue.timeout_s(queued, spec) == min(20.0, deadline_in_s or 20.0)
+    now_s = NOW_S + elapsed_s
+    assert queue.timeout_error(queued, spec).reason is reason

@@ -1,4 +1,4 @@
-"""The dispatcher with a real Redis: who gets a place when, and what leavers leave behind."""
+"""The dispatcher with a real Redis: placement, queueing, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting room: tenants take turns, urgency inside a tenant, bounded by its owner."""
+"""The fair queue: turns of tenants, urgency within a tenant."""
 
 from __future__ import annotations
 
@@ -10,82 +10,82 @@ from hypothesis import strategies as st
 from gateway.dispatch.fair_queue import FairQueue, QueueKey, queue_key
 
 
-def room(*places: QueueKey) -> FairQueue:
-    waiting = FairQueue()
-    for place in places:
-        waiting.add(place)
-    return waiting
+def filled(*keys: QueueKey) -> FairQueue:
+    queue = FairQueue()
+    for key in keys:
+        queue.add(key)
+    return queue
 
 
-def serve_all(waiting: FairQueue) -> list[QueueKey]:
+def serve_all(queue: FairQueue) -> list[QueueKey]:
     """Serve one head at a time, as a pod with one slot would."""
     served = []
-    while waiting:
-        head = next(waiting.heads())
-        waiting.remove(head)
-        waiting.end_turn(head.tenant)
+    while queue:
+        head = next(queue.heads())
+        queue.remove(head)
+        queue.end_turn(head.tenant)
         served.append(head)
     return served
 
 
 def test_one_model_is_served_in_order_of_arrival() -> None:
-    places = [queue_key(tenant="a", model="m", sequence=n) for n in (2, 1, 3)]
-    assert [place.sequence for place in serve_all(room(*places))] == [1, 2, 3]
+    keys = [queue_key(tenant="a", model="m", sequence=n) for n in (2, 1, 3)]
+    assert [key.sequence for key in serve_all(filled(*keys))] == [1, 2, 3]
 
 
 def test_priority_comes_before_deadline_before_arrival() -> None:
     plain = queue_key(tenant="a", model="m", sequence=1)
     urgent = queue_key(tenant="a", model="m", sequence=2, deadline_s=5.0)
     important = queue_key(tenant="a", model="m", sequence=3, priority=1)
-    assert serve_all(room(plain, urgent, important)) == [important, urgent, plain]
+    assert serve_all(filled(plain, urgent, important)) == [important, urgent, plain]
 
 
 def test_tenants_take_turns_regardless_of_their_numbers_of_requests() -> None:
     many = [queue_key(tenant="loud", model="m", sequence=n) for n in range(4)]
     few = [queue_key(tenant="quiet", model="m", sequence=10 + n) for n in range(2)]
-    served = [place.tenant for place in serve_all(room(*many, *few))]
+    served = [key.tenant for key in serve_all(filled(*many, *few))]
     assert served == ["loud", "quiet", "loud", "quiet", "loud", "loud"]
 
 
 def test_turns_go_by_tenant_not_by_model() -> None:
-    places = [queue_key(tenant="loud", model=f"m{n}", sequence=n) for n in range(3)]
-    places.append(queue_key(tenant="quiet", model="m", sequence=9))
-    served = [place.tenant for place in serve_all(room(*places))]
+    keys = [queue_key(tenant="loud", model=f"m{n}", sequence=n) for n in range(3)]
+    keys.append(queue_key(tenant="quiet", model="m", sequence=9))
+    served = [key.tenant for key in serve_all(filled(*keys))]
     assert served == ["loud", "quiet", "loud", "loud"]
 
 
 def test_the_most_urgent_model_of_a_tenant_comes_first() -> None:
     late = queue_key(tenant="a", model="x", sequence=1, deadline_s=9.0)
     soon = queue_key(tenant="a", model="y", sequence=2, deadline_s=1.0)
-    assert list(room(late, soon).heads()) == [soon, late]
+    assert list(filled(late, soon).heads()) == [soon, late]
 
 
 def test_a_tenant_with_an_empty_queue_loses_its_turn() -> None:
-    waiting = room(queue_key(tenant="a", model="m", sequence=1))
-    serve_all(waiting)
-    waiting.add(queue_key(tenant="b", model="m", sequence=2))
-    waiting.add(queue_key(tenant="a", model="m", sequence=3))
-    assert [place.tenant for place in serve_all(waiting)] == ["b", "a"]
+    queue = filled(queue_key(tenant="a", model="m", sequence=1))
+    serve_all(queue)
+    queue.add(queue_key(tenant="b", model="m", sequence=2))
+    queue.add(queue_key(tenant="a", model="m", sequence=3))
+    assert [key.tenant for key in serve_all(queue)] == ["b", "a"]
 
 
 def test_a_requeued_request_has_its_old_position() -> None:
     first, second = (queue_key(tenant="a", model="m", sequence=n) for n in (1, 2))
-    waiting = room(first, second)
-    waiting.remove(first)
-    waiting.add(first)
-    assert next(waiting.heads()) is first
+    queue = filled(first, second)
+    queue.remove(first)
+    queue.add(first)
+    assert next(queue.heads()) is first
 
 
 def test_removing_an_unknown_key_returns_false() -> None:
-    place = queue_key(tenant="a", model="m", sequence=1)
-    waiting = room(place)
-    assert waiting.remove(place)
-    assert not waiting.remove(place)
-    assert len(waiting) == 0
-    assert waiting.depth("a", "m") == 0
+    key = queue_key(tenant="a", model="m", sequence=1)
+    queue = filled(key)
+    assert queue.remove(key)
+    assert not queue.remove(key)
+    assert len(queue) == 0
+    assert queue.depth("a", "m") == 0
 
 
-tickets = st.lists(
+key_lists = st.lists(
     st.builds(
         queue_key,
         tenant=st.sampled_from("abc"),
@@ -94,29 +94,29 @@ tickets = st.lists(
         priority=st.integers(-1, 1),
         deadline_s=st.none() | st.floats(0, 10),
     ),
-    unique_by=lambda place: place.sequence,
+    unique_by=lambda key: key.sequence,
     max_size=12,
 )
 
 
-@given(tickets)
-def test_every_request_is_served_once(places: list[QueueKey]) -> None:
-    served = serve_all(room(*places))
-    assert sorted(place.sequence for place in served) == sorted(p.sequence for p in places)
+@given(key_lists)
+def test_every_request_is_served_once(keys: list[QueueKey]) -> None:
+    served = serve_all(filled(*keys))
+    assert sorted(key.sequence for key in served) == sorted(key.sequence for key in keys)
 
 
-@given(tickets)
+@given(key_lists)
 def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(
-    places: list[QueueKey],
+    keys: list[QueueKey],
 ) -> None:
-    served = [place.tenant for place in serve_all(room(*places))]
+    served = [key.tenant for key in serve_all(filled(*keys))]
     for tenant in set(served):
         turns = [n for n, name in enumerate(served) if name == tenant]
         between = [served[a + 1 : b] for a, b in pairwise(turns)]
         assert all(len(names) == len(set(names)) for names in between)
 
 
-@given(tickets)
-def test_depth_and_size_agree(places: list[QueueKey]) -> None:
-    waiting = room(*places)
-    assert len(waiting) == sum(waiting.depth(t, m) for t in "abc" for m in "mn")
+@given(key_lists)
+def test_depth_and_size_agree(keys: list[QueueKey]) -> None:
+    queue = filled(*keys)
+    assert len(queue) == sum(queue.depth(t, m) for t in "abc" for m in "mn")

@@ -1,4 +1,4 @@
-"""Brief requests reserve without asking: what they save, and what must not go wrong by it."""
+"""Optimistic reservations of short requests: registration, collisions, counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.gateway.gateway_harness import GatewayHarness
 
-BRIEF_S = 0.001
+SHORT_S = 0.001
 
 
 def samples_of(spec: ModelSpec, infer_s: float) -> tuple[Samples, ...]:
@@ -34,8 +34,8 @@ def samples_of(spec: ModelSpec, infer_s: float) -> tuple[Samples, ...]:
     return tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
 
 
-async def measured(
-    harness: DispatcherHarness, spec: ModelSpec, epoch: int, infer_s: float = BRIEF_S
+async def report_samples(
+    harness: DispatcherHarness, spec: ModelSpec, epoch: int, infer_s: float = SHORT_S
 ) -> None:
     report = PodReport(samples=samples_of(spec, infer_s))
     await harness.registry.heartbeat("pod-a", epoch, report, lease_ttl_s=60)
@@ -43,21 +43,21 @@ async def measured(
 
 
 async def a_warm_pod(
-    harness: DispatcherHarness, *, infer_s: float = BRIEF_S, **policy: Any
+    harness: DispatcherHarness, *, infer_s: float = SHORT_S, **policy: Any
 ) -> ModelSpec:
     spec = await harness.declare("m", **policy)
     epoch = await harness.register_pod("pod-a", slots=2, warm=spec)
-    await measured(harness, spec, epoch, infer_s)
+    await report_samples(harness, spec, epoch, infer_s)
     return spec
 
 
 @pytest.fixture
-def never_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a test may take between two of its lines."""
+def never_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the test's machine is."""
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 3600.0)
 
 
-@pytest.mark.usefixtures("never_told")
+@pytest.mark.usefixtures("never_registered")
 def test_a_short_request_reserves_without_the_registry(
     run_with_dispatcher: RunWithDispatcher,
 ) -> None:
@@ -94,9 +94,9 @@ def test_optimistic_reservations_count_at_once(
     [
         pytest.param(0.5, {}, id="long"),
         pytest.param(
-            BRIEF_S,
+            SHORT_S,
             {"routing": RoutingPolicy.REMOTE_PROXY, "target_ongoing_requests": 3},
-            id="bound-by-target",
+            id="with-target",
         ),
     ],
 )
@@ -146,15 +146,17 @@ def test_a_refused_registration_is_retried_while_the_request_continues(
 
     async def test(harness: DispatcherHarness) -> None:
         spec = await a_warm_pod(harness)
-        ours = await asyncio.gather(*(harness.place(spec) for _ in range(2)))
-        others = await asyncio.gather(
+        optimistic = await asyncio.gather(*(harness.place(spec) for _ in range(2)))
+        foreign = await asyncio.gather(
             *(harness.reserve_elsewhere(spec, "pod-a") for _ in range(2))
-        )  # asked for before ours can be told of
-        await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # it must have been told, in vain
-        assert all(placement.reservation.is_local for placement in ours)
-        for reservation_id in others:
+        )  # before ours can be registered
+        await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # a registration was refused
+        assert all(placement.reservation.is_local for placement in optimistic)
+        for reservation_id in foreign:
             harness.registry.release(reservation_id, entry="pod-a", predict="pod-a")
-        await eventually(lambda: not any(placement.reservation.is_local for placement in ours))
+        await eventually(
+            lambda: not any(placement.reservation.is_local for placement in optimistic)
+        )
         assert await harness.slots_used("pod-a") == 2
 
     run_with_dispatcher(test)
@@ -163,7 +165,7 @@ def test_a_refused_registration_is_retried_while_the_request_continues(
 def test_counts_return_to_zero_whenever_reservations_are_released(
     run_with_dispatcher: RunWithDispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, while and after the registry is told."""
+    """Before, during and after the registration."""
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.01)
     holds = random.Random(7)
 
@@ -185,7 +187,7 @@ def test_counts_return_to_zero_whenever_reservations_are_released(
     run_with_dispatcher(test)
 
 
-@pytest.mark.usefixtures("never_told")
+@pytest.mark.usefixtures("never_registered")
 def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
     run_with_dispatcher: RunWithDispatcher,
 ) -> None:
@@ -201,20 +203,20 @@ def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
     run_with_dispatcher(test)
 
 
-@pytest.mark.usefixtures("never_told")
+@pytest.mark.usefixtures("never_registered")
 def test_without_redis_a_full_pod_is_not_a_collision(tmp_path: Path, pool: str) -> None:
-    """Asking would have told nothing: the next try is to wait, and to cost its token."""
+    """The registry could not have refused it: the next attempt must back off and cost a token."""
 
     async def test(harness: DispatcherHarness, server: servers.RedisServer) -> None:
         spec = await a_warm_pod(harness)
-        brief = (await harness.place(spec)).reservation
+        optimistic = (await harness.place(spec)).reservation
         server.stop()
-        assert harness.reservations.note_collision(brief)
-        harness.reservations.release(brief)
-        asked = (await harness.place(spec)).reservation
-        assert asked.is_local
-        assert not harness.reservations.note_collision(asked)
-        harness.reservations.release(asked)
+        assert harness.reservations.note_collision(optimistic)
+        harness.reservations.release(optimistic)
+        registered = (await harness.place(spec)).reservation
+        assert registered.is_local
+        assert not harness.reservations.note_collision(registered)
+        harness.reservations.release(registered)
 
     async def run() -> None:
         with servers.redis_server(tmp_path) as server:
@@ -236,21 +238,21 @@ def test_optimistic_reservations_of_two_gateways_lose_no_request(
     spec = harness.declare(routing=RoutingPolicy.COLOCATION_QUEUEING)
     pods = harness.start_pods("pod-a", "pod-b", slots=1, warm=spec)
 
-    samples = [[one.key, one.measure, list(one.values_s)] for one in samples_of(spec, BRIEF_S)]
+    samples = [[one.key, one.measure, list(one.values_s)] for one in samples_of(spec, SHORT_S)]
     pods.control("pod-a", "samples", json.dumps(samples))
     servers.wait_until(lambda: is_measured(harness, spec), what="samples in the registry")
     with servers.gateway(tmp_path, redis_url=redis.url, pool=harness.pool) as second:
         harness.wait_synced(second)
         harness.wait_synced()
         urls = [harness.url_of(spec), harness.url_of(spec, second)]
-        answers = [
+        responses = [
             harness.threads.submit(
                 harness.client.post, urls[n % 2], content=b"{}", headers={"x-test": "delay=0.002"}
             )
             for n in range(400)
         ]
-        statuses = [answer.result(timeout=120).status_code for answer in answers]
+        statuses = [response.result(timeout=120).status_code for response in responses]
     assert statuses == [200] * 400
     assert pods.total("executed") == 400
-    assert max(pods.counts(pod)["most_busy"] for pod in pods.ports) == 1
+    assert max(pods.counts(pod)["max_busy"] for pod in pods.ports) == 1
     harness.wait_idle(pods)

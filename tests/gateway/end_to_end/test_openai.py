@@ -1,4 +1,4 @@
-"""OpenAI's protocol through the gateway: who is asked, what passes, what errors look like."""
+"""OpenAI's protocol through a real gateway process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_routes_by_the_model_field_of_the_body(harness: GatewayHarness, call: st
     spec = harness.declare()
     harness.start_pods("pod-a", warm=spec)
     body = {"messages": [{"model": "x"}], "model": spec.name.name}
-    answer = ask(harness, f"/openai/v1/{call}", body, x_test="answer=headers")
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["path"] == f"/serving/{spec.name.path_segment}/openai/v1/{call}"
-    assert answer.headers["x-pilotlight-pod"] == "pod-a"
-    assert answer.headers["x-pilotlight-start"] == "warm"
+    response = ask(harness, f"/openai/v1/{call}", body, x_test="response=headers")
+    assert response.status_code == 200, response.text
+    assert response.json()["path"] == f"/serving/{spec.name.path_segment}/openai/v1/{call}"
+    assert response.headers["x-pilotlight-pod"] == "pod-a"
+    assert response.headers["x-pilotlight-start"] == "warm"
 
 
 def test_the_body_is_forwarded_unchanged(harness: GatewayHarness) -> None:
@@ -52,24 +52,24 @@ def test_finds_a_name_after_a_long_prompt(harness: GatewayHarness, size: int) ->
     spec = harness.declare()
     harness.start_pods("pod-a", warm=spec)
     body = orjson.dumps({"prompt": "x" * size, "model": spec.name.name})
-    answer = ask(harness, "/openai/v1/completions", body)
-    assert answer.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
+    response = ask(harness, "/openai/v1/completions", body)
+    assert response.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
 
 
 def test_a_long_body_that_names_its_model_first_is_streamed(harness: GatewayHarness) -> None:
     spec = harness.declare()
     harness.start_pods("pod-a", warm=spec)
     body = orjson.dumps({"model": spec.name.name, "prompt": "x" * 5_000_000})
-    answer = ask(harness, "/openai/v1/completions", body)
-    assert answer.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
+    response = ask(harness, "/openai/v1/completions", body)
+    assert response.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
 
 
 def test_rejects_a_name_beyond_the_buffered_part(harness: GatewayHarness) -> None:
     spec = harness.declare()
     body = orjson.dumps({"prompt": "x" * 2_000_000, "model": spec.name.name})
-    answer = ask(harness, "/openai/v1/completions", body)
-    assert answer.status_code == 400
-    assert "within its first bytes" in answer.json()["error"]["message"]
+    response = ask(harness, "/openai/v1/completions", body)
+    assert response.status_code == 400
+    assert "within its first bytes" in response.json()["error"]["message"]
     by_path = f"/serving/default/{spec.name.name}/openai/v1/completions"
     harness.start_pods("pod-a", warm=spec)
     assert ask(harness, by_path, body).status_code == 200
@@ -80,13 +80,13 @@ def test_prefix_and_host_name_models_of_other_namespaces(harness: GatewayHarness
     harness.start_pods("pod-a", warm=spec)
     path = f"/serving/team/{spec.name.name}/openai/v1/chat/completions"
     host = f"{spec.name.name}.team.example.com"
-    for answer in (
-        ask(harness, path, b"not looked at", x_test="answer=headers"),
-        ask(harness, "/openai/v1/chat/completions", b"not looked at", x_test="answer=headers",
+    for response in (
+        ask(harness, path, b"not looked at", x_test="response=headers"),
+        ask(harness, "/openai/v1/chat/completions", b"not looked at", x_test="response=headers",
             host=host),
     ):  # fmt: skip
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["path"].startswith(f"/serving/team~{spec.name.name}/openai/v1/")
+        assert response.status_code == 200, response.text
+        assert response.json()["path"].startswith(f"/serving/team~{spec.name.name}/openai/v1/")
     plain = ask(harness, "/openai/v1/completions", {"model": str(spec.name)})
     assert plain.status_code == 404
     assert "/serving/NAMESPACE/NAME" in plain.json()["error"]["message"]
@@ -105,12 +105,12 @@ def test_prefix_and_host_name_models_of_other_namespaces(harness: GatewayHarness
 def test_errors_have_openais_format(
     harness: GatewayHarness, path: str, body: Any, status: int, code: str
 ) -> None:
-    answer = ask(harness, f"/openai/v1/{path}", body)
-    assert answer.status_code == status
-    error = answer.json()["error"]
+    response = ask(harness, f"/openai/v1/{path}", body)
+    assert response.status_code == status
+    error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["code"] == code
-    assert answer.headers["x-request-id"]
+    assert response.headers["x-request-id"]
 
 
 def test_a_full_queue_is_a_rate_limit(harness: GatewayHarness) -> None:
@@ -118,20 +118,20 @@ def test_a_full_queue_is_a_rate_limit(harness: GatewayHarness) -> None:
     pods = harness.start_pods("pod-a", warm=spec)
     busy = harness.predict_in_background(spec, x_test="delay=hold")
     wait_counts(pods, "pod-a", busy=1)
-    answer = ask(harness, "/openai/v1/completions", {"model": spec.name.name})
+    response = ask(harness, "/openai/v1/completions", {"model": spec.name.name})
     pods.control("pod-a", "release")
     assert busy.result().status_code == 200
-    assert answer.status_code == 429
-    assert answer.json()["error"]["type"] == "rate_limit_error"
-    assert int(answer.headers["retry-after"]) >= 1
+    assert response.status_code == 429
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert int(response.headers["retry-after"]) >= 1
 
 
 def test_errors_of_the_pod_are_forwarded_unchanged(harness: GatewayHarness) -> None:
     spec = harness.declare()
     harness.start_pods("pod-a", warm=spec)
     body = orjson.dumps({"model": spec.name.name})
-    answer = ask(harness, "/openai/v1/completions", body, x_test="status=400")
-    assert (answer.status_code, answer.content) == (400, body)
+    response = ask(harness, "/openai/v1/completions", body, x_test="status=400")
+    assert (response.status_code, response.content) == (400, body)
 
 
 def test_a_stream_is_forwarded_chunk_by_chunk(harness: GatewayHarness) -> None:
@@ -139,7 +139,7 @@ def test_a_stream_is_forwarded_chunk_by_chunk(harness: GatewayHarness) -> None:
     pods = harness.start_pods("pod-a", warm=spec)
     with _stream(harness, spec, "pieces=3,gap=hold") as stream:
         pieces = stream.iter_raw()
-        assert next(pieces)  # which came without the others
+        assert next(pieces)  # before the others were sent
         assert harness.metric("pilotlight_gateway_reservations") == 1
         pods.control("pod-a", "release")
         assert sum(map(len, pieces)) > 0
@@ -151,7 +151,7 @@ def test_a_client_that_disconnects_from_a_stream_frees_its_slot(harness: Gateway
     pods = harness.start_pods("pod-a", warm=spec)
     with _stream(harness, spec, "pieces=1000,gap=0.05") as stream:
         assert next(stream.iter_raw())
-    wait_counts(pods, "pod-a", left=1, busy=0)
+    wait_counts(pods, "pod-a", disconnected=1, busy=0)
     harness.wait_idle(pods)
 
 
@@ -173,7 +173,7 @@ def test_a_client_that_disconnects_before_naming_its_model_is_counted(
         connection.sendall(head)
     servers.wait_until(
         lambda: harness.metric("pilotlight_gateway_client_disconnects_total") == before + 1,
-        what="seen",
+        what="disconnect counted",
     )
 
 
@@ -196,7 +196,7 @@ def test_lists_the_models_of_a_namespace(harness: GatewayHarness) -> None:
 
 
 def test_other_methods_are_not_allowed(harness: GatewayHarness) -> None:
-    answer = exchange_bytes(
+    response = exchange_bytes(
         harness.gateway.port, b"GET /openai/v1/completions HTTP/1.1\r\nhost: x\r\n\r\n"
     )
-    assert answer.startswith(b"HTTP/1.1 40")
+    assert response.startswith(b"HTTP/1.1 40")

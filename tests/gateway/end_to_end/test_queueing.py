@@ -1,4 +1,4 @@
-"""Queues, turns, deadlines and loads that are shared, through the real gateway process."""
+"""Queueing, deadlines and shared loads through a real gateway process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_full_queue_is_429(harness: GatewayHarness) -> None:
     assert refused.headers["x-pilotlight-reason"] == "queue-full"
     assert "queue-depth is 2" in refused.json()["error"]
     pods.control("pod-a", "release")
-    assert [answer.result().status_code for answer in held] == [200] * 3
+    assert [response.result().status_code for response in held] == [200] * 3
 
 
 def test_a_queue_timeout_is_504(harness: GatewayHarness) -> None:
@@ -65,7 +65,7 @@ def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(harness: GatewayHarness
     refused = harness.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="2000")
     assert refused.status_code == 504
     assert "deadline passed" in refused.json()["error"]
-    wait_counts(pods, "pod-a", left=1, busy=0)
+    wait_counts(pods, "pod-a", disconnected=1, busy=0)
     harness.wait_idle(pods)
     assert harness.predict(spec).status_code == 200
 
@@ -80,7 +80,7 @@ def test_a_deadline_that_cannot_be_met_is_rejected_at_once(harness: GatewayHarne
         refused = harness.predict(spec, x_pilotlight_deadline_ms="1000")
         return refused.status_code == 504 and "15000 ms" in refused.json()["error"]
 
-    wait_until(asked, what="the measurement counts")
+    wait_until(asked, what="measurement published")
     before = pods.counts("pod-a")["asked"]
     assert asked()
     assert pods.counts("pod-a")["asked"] == before
@@ -90,14 +90,14 @@ def test_tenants_take_turns_at_a_saturated_pod(harness: GatewayHarness) -> None:
     loud = harness.declare(namespace="loud", routing=QUEUEING)
     quiet = harness.declare(namespace="quiet", routing=QUEUEING)
     pods = harness.start_pods("pod-a", warm=(loud, quiet))
-    answers = [harness.predict_in_background(loud, x_test=HOLD, x_request_id="first")]
+    responses = [harness.predict_in_background(loud, x_test=HOLD, x_request_id="first")]
     wait_counts(pods, "pod-a", busy=1)
     for n in range(6):
         spec, name = (loud, "loud") if n < 4 else (quiet, "quiet")
-        answers.append(harness.predict_in_background(spec, x_request_id=f"{name}-{n}"))
+        responses.append(harness.predict_in_background(spec, x_request_id=f"{name}-{n}"))
         harness.wait_queued(n + 1)
     pods.control("pod-a", "release")
-    assert [answer.result().status_code for answer in answers] == [200] * 7
+    assert [response.result().status_code for response in responses] == [200] * 7
     assert pods.counts("pod-a")["order"] == [
         "first", "loud-0", "quiet-4", "loud-1", "quiet-5", "loud-2", "loud-3",
     ]  # fmt: skip
@@ -107,14 +107,14 @@ def test_priority_goes_first_inside_a_tenant(harness: GatewayHarness) -> None:
     low = harness.declare(routing=QUEUEING)
     high = harness.declare(routing=QUEUEING, priority=5)
     pods = harness.start_pods("pod-a", warm=(low, high))
-    answers = [harness.predict_in_background(low, x_test=HOLD, x_request_id="first")]
+    responses = [harness.predict_in_background(low, x_test=HOLD, x_request_id="first")]
     wait_counts(pods, "pod-a", busy=1)
     for n, spec in enumerate((low, high)):
-        answers.append(harness.predict_in_background(spec, x_request_id=("low", "high")[n]))
+        responses.append(harness.predict_in_background(spec, x_request_id=("low", "high")[n]))
         harness.wait_queued(n + 1)
     pods.control("pod-a", "release")
-    for answer in answers:
-        answer.result()
+    for response in responses:
+        response.result()
     assert pods.counts("pod-a")["order"] == ["first", "high", "low"]
 
 
@@ -125,13 +125,15 @@ def test_50_concurrent_first_requests_load_once_and_report_the_tier(
     pods = harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d")
     asked = [harness.predict_in_background(spec, x_test="load=hold") for _ in range(50)]
     harness.wait_queued(49)
-    wait_until(lambda: pods.total("busy") == 1, what="the one that loads is at its pod")
+    wait_until(lambda: pods.total("busy") == 1, what="load started")
     for name in pods.ports:
         pods.control(name, "release")
-    answers = [answer.result() for answer in asked]
-    assert Counter(answer.status_code for answer in answers) == {200: 50}
+    responses = [response.result() for response in asked]
+    assert Counter(response.status_code for response in responses) == {200: 50}
     assert pods.total("loads") == 1
-    assert Counter(answer.headers["x-pilotlight-start"] for answer in answers) == {"remote": 50}
+    assert Counter(response.headers["x-pilotlight-start"] for response in responses) == {
+        "remote": 50
+    }
     assert harness.predict(spec).headers["x-pilotlight-start"] == "warm"
 
 
@@ -139,7 +141,7 @@ def test_50_concurrent_first_requests_under_auto_load_once_per_pod(harness: Gate
     spec = harness.declare(routing=RoutingPolicy.AUTO)
     pods = harness.start_pods("pod-a", "pod-b", "pod-c", "pod-d", slots=2)
     asked = [harness.predict_in_background(spec) for _ in range(50)]
-    assert Counter(answer.result().status_code for answer in asked) == {200: 50}
+    assert Counter(response.result().status_code for response in asked) == {200: 50}
     assert all(pods.counts(name)["loads"] <= 1 for name in pods.ports)
 
 
@@ -166,10 +168,10 @@ def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: Gate
     others = harness.start_pods("pod-b")
     held = harness.predict_in_background(spec, x_test=HOLD)
     wait_counts(pods, "pod-a", busy=1)
-    answer = harness.predict(spec)
-    assert answer.headers["x-pilotlight-pod"] == "pod-b"
-    assert answer.headers["x-pilotlight-reason"] == "cold-warm-busy"
-    assert answer.headers["x-pilotlight-start"] == "remote"
+    response = harness.predict(spec)
+    assert response.headers["x-pilotlight-pod"] == "pod-b"
+    assert response.headers["x-pilotlight-reason"] == "cold-warm-busy"
+    assert response.headers["x-pilotlight-start"] == "remote"
     assert others.counts("pod-b")["loads"] == 1
     pods.control("pod-a", "release")
     assert held.result().headers["x-pilotlight-start"] == "warm"
@@ -181,11 +183,11 @@ def test_remote_proxying_infers_at_the_warm_pod(harness: GatewayHarness) -> None
     held = harness.predict_in_background(spec, x_test="around=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
     others = harness.start_pods("pod-b")
-    answer = harness.predict(spec)
-    assert answer.headers["x-pilotlight-pod"] == "pod-b"
-    assert answer.headers["x-pilotlight-predict-pod"] == "pod-a"
-    assert answer.headers["x-pilotlight-reason"] == "warm-remote"
-    assert answer.headers["x-pilotlight-start"] == "warm"
+    response = harness.predict(spec)
+    assert response.headers["x-pilotlight-pod"] == "pod-b"
+    assert response.headers["x-pilotlight-predict-pod"] == "pod-a"
+    assert response.headers["x-pilotlight-reason"] == "warm-remote"
+    assert response.headers["x-pilotlight-start"] == "warm"
     assert others.counts("pod-b")["loads"] == 0
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
@@ -198,8 +200,8 @@ def test_remote_proxying_respects_the_target(harness: GatewayHarness) -> None:
     held = harness.predict_in_background(spec, x_test="delay=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
     others = harness.start_pods("pod-b")
-    answer = harness.predict(spec)
-    assert answer.headers["x-pilotlight-predict-pod"] == "pod-b"
+    response = harness.predict(spec)
+    assert response.headers["x-pilotlight-predict-pod"] == "pod-b"
     assert others.counts("pod-b")["loads"] == 1
     pods.control("pod-a", "release")
     assert held.result().status_code == 200

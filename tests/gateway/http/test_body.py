@@ -1,4 +1,4 @@
-"""A request's body: counted, held while small, streamed once otherwise."""
+"""Request bodies: counted, buffered while small, otherwise streamed once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 
 
 @dataclass
-class Pieces:
-    """A body that comes piece by piece, and how it ends."""
+class FakeSource:
+    """A body that arrives in chunks; `ends`: `whole`, `gone` (disconnect) or `stalls`."""
 
-    left: list[bytes]
+    remaining: list[bytes]
     ends: str
     is_complete: bool = False
 
@@ -30,26 +30,26 @@ class Pieces:
         return []
 
     async def receive_chunks(self) -> list[bytes]:
-        if not self.left and self.ends == "gone":
+        if not self.remaining and self.ends == "gone":
             raise ClientDisconnected
-        if not self.left:
+        if not self.remaining:
             await asyncio.Event().wait()
-        piece = self.left.pop(0)
-        self.is_complete = not self.left and self.ends == "whole"
-        return [piece]
+        chunk = self.remaining.pop(0)
+        self.is_complete = not self.remaining and self.ends == "whole"
+        return [chunk]
 
 
 def body_of(
     *chunks: bytes, declared: int | None = None, ends: str = "whole"
 ) -> Callable[[], RequestBody]:
-    return lambda: RequestBody(Pieces(list(chunks), ends), declared, LIMITS)
+    return lambda: RequestBody(FakeSource(list(chunks), ends), declared, LIMITS)
 
 
 def run(
-    made: Callable[[], RequestBody], use: Callable[[RequestBody], Coroutine[Any, Any, None]]
+    create: Callable[[], RequestBody], use: Callable[[RequestBody], Coroutine[Any, Any, None]]
 ) -> None:
     async def inside() -> None:
-        await use(made())
+        await use(create())
 
     asyncio.run(inside())
 

@@ -1,4 +1,4 @@
-"""What is read of headers, what is passed on, what stays here."""
+"""Headers that are read, forwarded and dropped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_header_is_forwarded(name: str) -> None:
 
 
 def test_blanks_after_a_value_are_removed() -> None:
-    """The parser leaves them in (RFC 9110, section 5.5)."""
+    """The parser does not (RFC 9110, section 5.5)."""
     read = read_headers([(b"content-length", b"12 "), (b"x-request-id", b"mine\t")])
     assert (read.content_length, read.request_id) == (12, "mine")
 
@@ -99,7 +99,7 @@ def test_an_invalid_header_is_rejected_with_the_allowed_values(
 
 
 def test_response_headers_are_split_into_forwarded_and_read() -> None:
-    answer = read_response(
+    response = read_response(
         [
             (b"content-type", b"application/json"),
             (b"connection", b"close"),
@@ -112,9 +112,9 @@ def test_response_headers_are_split_into_forwarded_and_read() -> None:
             (b"server-timing", b"load;dur=5, infer;dur=1.5;desc=x, odd, bad;dur=?"),
         ]
     )
-    assert b"".join(answer.forwarded) == b"content-type: application/json\r\n"
-    assert not answer.has_length
-    assert (answer.pod, answer.predict_pod, answer.start) == (b"pod-a", b"pod-b", "disk")
-    assert answer.not_executed == "slots"
-    assert answer.stages_ms is not None
-    assert answer.stages_ms["load"] == 5
+    assert b"".join(response.forwarded) == b"content-type: application/json\r\n"
+    assert not response.has_length
+    assert (response.pod, response.predict_pod, response.start) == (b"pod-a", b"pod-b", "disk")
+    assert response.not_executed == "slots"
+    assert response.stages_ms is not None
+    assert response.stages_ms["load"] == 5

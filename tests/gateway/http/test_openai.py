@@ -1,4 +1,4 @@
-"""Which model an OpenAI body names, found without reading the body whole."""
+"""The model that an OpenAI body names, read without parsing the whole body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from registry.domain.model import ModelName
     "beginning",
     [
         pytest.param(b'{"model": "chat"}', id="alone"),
-        pytest.param(b'{"model":"chat","messages":[', id="rest-not-here"),
+        pytest.param(b'{"model":"chat","messages":[', id="incomplete"),
         pytest.param(b'{"messages": [{"model": "x"}], "model": "chat"', id="key-of-a-message"),
         pytest.param(b'{"prompt": "\\"model\\": \\"x\\"", "model": "chat"', id="inside-a-string"),
         pytest.param(b'{"stop": ["model", "x"], "model": "chat"', id="element-of-a-list"),
@@ -58,16 +58,16 @@ def test_rejects_names_of_other_namespaces(name: str) -> None:
     assert parse_model_name("chat") == ModelName("default", "chat")
 
 
-class Pieces:
-    """A body that comes in pieces."""
+class ChunkedBody:
+    """A body that arrives in chunks."""
 
-    def __init__(self, *pieces: bytes) -> None:
-        self.left = list(pieces)
-        self.asked = 0
+    def __init__(self, *chunks: bytes) -> None:
+        self.remaining = list(chunks)
+        self.calls = 0
 
     @property
     def is_complete(self) -> bool:
-        return not self.left
+        return not self.remaining
 
     @is_complete.setter
     def is_complete(self, value: bool) -> None:
@@ -77,40 +77,40 @@ class Pieces:
         return []
 
     async def receive_chunks(self) -> list[bytes]:
-        self.asked += 1
-        return [self.left.pop(0)] if self.left else []
+        self.calls += 1
+        return [self.remaining.pop(0)] if self.remaining else []
 
 
-def look(source: Pieces, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBody]:
+def read_name(source: ChunkedBody, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBody]:
     body = RequestBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
     return asyncio.run(body.read_model_field()), body
 
 
 def test_reads_the_body_no_further_than_the_name() -> None:
-    source = Pieces(b'{"model": "chat", "prompt": "' + b"x" * 5000, *[b"x" * 1000] * 50, b'"}')
-    name, body = look(source)
+    source = ChunkedBody(b'{"model": "chat", "prompt": "' + b"x" * 5000, *[b"x" * 1000] * 50, b'"}')
+    name, body = read_name(source)
     assert name == "chat"
-    assert source.asked == 1
+    assert source.calls == 1
     assert len(body.buffered) == 1
 
 
 def test_reads_a_name_after_a_long_prompt() -> None:
-    source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
-    name, body = look(source)
+    source = ChunkedBody(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
+    name, body = read_name(source)
     assert name == "chat"
     assert body.is_complete
     assert orjson.loads(b"".join(body.buffered))["model"] == "chat"
 
 
 def test_rejects_a_name_beyond_the_buffer_limit() -> None:
-    source = Pieces(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
+    source = ChunkedBody(b'{"prompt": "', *[b"x" * 10_000] * 20, b'", "model": "chat"}')
     with pytest.raises(BadRequest, match="must name a 'model'"):
-        look(source, buffer_bytes=50_000)
+        read_name(source, buffer_bytes=50_000)
     assert not source.is_complete
 
 
 def test_scans_a_megabyte_of_brackets_in_seconds() -> None:
     began_s = time.process_time()
     with pytest.raises(BadRequest):
-        look(Pieces(b'{"a": ' + b"[" * 1_000_000))
+        read_name(ChunkedBody(b'{"a": ' + b"[" * 1_000_000))
     assert time.process_time() - began_s < 10

@@ -1,4 +1,4 @@
-"""Which model a path or a Host header names."""
+"""The model that a path or a Host header names."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ KNOWN = {
     ],
 )
 def test_resolves_an_inference_path(path: str, host: str, model: str, pod_path: str) -> None:
-    place = parse_path(path, host, KNOWN)
-    assert is_inference(place.path)
-    target = target_of(place)
+    model_path = parse_path(path, host, KNOWN)
+    assert is_inference(model_path.path)
+    target = target_of(model_path)
     assert str(target.model) == model
     assert target.pod_path == pod_path.encode()
     assert target.name == "m"
@@ -156,7 +156,7 @@ def test_other_paths_keep_the_namespace_of_their_prefix() -> None:
 
 
 def test_long_paths_are_not_cached() -> None:
-    """Clients choose them: thousands, of any length, would fill the memory."""
+    """Clients choose them: thousands of any length would fill the memory."""
     targets = TargetResolver(ClusterState())
     for host in (b"x", b"x" * 100_000):
         for path in (b"/v1/models/m:predict", b"/v1/models/%b:predict" % (b"m" * 100_000)):

@@ -1,4 +1,4 @@
-"""Client connections on their own: what a front is given, whatever a client sends, and when."""
+"""Client connections with a test's own handler of inference requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
-Serve = Callable[[ClientRequest], Awaitable[None]]
+Handle = Callable[[ClientRequest], Awaitable[None]]
 
 TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
@@ -40,7 +40,7 @@ def find_target(path: bytes, host: bytes) -> ModelTarget | None:
 
 
 async def not_inference(scope: Any, receive: Any, send: Any) -> None:
-    """An ASGI application that sends a body back."""
+    """An ASGI application that echoes the body."""
     body, is_whole = b"", False
     while not is_whole:
         message = await receive()
@@ -53,22 +53,22 @@ async def not_inference(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def connected(
-    serve: Serve, *, keep_alive_s: int = 75
+    handle: Handle, *, keep_alive_s: int = 75
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
-    """A client's connection to a server with such a front, and the server's side of it."""
+    """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
-    made: list[GatewayProtocol] = []
-    make = partial(GatewayProtocol, find_target, serve, config=config, app_state={})
+    protocols: list[GatewayProtocol] = []
+    make = partial(GatewayProtocol, find_target, handle, config=config, app_state={})
 
     def protocol() -> GatewayProtocol:
-        made.append(make(server_state=ServerState()))
-        return made[-1]
+        protocols.append(make(server_state=ServerState()))
+        return protocols[-1]
 
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     async with server, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
-            yield reader, writer, made
+            yield reader, writer, protocols
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):
@@ -76,33 +76,33 @@ async def connected(
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test on the gateway's own kind of loop."""
+    """Run a test on the event loop that the gateway uses."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test)
 
 
 async def body_of(client: ClientRequest) -> bytes:
-    pieces: list[bytes] = []
-    while not client.is_complete or not pieces:
-        pieces += await client.receive_chunks()
+    chunks: list[bytes] = []
+    while not client.is_complete or not chunks:
+        chunks += await client.receive_chunks()
         if client.is_complete:
             break
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 async def echo(client: ClientRequest) -> None:
     client.respond(200, [], await body_of(client))
 
 
-async def an_answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next answer."""
+async def read_response(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next response."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head
     return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
 
 
 def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
-    """Java's own client offers h2c with its first request, whatever it sends."""
+    """Java's own client offers h2c with its first request."""
 
     async def test() -> None:
         for head in (HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")):
@@ -112,8 +112,8 @@ def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
                 writer.write(head + offer % len(body) + body[:5])
                 await asyncio.sleep(0.05)
                 writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
-                assert await an_answer(reader) == body
-                assert await an_answer(reader) == b"ok"
+                assert await read_response(reader) == body
+                assert await read_response(reader) == b"ok"
 
     run(test())
 
@@ -127,7 +127,7 @@ def test_trailers_are_not_added_to_the_headers() -> None:
         async with connected(names) as (reader, writer, _):
             chunks = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: me\r\n\r\n"
             writer.write(HEAD + chunks)
-            assert await an_answer(reader) == b"host,transfer-encoding"
+            assert await read_response(reader) == b"host,transfer-encoding"
 
     run(test())
 
@@ -146,12 +146,12 @@ def test_a_running_request_is_notified_of_a_disconnect_despite_pipelining() -> N
 
         for second in (HEAD, b"GET /other HTTP/1.1\r\nhost: x\r\n"):
             gone.clear()
-            async with connected(stream) as (reader, writer, made):
+            async with connected(stream) as (reader, writer, protocols):
                 writer.write(HEAD + b"\r\n" + second + b"\r\n")
                 await reader.readexactly(1000)
                 writer.transport.abort()
                 await gone.wait()
-                await eventually(lambda: not made[0].tasks)
+                await eventually(lambda: not protocols[0].tasks)
 
     run(test())
 
@@ -165,12 +165,12 @@ def test_a_client_that_does_not_read_is_not_served_further() -> None:
             served += 1
             client.respond(200, [], b"x" * 1_000_000)
 
-        async with connected(large) as (reader, writer, made):
+        async with connected(large) as (reader, writer, protocols):
             writer.write((HEAD + b"\r\n") * 100)
             await asyncio.sleep(0.3)
-            assert made[0].transport.get_write_buffer_size() < 3_000_000
+            assert protocols[0].transport.get_write_buffer_size() < 3_000_000
             for _ in range(100):
-                assert len(await an_answer(reader)) == 1_000_000
+                assert len(await read_response(reader)) == 1_000_000
             assert served == 100
 
     run(test())
@@ -189,33 +189,33 @@ def test_a_connection_is_not_idle_while_a_request_runs() -> None:
             writer.write(HEAD + b"\r\n" + HEAD)
             await asyncio.sleep(0.05)
             release[0].set()
-            assert await an_answer(reader) == b"ok"
-            writer.write(b"\r\n")  # the second began before the first was answered
+            assert await read_response(reader) == b"ok"
+            writer.write(b"\r\n")  # the second began before the first response
             await asyncio.sleep(1.2)
             release[1].set()
-            assert await an_answer(reader) == b"ok"
+            assert await read_response(reader) == b"ok"
 
     run(test())
 
 
-@pytest.mark.parametrize("begun", [b"", HEAD, b"POST /v2/models/m/infer HT"])
-def test_closes_a_connection_without_a_complete_head(begun: bytes) -> None:
+@pytest.mark.parametrize("beginning", [b"", HEAD, b"POST /v2/models/m/infer HT"])
+def test_closes_a_connection_without_a_complete_head(beginning: bytes) -> None:
     async def test() -> None:
-        async with connected(echo, keep_alive_s=1) as (reader, writer, made):
-            writer.write(begun)
+        async with connected(echo, keep_alive_s=1) as (reader, writer, protocols):
+            writer.write(beginning)
             assert await reader.read() == b""
-            await eventually(lambda: not made[0].connections)
+            await eventually(lambda: not protocols[0].connections)
 
     run(test())
 
 
 @pytest.mark.parametrize(
-    ("begun", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
+    ("beginning", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
 )
-def test_rejects_an_endless_head(begun: bytes, more: bytes) -> None:
+def test_rejects_an_endless_head(beginning: bytes, more: bytes) -> None:
     async def test() -> None:
         async with connected(echo) as (reader, writer, _):
-            writer.write(begun + more * (MAX_HEAD_BYTES // len(more)))
+            writer.write(beginning + more * (MAX_HEAD_BYTES // len(more)))
             assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
 
     run(test())
@@ -224,11 +224,11 @@ def test_rejects_an_endless_head(begun: bytes, more: bytes) -> None:
 def test_counts_the_head_of_each_request_separately() -> None:
     async def test() -> None:
         async with connected(echo) as (reader, writer, _):
-            for _ in range(3):  # each is counted by itself
+            for _ in range(3):  # each is counted separately
                 writer.write(HEAD + b"x-long: " + b"y" * (MAX_HEAD_BYTES // 2))
                 await asyncio.sleep(0.02)
                 writer.write(b"\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000)
-                assert await an_answer(reader) == b"z" * 100_000
+                assert await read_response(reader) == b"z" * 100_000
 
     run(test())
 
@@ -255,17 +255,17 @@ def test_aborting_a_response_does_not_wait_for_the_client() -> None:
             client.abort_response()
             broken.set()
 
-        async with connected(broken_off) as (_, writer, made):
+        async with connected(broken_off) as (_, writer, protocols):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(HEAD + b"\r\n")
             await broken.wait()
-            await eventually(lambda: not made[0].connections)
+            await eventually(lambda: not protocols[0].connections)
 
     run(test())
 
 
 def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(tmp_path: Path) -> None:
-    """The registry is asked before anything listens for the client's end."""
+    """The model is looked up before `on_disconnect` is set."""
 
     async def test() -> None:
         asked: list[asyncio.StreamWriter] = []
@@ -284,16 +284,16 @@ def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(tmp_pat
                 await harness.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
                 models = app._watch.state.models
                 await eventually(lambda: app._watch.state.holders(spec.key))
-                async with connected(app.infer) as (_, writer, made):
-                    del models[spec.name]  # as if its push had not arrived
+                async with connected(app.infer) as (_, writer, protocols):
+                    del models[spec.name]  # as if its update had not arrived
                     assert redis.process is not None
                     redis.process.send_signal(signal.SIGSTOP)
                     writer.write(HEAD + b"\r\n")
-                    await eventually(lambda: made and made[0].tasks)
+                    await eventually(lambda: protocols and protocols[0].tasks)
                     writer.transport.abort()
-                    await eventually(lambda: made[0].cycle.disconnected)
+                    await eventually(lambda: protocols[0].cycle.disconnected)
                     redis.process.send_signal(signal.SIGCONT)
-                    await eventually(lambda: not made[0].tasks)
+                    await eventually(lambda: not protocols[0].tasks)
                 assert spec.name in models
         assert not asked
 

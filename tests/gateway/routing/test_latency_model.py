@@ -1,4 +1,4 @@
-"""The forecasts against numbers worked out by hand from Liu 2025, section 6.5, equations 1-3."""
+"""Forecasts compared with values computed by hand from Liu 2025, section 6.5, equations 1-3."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLD_S = 1.8
         pytest.param(PodSketch(A, "disk"), 0.2 + HOLD_S, id="from-disk"),
         pytest.param(PodSketch(A, "warm", slots=4, busy=2), 0.6 + HOLD_S, id="behind-two"),
         pytest.param(
-            PodSketch(A, slots=9, busy=2), 0.8 + HOLD_S, id="the-backlog-drains-while-it-loads"
+            PodSketch(A, slots=9, busy=2), 0.8 + HOLD_S, id="a-backlog-shorter-than-the-load"
         ),
         pytest.param(
             PodSketch(A, slots=9, busy=4), 1.2 + HOLD_S, id="a-backlog-longer-than-the-load"
@@ -41,7 +41,7 @@ HOLD_S = 1.8
         pytest.param(
             PodSketch(A, "loading:remote", slots=2, loading_since_s=NOW_S - 1.0),
             1.0 + HOLD_S,
-            id="a-load-that-is-late-takes-as-long-again",
+            id="a-late-load-takes-as-long-again",
         ),
     ],
 )
@@ -63,7 +63,7 @@ def test_requests_in_shared_batches_count_with_their_share() -> None:
     ("pod", "ahead", "expected_s"),
     [
         pytest.param(PodSketch(A, "warm", busy=1), 0, 2 * HOLD_S, id="behind-one"),
-        pytest.param(PodSketch(A, "warm", busy=1), 2, 4 * HOLD_S, id="behind-one-and-two-waiting"),
+        pytest.param(PodSketch(A, "warm", busy=1), 2, 4 * HOLD_S, id="behind-one-and-two-queued"),
         pytest.param(PodSketch(A, "warm", slots=2, busy=2), 1, 2 * HOLD_S, id="two-slots"),
         pytest.param(PodSketch(A, "warm", slots=2, busy=2), 2, 3 * HOLD_S, id="two-slots-odd"),
         pytest.param(PodSketch(A, "loading:remote", busy=1), 0, 0.8 + 2 * HOLD_S, id="warming"),
@@ -71,7 +71,10 @@ def test_requests_in_shared_batches_count_with_their_share() -> None:
             PodSketch(A, "warm", busy=1, ongoing=0), 0, 1.0 + HOLD_S, id="only-postprocessing-left"
         ),
         pytest.param(
-            PodSketch(A, "warm", slots=2, busy=2, ongoing=1), 1, 2 * HOLD_S, id="one-of-two-is-past"
+            PodSketch(A, "warm", slots=2, busy=2, ongoing=1),
+            1,
+            2 * HOLD_S,
+            id="one-of-two-is-past-inference",
         ),
         pytest.param(
             PodSketch(A, "warm", busy=1, ongoing=9),
@@ -119,14 +122,18 @@ def test_a_queue_drains_through_all_pods_that_hold_the_model() -> None:
     ("pod", "expected_s"),
     [
         pytest.param(PodSketch(A, "warm"), 0.6 + HOLD_S, id="the-network-alone"),
-        pytest.param(PodSketch(A, "warm", busy=1), 0.6 + HOLD_S, id="a-backlog-within-the-hop"),
         pytest.param(
-            PodSketch(A, "warm", slots=3, busy=3), 0.9 + HOLD_S, id="a-backlog-longer-than-the-hop"
+            PodSketch(A, "warm", busy=1), 0.6 + HOLD_S, id="a-backlog-shorter-than-the-transfer"
+        ),
+        pytest.param(
+            PodSketch(A, "warm", slots=3, busy=3),
+            0.9 + HOLD_S,
+            id="a-backlog-longer-than-the-transfer",
         ),
         pytest.param(
             PodSketch(A, "loading:remote", busy=1),
             0.8 + 0.3 + HOLD_S,
-            id="behind-the-load-and-the-one-that-waits-for-it",
+            id="behind-a-load-and-the-request-that-waits-for-it",
         ),
     ],
 )
@@ -162,7 +169,7 @@ def test_an_unmeasured_load_makes_the_forecast_unmeasured() -> None:
 def test_estimates_a_decision_without_forecast() -> None:
     pods = (PodSketch(A, "warm"), PodSketch("pod-b", "disk"))
     state = cluster(*pods, measured=TIMES)
-    here = SendTo(A, A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]  # not looked at
+    here = SendTo(A, A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]  # not read
     there = SendTo("pod-b", A, LoadMode.WARM, reason=None)  # type: ignore[arg-type]
     assert estimate_of(here, request(), state, NOW_S).seconds == pytest.approx(HOLD_S)
     assert estimate_of(there, request(), state, NOW_S).seconds == pytest.approx(0.6 + HOLD_S)
@@ -177,10 +184,10 @@ def test_estimates_a_decision_without_forecast() -> None:
 def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, at: str) -> None:
     def forecasts(busy: int, ahead: int) -> list[float]:
         state = cluster(PodSketch(A, at, slots=slots, busy=busy), measured=TIMES)
-        pod, asked = state.pods[A], request(ahead=ahead)
-        forecasts = [run_at(pod, asked, state, NOW_S)]
-        forecasts.append(proxy_to(pod, pod, asked, state, NOW_S))
-        forecasts.append(wait_for([pod], asked, state, NOW_S))
+        pod, view = state.pods[A], request(ahead=ahead)
+        forecasts = [run_at(pod, view, state, NOW_S)]
+        forecasts.append(proxy_to(pod, pod, view, state, NOW_S))
+        forecasts.append(wait_for([pod], view, state, NOW_S))
         return [forecast.seconds for forecast in forecasts]
 
     less = forecasts(busy, ahead)
@@ -189,7 +196,7 @@ def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, a
 
 
 def test_device_time_of_other_requests_counts_only_if_measured() -> None:
-    """A prior of half a second, times three others, would be dearer than any load."""
+    """A prior of half a second times three requests would exceed any load."""
     busy = PodSketch(A, "warm", slots=3, busy=3)
     state = cluster(busy, measured={"load:remote": 0.25})
     hold_s = PRIORS.infer_s + PRIORS.preprocess_s + PRIORS.postprocess_s

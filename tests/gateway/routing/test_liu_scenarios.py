@@ -1,4 +1,4 @@
-"""Liu 2025, sections 6.4.1-6.4.3, scaled: `auto` decides as the winner of each does."""
+"""Liu 2025, sections 6.4.1-6.4.3, scaled: `auto` decides like the winner of each scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST_NETWORK = Liu(around_s=1.5, network_s=0.002)
 
 
 def second_request(policy: RoutingPolicy, times: Liu, first: PodSketch) -> Decision:
-    """The decision for the second of two concurrent requests, the first being at `first`."""
+    """The decision for the second of two concurrent requests; the first runs at `first`."""
     state = cluster(first, *IDLE, measured=times.measured)
     return ROUTING_POLICIES[policy](request(), state, NOW_S)
 

@@ -1,4 +1,4 @@
-"""Pods that are kept ranked are those that ranking all of them anew would find."""
+"""The index of pods finds the same pods as a scan over all of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ changes = st.tuples(
         st.tuples(st.just("phase"), st.sampled_from(list(PodPhase))),
         st.tuples(st.just("is_suspect"), st.booleans()),
         st.tuples(st.just("used_bytes"), st.sampled_from([{}, {"device": 50}, {"device": 100}])),
-        st.just(("goes", None)),
-        st.tuples(st.just("comes"), st.integers(1, 3)),
+        st.just(("removed", None)),
+        st.tuples(st.just("added"), st.integers(1, 3)),
     ),
 )
 
@@ -35,18 +35,21 @@ def test_the_index_finds_the_pod_that_a_scan_finds_after_every_change(
     state = ClusterState()
     for name in NAMES:
         state.pods[name] = pod(name, slots=2)
-    for (name, (what, value)), draw, but in steps:
-        if what == "comes":
+    for (name, (what, value)), draw, excluded in steps:
+        if what == "added":
             state.pods[name] = pod(name, slots=int(str(value)))
-        elif name in state.pods and what == "goes":
+        elif name in state.pods and what == "removed":
             del state.pods[name]
         elif name in state.pods:
             setattr(state.pods[name], what, value)
-        free = [each for each in free_pods(state) if each.name not in but]
+        free = [each for each in free_pods(state) if each.name not in excluded]
         expected = (
             (least_loaded(free, draw), most_free_memory(free, draw)) if free else (None, None)
         )
-        assert (state.least_loaded(draw, but), state.most_free_memory(draw, but)) == expected
+        assert (
+            state.least_loaded(draw, excluded),
+            state.most_free_memory(draw, excluded),
+        ) == expected
 
 
 def pod(name: str, *, slots: int) -> PodState:

@@ -1,4 +1,4 @@
-"""What no routing policy ever does, whatever the cluster looks like."""
+"""Invariants of routing policies for random clusters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.routing.decision import Decision
     from registry.domain.cluster import ClusterState
 
-PLACES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]
+RESIDENCIES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]
 
 
 @st.composite
@@ -31,7 +31,7 @@ def pods(draw: st.DrawFn, name: str) -> PodSketch:
     slots = draw(st.integers(1, 3))
     return PodSketch(
         name,
-        draw(st.sampled_from(PLACES)),
+        draw(st.sampled_from(RESIDENCIES)),
         slots=slots,
         busy=draw(st.integers(0, slots)),
         ongoing=draw(st.integers(0, 4)),
@@ -82,7 +82,7 @@ def test_sends_only_to_accepting_pods_within_their_bounds(
         assert entry.slots_busy < entry.slots
         if predict is not entry:
             assert decision.target_ongoing == 3
-        if decision.target_ongoing:  # the registry refuses it at a pod that has as many
+        if decision.target_ongoing:  # the registry refuses it at a pod at the target
             assert predict.inferring < decision.target_ongoing
 
 
@@ -141,8 +141,8 @@ def test_auto_never_proxies_to_a_pod_with_a_free_slot(
     state = cluster(*pods, measured=measured)
     decision = decide(RoutingPolicy.AUTO, state, draw=draw)
     if isinstance(decision, SendTo) and decision.mode is LoadMode.WARM:
-        is_there = decision.entry == decision.predict
-        assert is_there or not state.pods[decision.predict].has_free_slot
+        is_local = decision.entry == decision.predict
+        assert is_local or not state.pods[decision.predict].has_free_slot
 
 
 @given(policies, clusters(), times, draws)
@@ -211,12 +211,12 @@ def test_more_load_never_makes_a_pod_chosen(
 def test_random_chooses_pods_uniformly_by_draw(policy: RoutingPolicy) -> None:
     state = cluster(*(PodSketch(f"pod-{n}", "warm" if n == 0 else "nothing") for n in range(8)))
     count = 8_000
-    touched = Counter(
+    chosen = Counter(
         decision.entry
         for n in range(count)
         if isinstance(decision := decide(policy, state, draw=(n + 0.5) / count), SendTo)
     )
-    assert set(touched.values()) == {count // 8}
+    assert set(chosen.values()) == {count // 8}
 
 
 def test_ties_are_broken_by_the_draw() -> None:
@@ -237,20 +237,24 @@ def test_a_request_that_cannot_be_placed_would_be_routed_to_wait(
     measured: dict[str, float],
     draw: float,
     target: int,
-    knows_load: bool,
+    has_awaited_tier: bool,
 ) -> None:
     declared = ModelSpec(ModelName("default", "m"), "file:///m").key
     state = cluster(*sketches, key=declared, measured=measured)
     spec = declare(state, routing=policy, target_ongoing_requests=target)
     assert spec.key == declared
-    arrival = IncomingRequest("r", spec.name, NOW_S, draw, 1)
-    least = min((pod.inferring for pod in state.pods.values()), default=0)
+    incoming = IncomingRequest("r", spec.name, NOW_S, draw, 1)
+    min_inferring = min((pod.inferring for pod in state.pods.values()), default=0)
     if cannot_be_placed(
-        arrival, state.models, state, min_inferring=least, has_awaited_tier=knows_load
+        incoming,
+        state.models,
+        state,
+        min_inferring=min_inferring,
+        has_awaited_tier=has_awaited_tier,
     ):
-        decision = route_request(arrival, state.models, state, now_s=NOW_S).decision
+        decision = route_request(incoming, state.models, state, now_s=NOW_S).decision
         assert isinstance(decision, Wait)
-        assert knows_load or decision.reason is not Reason.QUEUE_WARMING
+        assert has_awaited_tier or decision.reason is not Reason.QUEUE_WARMING
 
 
 def test_remote_proxy_cannot_place_a_request_if_every_pod_is_at_the_target() -> None:
@@ -258,8 +262,8 @@ def test_remote_proxy_cannot_place_a_request_if_every_pod_is_at_the_target() -> 
     pod = PodSketch("pod-a", "warm", slots=8, busy=3, ongoing=3)
     state = cluster(pod, key=declared)
     spec = declare(state, routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=3)
-    arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 1)
-    assert cannot_be_placed(arrival, state.models, state, min_inferring=3, has_awaited_tier=False)
+    incoming = IncomingRequest("r", spec.name, NOW_S, 0.0, 1)
+    assert cannot_be_placed(incoming, state.models, state, min_inferring=3, has_awaited_tier=False)
     assert not cannot_be_placed(
-        arrival, state.models, state, min_inferring=2, has_awaited_tier=False
+        incoming, state.models, state, min_inferring=2, has_awaited_tier=False
     )

@@ -1,4 +1,4 @@
-"""One decision with the model's record and the deadline: what is refused, and when."""
+"""Routing of one request by its model's record, its deadline and the policy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MEASURED = {
 }  # fmt: skip
 
 
-def decided(state: ClusterState, **fields: Any) -> RoutingResult:
-    arrival = IncomingRequest(
+def routed(state: ClusterState, **fields: Any) -> RoutingResult:
+    request = IncomingRequest(
         **{"id": "r", "model": NAME, "arrival_s": NOW_S, "draw": 0.0, "sequence": 1, **fields}
     )
-    return route_request(arrival, state.models, state, now_s=NOW_S)
+    return route_request(request, state.models, state, now_s=NOW_S)
 
 
 def a_cluster(*pods: PodSketch, measured: dict[str, float] | None = None) -> ClusterState:
@@ -41,7 +41,7 @@ def failure(**fields: Any) -> LoadFailure:
 
 
 def test_rejects_a_request_for_a_deleted_model() -> None:
-    decision = decided(a_cluster(PodSketch("pod-a"))).decision
+    decision = routed(a_cluster(PodSketch("pod-a"))).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.MODEL_GONE
 
@@ -49,14 +49,14 @@ def test_rejects_a_request_for_a_deleted_model() -> None:
 def test_uses_the_policy_of_the_model() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
-    assert decided(state).decision == Wait(Reason.QUEUE_WARM_BUSY)
-    assert decided(state).policy is RoutingPolicy.COLOCATION_QUEUEING
+    assert routed(state).decision == Wait(Reason.QUEUE_WARM_BUSY)
+    assert routed(state).policy is RoutingPolicy.COLOCATION_QUEUEING
 
 
 def test_the_policy_of_the_request_overrides_that_of_the_model() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
-    found = decided(state, policy=RoutingPolicy.COLOCATION)
+    found = routed(state, policy=RoutingPolicy.COLOCATION)
     assert isinstance(found.decision, SendTo)
     assert found.policy is RoutingPolicy.COLOCATION
 
@@ -65,11 +65,11 @@ def test_the_previous_generation_serves_until_the_new_one_is_warm() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"))
     old = ModelSpec(NAME, "file:///m")
     declare(state, "m", previous=old)
-    assert decided(state).spec == old
+    assert routed(state).spec == old
 
 
 @pytest.mark.parametrize(
-    ("left_s", "is_refused"),
+    ("left_s", "is_rejected"),
     [
         pytest.param(0.2, True, id="shorter-than-the-forecast"),
         pytest.param(0.4, False, id="longer-than-the-forecast"),
@@ -77,12 +77,12 @@ def test_the_previous_generation_serves_until_the_new_one_is_warm() -> None:
 )
 @pytest.mark.parametrize("policy", list(RoutingPolicy))
 def test_a_measured_forecast_past_the_deadline_is_rejected(
-    policy: RoutingPolicy, left_s: float, is_refused: bool
+    policy: RoutingPolicy, left_s: float, is_rejected: bool
 ) -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
     declare(state, routing=policy)
-    decision = decided(state, deadline_s=NOW_S + left_s).decision
-    assert isinstance(decision, Reject) is is_refused
+    decision = routed(state, deadline_s=NOW_S + left_s).decision
+    assert isinstance(decision, Reject) is is_rejected
     if isinstance(decision, Reject):
         assert decision.reason is Reason.DEADLINE
         assert "300 ms" in decision.message
@@ -92,7 +92,7 @@ def test_a_measured_forecast_past_the_deadline_is_rejected(
 def test_an_unmeasured_forecast_is_never_rejected(policy: RoutingPolicy) -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), PodSketch("pod-b"))
     declare(state, routing=policy)
-    assert isinstance(decided(state, deadline_s=NOW_S + 0.001).decision, SendTo)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.001).decision, SendTo)
 
 
 def test_a_cold_start_is_rejected_only_if_the_load_is_measured() -> None:
@@ -100,28 +100,28 @@ def test_a_cold_start_is_rejected_only_if_the_load_is_measured() -> None:
     for measured, kind in ((MEASURED, Reject), (partly, SendTo)):
         state = a_cluster(PodSketch("pod-a"), measured=measured)
         declare(state, routing=RoutingPolicy.COLOCATION)
-        assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, kind)
+        assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, kind)
 
 
 def test_without_permission_to_load_a_cold_request_waits() -> None:
     cold, warm = a_cluster(PodSketch("pod-a")), a_cluster(PodSketch("pod-a", "warm"))
     for state, expected in ((cold, Wait), (warm, SendTo)):
         declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
-        arrival = IncomingRequest("r", NAME, NOW_S, 0.0, 1)
-        found = route_request(arrival, state.models, state, now_s=NOW_S, may_load=False)
+        request = IncomingRequest("r", NAME, NOW_S, 0.0, 1)
+        found = route_request(request, state.models, state, now_s=NOW_S, may_load=False)
         assert isinstance(found.decision, expected)
 
 
 def test_a_due_time_is_no_reason_to_reject() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
     declare(state, routing=RoutingPolicy.COLOCATION_QUEUEING)
-    assert isinstance(decided(state, due_s=NOW_S - 1.0).decision, SendTo)
+    assert isinstance(routed(state, due_s=NOW_S - 1.0).decision, SendTo)
 
 
 def test_rejects_a_request_past_its_deadline() -> None:
     state = a_cluster(PodSketch("pod-a", "warm"))
     declare(state)
-    decision = decided(state, deadline_s=NOW_S - 0.001).decision
+    decision = routed(state, deadline_s=NOW_S - 0.001).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.DEADLINE
 
@@ -129,14 +129,14 @@ def test_rejects_a_request_past_its_deadline() -> None:
 def test_rejects_a_wait_that_is_forecast_past_the_deadline() -> None:
     state = a_cluster(PodSketch("pod-a", "warm", busy=1), measured=MEASURED)
     declare(state)
-    assert isinstance(decided(state, deadline_s=NOW_S + 0.5).decision, Reject)
-    assert isinstance(decided(state, deadline_s=NOW_S + 0.7).decision, Wait)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, Reject)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.7).decision, Wait)
 
 
 def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
     state = a_cluster(PodSketch("pod-a"))
     declare(state, failure=failure(http_status=507))
-    decision = decided(state).decision
+    decision = routed(state).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.LOAD_FAILED
     assert decision.retry_after_s == pytest.approx(7.0)
@@ -147,7 +147,7 @@ def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
 @pytest.mark.parametrize(
     ("pods", "known"),
     [
-        pytest.param([PodSketch("pod-a")], {"retry_at_s": NOW_S}, id="its-pause-is-over"),
+        pytest.param([PodSketch("pod-a")], {"retry_at_s": NOW_S}, id="its-backoff-is-over"),
         pytest.param([PodSketch("pod-a")], {"key": "default/m@old"}, id="another-generation"),
         pytest.param([PodSketch("pod-a", "warm")], {}, id="warm-somewhere"),
     ],
@@ -157,4 +157,4 @@ def test_a_failed_load_does_not_reject_a_request_if(
 ) -> None:
     state = a_cluster(*pods)
     declare(state, failure=failure(**known))
-    assert isinstance(decided(state).decision, SendTo)
+    assert isinstance(routed(state).decision, SendTo)

@@ -1,4 +1,4 @@
-"""What was lost for want of a copy counts once a load would have helped, and until there is one."""
+"""Credit of lost time towards a load."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LOAD_S = 4.0
 LOADS = SendTo("pod-b", "pod-b", LoadMode.LOAD, Reason.COLD_WARM_BUSY)
 
 
-def waits(lost_s: float) -> Wait:
+def wait(lost_s: float) -> Wait:
     return Wait(Reason.QUEUE_WARM_BUSY, loss=ColdStartLoss(lost_s, LOAD_S))
 
 
-def noted(*at_s: float) -> ColdStartCredit:
-    """Losses of 1 s each."""
-    losses = ColdStartCredit()
+def credit_after(*at_s: float) -> ColdStartCredit:
+    """Credit after losses of 1 s each."""
+    credit = ColdStartCredit()
     for each in at_s:
-        losses.note(NAME, waits(1.0), each)
-    return losses
+        credit.note(NAME, wait(1.0), each)
+    return credit
 
 
 @pytest.mark.parametrize(
@@ -35,41 +35,41 @@ def noted(*at_s: float) -> ColdStartCredit:
     [
         pytest.param((), 9.0, 0.0, id="nothing"),
         pytest.param((0.0, 1.0, 2.0), 3.9, 0.0, id="within-the-time-of-a-load"),
-        pytest.param((0.0, 1.0, 2.0), 8.0, 3.0, id="two-loads-later"),
-        pytest.param((0.0, 100.0), 101.0, 1.0, id="only-what-is-old-enough"),
-        pytest.param((0.0, 5.0, 10.0, 15.0), 20.0, 3.0, id="as-time-goes-on"),
+        pytest.param((0.0, 1.0, 2.0), 8.0, 3.0, id="after-the-time-of-two-loads"),
+        pytest.param((0.0, 100.0), 101.0, 1.0, id="only-old-enough"),
+        pytest.param((0.0, 5.0, 10.0, 15.0), 20.0, 3.0, id="spread-over-time"),
     ],
 )
 def test_a_loss_counts_after_the_time_of_a_load(
     at_s: tuple[float, ...], asked_s: float, counted_s: float
 ) -> None:
-    assert noted(*at_s).counted_s(NAME, asked_s) == pytest.approx(counted_s)
+    assert credit_after(*at_s).counted_s(NAME, asked_s) == pytest.approx(counted_s)
 
 
 def test_no_loss_counts_before_the_time_of_a_load() -> None:
-    losses = noted(0.0)
+    credit = credit_after(0.0)
     for tenth in range(1, 200):
-        losses.note(NAME, waits(1.0), tenth / 10)
+        credit.note(NAME, wait(1.0), tenth / 10)
         old_enough = sum(each / 10 <= tenth / 10 - LOAD_S for each in range(tenth + 1))
-        assert losses.counted_s(NAME, tenth / 10) <= old_enough
+        assert credit.counted_s(NAME, tenth / 10) <= old_enough
 
 
 def test_a_load_resets_the_credit() -> None:
-    losses = noted(0.0, 1.0)
-    losses.note(NAME, LOADS, 50.0)
-    assert losses.counted_s(NAME, 100.0) == 0.0
+    credit = credit_after(0.0, 1.0)
+    credit.note(NAME, LOADS, 50.0)
+    assert credit.counted_s(NAME, 100.0) == 0.0
 
 
 def test_models_do_not_share_credit() -> None:
-    assert noted(0.0).counted_s(ModelName("default", "other"), 100.0) == 0.0
+    assert credit_after(0.0).counted_s(ModelName("default", "other"), 100.0) == 0.0
 
 
 def test_drops_the_oldest_model_beyond_the_maximum() -> None:
-    losses = ColdStartCredit(max_models=2)
+    credit = ColdStartCredit(max_models=2)
     names = [ModelName("default", f"m-{number}") for number in range(4)]
     for name in names:
-        losses.note(name, waits(1.0), 0.0)
-    assert [losses.counted_s(name, 100.0) for name in names] == [0.0, 0.0, 1.0, 1.0]
+        credit.note(name, wait(1.0), 0.0)
+    assert [credit.counted_s(name, 100.0) for name in names] == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_repeated_queueing_leads_to_another_copy() -> None:
@@ -84,11 +84,11 @@ def test_repeated_queueing_leads_to_another_copy() -> None:
         [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
         + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],
     )
-    line: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
+    queue: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
     decisions = []
     for number in range(12):
-        arrival = IncomingRequest(f"r-{number}", spec.name, now_s, 0.0, number)
-        decisions.append(line.route(arrival).decision)
+        request = IncomingRequest(f"r-{number}", spec.name, now_s, 0.0, number)
+        decisions.append(queue.route(request).decision)
         now_s += 10.0
     loads = [number for number, each in enumerate(decisions) if isinstance(each, SendTo)]
     assert loads == [3, 7, 11]

@@ -1,4 +1,4 @@
-"""Versions that share a model's requests: the choice, and the real gateway that carries it out."""
+"""Selection of a model's version, as a function and in a real gateway process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = [f"request-{number}" for number in range(4000)]
 
 def shares(*canaries: tuple[ModelName, int]) -> dict[ModelName, float]:
     declared = [Canary(name, percent) for name, percent in canaries]
-    chosen = [split_by_id(STABLE, declared, each) for each in IDS]
+    chosen = [split_by_id(STABLE, declared, request_id) for request_id in IDS]
     return {name: chosen.count(name) / len(IDS) for name in (STABLE, NEXT, OTHER)}
 
 
@@ -71,40 +71,43 @@ def declare_pair(harness: GatewayHarness, percent: int) -> tuple[ModelSpec, Mode
     return stable, canary
 
 
-def version(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return answer.headers["x-pilotlight-version"]
+def version(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.headers["x-pilotlight-version"]
 
 
 def test_responses_name_the_version_that_served_them(harness: GatewayHarness) -> None:
     stable, canary = declare_pair(harness, 50)
     ids = [f"r{number}" for number in range(40)]
-    seen = {each: version(harness.predict(stable, x_request_id=each)) for each in ids}
+    seen = {
+        request_id: version(harness.predict(stable, x_request_id=request_id)) for request_id in ids
+    }
     expected = {
-        each: split_by_id(stable.name, [Canary(canary.name, 50)], each).name for each in ids
+        request_id: split_by_id(stable.name, [Canary(canary.name, 50)], request_id).name
+        for request_id in ids
     }
     assert seen == expected
     assert set(seen.values()) == {stable.name.name, canary.name.name}
-    answered = harness.metric(
+    counted = harness.metric(
         "pilotlight_gateway_requests_total", model=str(canary.name), code="200"
     )
-    assert answered == list(seen.values()).count(canary.name.name)
+    assert counted == list(seen.values()).count(canary.name.name)
 
 
 def test_the_pod_gets_the_version_and_the_requested_name(harness: GatewayHarness) -> None:
     stable, canary = declare_pair(harness, 100)
-    answer = harness.predict(stable, x_test="answer=headers").json()
-    assert answer["path"] == f"/v1/models/{canary.name.path_segment}:predict"
-    assert answer["headers"]["x-pilotlight-model-name"] == stable.name.name
-    assert answer["headers"]["x-pilotlight-generation"] == canary.generation
+    response = harness.predict(stable, x_test="response=headers").json()
+    assert response["path"] == f"/v1/models/{canary.name.path_segment}:predict"
+    assert response["headers"]["x-pilotlight-model-name"] == stable.name.name
+    assert response["headers"]["x-pilotlight-generation"] == canary.generation
 
 
 def test_openai_requests_are_shared_too(harness: GatewayHarness) -> None:
     stable, canary = declare_pair(harness, 100)
-    answer = harness.client.post(
+    response = harness.client.post(
         f"{harness.gateway.url}/openai/v1/embeddings", json={"model": stable.name.name}
     )
-    assert version(answer) == canary.name.name
+    assert version(response) == canary.name.name
 
 
 def test_a_model_without_canaries_sends_no_version_header(harness: GatewayHarness) -> None:

@@ -1,4 +1,4 @@
-"""Gateways count arrivals into the registry, and say who waits."""
+"""Gateways report arrivals and queued requests to the registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def counted(harness: GatewayHarness, name: ModelName) -> int:
     return harness.run(read)
 
 
-def _waiting(harness: GatewayHarness) -> dict[str, int]:
+def _queued(harness: GatewayHarness) -> dict[str, int]:
     async def read(registry: Registry) -> dict[str, int]:
         waiting = await ArrivalLog(registry).queue_stats()
         return {str(name): each.requests for name, each in waiting.items()}
@@ -45,8 +45,8 @@ def test_every_request_is_counted_once(harness: GatewayHarness) -> None:
 
 def test_queued_requests_are_reported_and_then_withdrawn(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.COLOCATION_QUEUEING)
-    answers = [harness.predict_in_background(spec) for _ in range(2)]
-    wait_until(lambda: _waiting(harness) == {str(spec.name): 2}, what="two wait")
+    responses = [harness.predict_in_background(spec) for _ in range(2)]
+    wait_until(lambda: _queued(harness) == {str(spec.name): 2}, what="two queued")
     harness.start_pods("pod-a", warm=spec)
-    assert [answer.result().status_code for answer in answers] == [200, 200]
-    wait_until(lambda: _waiting(harness) == {}, what="nobody waits")
+    assert [response.result().status_code for response in responses] == [200, 200]
+    wait_until(lambda: _queued(harness) == {}, what="none queued")

@@ -1,4 +1,4 @@
-"""The memory of decisions is bounded and says what was weighed."""
+"""Explanations of decisions: content and maximum number."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
 
 
-def arrival(request_id: str, **fields: Any) -> IncomingRequest:
+def incoming(request_id: str, **fields: Any) -> IncomingRequest:
     return IncomingRequest(request_id, NAME, NOW_S, 0.0, 1, **fields)
 
 
-def record(kept: Explanations, asked: IncomingRequest, *pods: PodSketch) -> None:
+def record(explanations: Explanations, request: IncomingRequest, *pods: PodSketch) -> None:
     state = cluster(*pods, key=KEY, measured={"infer": 0.1})
     declare(state)
-    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
+    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
 
 
 def test_explains_decision_candidates_and_options() -> None:
-    kept = Explanations()
-    record(kept, arrival("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
-    found = kept.get("r")
+    explanations = Explanations()
+    record(explanations, incoming("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    found = explanations.get("r")
     assert found is not None
     assert found["model"] == "default/m"
     assert found["policy"] == "auto"
@@ -42,50 +42,50 @@ def test_explains_decision_candidates_and_options() -> None:
 
 
 def test_an_explanation_shows_the_state_at_the_decision() -> None:
-    kept = Explanations()
-    asked = arrival("r", policy=RoutingPolicy.COLOCATION)
+    explanations = Explanations()
+    request = incoming("r", policy=RoutingPolicy.COLOCATION)
     state = cluster(PodSketch("pod-a", "warm"), key=KEY)
     declare(state)
-    kept.record(asked, route_request(asked, state.models, state, now_s=NOW_S), state)
+    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
     ChangeApplier(state).apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
-    found = kept.get("r")
+    found = explanations.get("r")
     assert found is not None
     assert found["candidates"][0]["slots_used"] == 0
     assert found["candidates"][0]["tier"] == "device"
 
 
 def test_drops_the_oldest_beyond_the_maximum() -> None:
-    kept = Explanations(max_explanations=3)
+    explanations = Explanations(max_explanations=3)
     for n in range(10):
-        record(kept, arrival(f"r{n}"), PodSketch("pod-a"))
-    assert [n for n in range(10) if kept.get(f"r{n}")] == [7, 8, 9]
+        record(explanations, incoming(f"r{n}"), PodSketch("pod-a"))
+    assert [n for n in range(10) if explanations.get(f"r{n}")] == [7, 8, 9]
 
 
 def test_lists_every_wait_reason_once() -> None:
-    kept = Explanations()
-    asked = arrival("r")
+    explanations = Explanations()
+    request = incoming("r")
     for _ in range(3):
-        record(kept, asked, PodSketch("pod-a", busy=1))
-    record(kept, asked, PodSketch("pod-a"))
-    found = kept.get("r")
+        record(explanations, request, PodSketch("pod-a", busy=1))
+    record(explanations, request, PodSketch("pod-a"))
+    found = explanations.get("r")
     assert found is not None
     assert found["waited_for"] == ["queue-no-slot"]
     assert found["decision"]["action"] == "send"
 
 
 def test_a_reused_request_id_explains_the_last_request() -> None:
-    kept = Explanations()
-    record(kept, arrival("r"), PodSketch("pod-a", busy=1))
-    record(kept, arrival("r"), PodSketch("pod-a"))
-    found = kept.get("r")
+    explanations = Explanations()
+    record(explanations, incoming("r"), PodSketch("pod-a", busy=1))
+    record(explanations, incoming("r"), PodSketch("pod-a"))
+    found = explanations.get("r")
     assert found is not None
     assert found["waited_for"] == []
 
 
 def test_lists_only_relevant_pods_of_a_large_pool() -> None:
-    kept = Explanations()
+    explanations = Explanations()
     pods = [PodSketch(f"pod-{n:03}", "warm" if n == 70 else "nothing") for n in range(100)]
-    record(kept, arrival("r"), *pods)
-    found = kept.get("r")
+    record(explanations, incoming("r"), *pods)
+    found = explanations.get("r")
     assert found is not None
     assert [pod["pod"] for pod in found["candidates"]] == ["pod-070"]

@@ -1,4 +1,4 @@
-"""The counts of requests, read from FastAPI's threads while the event loop counts on."""
+"""Metrics are read in FastAPI's threads while the event loop counts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def hasty_threads() -> Iterator[None]:
-    """Threads that take turns as often as can be."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Threads that switch as often as possible."""
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(usual_s)
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_metrics_can_be_read_while_requests_are_counted() -> None:
     metrics = GatewayMetrics()
 

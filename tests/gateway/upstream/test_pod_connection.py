@@ -1,4 +1,4 @@
-"""The pool of connections to pods: reuse, staleness, tidiness."""
+"""Connections to pods: responses, reuse, and closing of idle ones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
 
 @asynccontextmanager
-async def a_pod(*answers: bytes, closes: bool = False) -> AsyncIterator[str]:
-    """A server that gives these answers, one per request, on any number of connections."""
-    left = list(answers)
+async def a_pod(*responses: bytes, closes: bool = False) -> AsyncIterator[str]:
+    """A server that sends these responses, one per request, on any number of connections."""
+    remaining = list(responses)
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while left:
+            while remaining:
                 await reader.readuntil(b"\r\n\r\n")
-                writer.write(left.pop(0))
+                writer.write(remaining.pop(0))
                 await writer.drain()
         if closes:
             writer.close()
@@ -45,7 +45,7 @@ async def a_pod(*answers: bytes, closes: bool = False) -> AsyncIterator[str]:
 
 
 async def ask(pool: PodConnectionPool, address: str) -> tuple[int, bytes]:
-    """One exchange; its connection goes back to the pool."""
+    """One exchange; its connection returns to the pool."""
     connection = pool.take_idle(address) or await pool.connect(address)
     connection.write(REQUEST)
     await connection.wait_head()
@@ -64,7 +64,7 @@ def test_a_connection_is_reused_after_a_complete_exchange() -> None:
         async with a_pod(OK, OK) as address:
             first = await pool.connect(address)
             pool.release(address, first)
-            assert not first.can_be_reused  # it has not exchanged anything
+            assert not first.can_be_reused  # it was not used
             assert await ask(pool, address) == (200, b"ok")
             second = pool.take_idle(address)
             assert second is not None
@@ -76,7 +76,7 @@ def test_a_connection_is_reused_after_a_complete_exchange() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "body"),
+    ("response", "body"),
     [
         pytest.param(OK, b"ok", id="length"),
         pytest.param(
@@ -88,10 +88,10 @@ def test_a_connection_is_reused_after_a_complete_exchange() -> None:
         pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", b"", id="no-content"),
     ],
 )
-def test_reads_a_complete_response(answer: bytes, body: bytes) -> None:
+def test_reads_a_complete_response(response: bytes, body: bytes) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
-        async with a_pod(answer) as address:
+        async with a_pod(response) as address:
             assert (await ask(pool, address))[1] == body
         pool.close()
 
@@ -99,21 +99,21 @@ def test_reads_a_complete_response(answer: bytes, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
-        pytest.param(b"", id="nothing"),
+        pytest.param(b"", id="empty"),
         pytest.param(b"HTTP/1.1 200 O", id="half-a-head"),
-        pytest.param(b"NONSENSE\r\n\r\n", id="nonsense"),
+        pytest.param(b"NONSENSE\r\n\r\n", id="no-http"),
         pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", id="half-a-body"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", id="no-last-chunk"
         ),
     ],
 )
-def test_a_broken_response_raises_connection_lost(answer: bytes) -> None:
+def test_a_broken_response_raises_connection_lost(response: bytes) -> None:
     async def test() -> None:
         pool = PodConnectionPool()
-        async with a_pod(answer, closes=True) as address:
+        async with a_pod(response, closes=True) as address:
             with pytest.raises(PodConnectionLost):
                 await ask(pool, address)
         pool.close()
@@ -127,13 +127,13 @@ def test_an_unrequested_response_is_dropped_and_closes_the_connection(
     more: bytes, is_idle: bool
 ) -> None:
     async def test() -> None:
-        is_back, is_closed = asyncio.Event(), asyncio.Event()
+        response_read, is_closed = asyncio.Event(), asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(OK if is_idle else OK + more)
             if is_idle:
-                await is_back.wait()
+                await response_read.wait()
                 writer.write(more)
             with contextlib.suppress(ConnectionError):
                 await reader.read()
@@ -145,7 +145,7 @@ def test_an_unrequested_response_is_dropped_and_closes_the_connection(
         async with server:
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             assert await ask(pool, address) == (200, b"ok")
-            is_back.set()
+            response_read.set()
             async with asyncio.timeout(60):
                 await is_closed.wait()
             assert pool.take_idle(address) is None
@@ -156,8 +156,8 @@ def test_an_unrequested_response_is_dropped_and_closes_the_connection(
 
 def test_trailers_are_not_added_to_the_headers() -> None:
     async def test() -> None:
-        answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
-        async with a_pod(answer) as address:
+        response = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
+        async with a_pod(response) as address:
             connection = await PodConnectionPool().connect(address)
             connection.write(REQUEST)
             await connection.wait_head()

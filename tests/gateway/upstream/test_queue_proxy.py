@@ -1,4 +1,4 @@
-"""PodProcess behind Knative's queue-proxy, which answers in their place when they are gone."""
+"""Pods behind Knative's queue-proxy, which responds in their place when they are gone."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_a_request_that_the_pod_did_not_execute_is_retried_elsewhere(
     harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
     before = harness.metric("pilotlight_gateway_retries_total", reason=reason)
-    answer = harness.predict(spec, b"abc")
-    assert (answer.status_code, answer.content) == (200, b"abc")
-    assert answer.headers["x-pilotlight-pod"] == "pod-b"
+    response = harness.predict(spec, b"abc")
+    assert (response.status_code, response.content) == (200, b"abc")
+    assert response.headers["x-pilotlight-pod"] == "pod-b"
     assert pods.counts("pod-a")["executed"] == 0
     assert harness.metric("pilotlight_gateway_retries_total", reason=reason) > before
     harness.wait_idle(pods)
@@ -63,9 +63,9 @@ def test_a_request_that_a_live_pod_may_have_executed_is_not_retried(
     pods = harness.start_pods("pod-a", warm=spec)
     others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", "broken")
-    answer = harness.predict(spec)
-    assert answer.status_code == 502
-    assert "may have executed" in answer.json()["error"]
+    response = harness.predict(spec)
+    assert response.status_code == 502
+    assert "may have executed" in response.json()["error"]
     assert others.counts("pod-b")["asked"] == 0
     harness.wait_idle(pods)
 
@@ -76,8 +76,8 @@ def test_a_streamed_body_is_not_resent(harness: GatewayHarness, state: str) -> N
     pods = harness.start_pods("pod-a", warm=spec)
     others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
-    answer = harness.predict(spec, b"b" * 3 * MIB)
-    assert answer.status_code == 502
-    assert answer.json()["error"]
+    response = harness.predict(spec, b"b" * 3 * MIB)
+    assert response.status_code == 502
+    assert response.json()["error"]
     assert others.counts("pod-b")["asked"] == 0
     harness.wait_idle(pods)
