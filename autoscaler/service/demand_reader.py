@@ -83,8 +83,9 @@ class DemandReader:
         for window in (ten_minutes, minutes):
             self._add(counts, [(each.model, each.start_s, each.count) for each in window])
         self._add_new(counts, seconds)
-        for item in (*ten_minutes, *minutes):
-            self.last_arrival_s.setdefault(item.model, item.start_s)
+        for window, length_s in ((ten_minutes, 600.0), (minutes, 60.0)):
+            for item in window:
+                self._set_last_arrival(item.model, item.start_s + length_s)
         self._counts = counts
 
     def _set_models(self, counts: Counts, models: Sequence[ModelName], now_s: float) -> None:
@@ -112,9 +113,12 @@ class DemandReader:
                 new.append((item.model, item.start_s, count))
                 self.arrived[item.model] += count
                 self.changed.add(str(item.model))
-                last_s = self.last_arrival_s.get(item.model, 0.0)
-                self.last_arrival_s[item.model] = max(last_s, item.start_s + 1.0)
+                self._set_last_arrival(item.model, item.start_s + 1.0)
         self._add(counts, new)
+
+    def _set_last_arrival(self, model: ModelName, end_s: float) -> None:
+        """`end_s`: the end of a window with arrivals; windows may come in any order."""
+        self.last_arrival_s[model] = max(self.last_arrival_s.get(model, 0.0), end_s)
 
     def _add(self, counts: Counts, items: Sequence[tuple[ModelName, float, int]]) -> None:
         """Add (model, start, count) of models that still exist."""

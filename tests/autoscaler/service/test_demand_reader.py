@@ -50,6 +50,17 @@ async def test_a_new_reader_reads_back_all_counts(stage: Stage) -> None:
     assert now_s - reader.last_arrival_s[NAMES[0]] < 60
 
 
+async def test_a_new_reader_finds_the_latest_arrival_of_each_model(stage: Stage) -> None:
+    arrivals = await _declared(stage)
+    ages_s = {NAMES[0]: (90_000, 5_000, 1_000), NAMES[1]: (1_000_000, 400_000)}
+    counts = [(name, 1, age_s) for name, ages in ages_s.items() for age_s in ages]
+    await arrivals.report("gateway", 1, counts, {})
+    reader, now_s = DemandReader(stage.registry), time.time()
+    await reader.read(now_s, NAMES)
+    assert now_s - reader.last_arrival_s[NAMES[0]] == pytest.approx(1_000, abs=62)
+    assert now_s - reader.last_arrival_s[NAMES[1]] == pytest.approx(400_000, abs=602)
+
+
 async def test_scaled_time_counts_seconds_as_minutes(stage: Stage) -> None:
     arrivals = await _declared(stage)
     await arrivals.report("gateway", 1, [(NAMES[0], 3, 100)], {})
