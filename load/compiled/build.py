@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).parents[2]
 """Of the checkout."""
 ROOTS: Final = (
     "load/simulator/simulated_cluster.py", "load/simulator/event_queue.py",
-    "load/simulator/results/rows.py",
+    "load/simulator/results/finished_requests.py",
 )  # fmt: skip
 """Every simulated request runs through these modules and those that they import."""
 FOLDERS: Final = (

@@ -1,4 +1,4 @@
-"""A trace's record batches as rows of plain values, column by column rather than one by one."""
+"""A trace's record batches as rows of plain values, converted column by column for speed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-LATEST_S: Final = 366 * 86_400.0
-"""A year: what is later is the time of a calendar, or in milliseconds."""
+MAX_ARRIVAL_S: Final = 366 * 86_400.0
+"""A year: later times are probably those of a calendar, or milliseconds."""
 Row = tuple[float, str, str, int, int, float | None]
-"""Time, tenant, model, input size, output size, deadline from the arrival."""
+"""Time, tenant, model, input size, output size, deadline counted from the arrival."""
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Every arrival. Raises WrongTrace: the batch has other columns, or it is a year too late."""
+    """Raises WrongTrace: the batch has other columns, or an arrival is more than a year late."""
     if not batch.schema.equals(TRACE_SCHEMA):
         raise WrongTrace(
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
@@ -34,13 +34,13 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def require_in_time(batch: pa.RecordBatch) -> None:
-    """Raises WrongTrace where an arrival comes more than a year after the trace's start."""
+    """Raises WrongTrace if an arrival is more than a year after the trace's start."""
     last_s = batch.column("at_s")[-1].as_py() if batch.num_rows else 0.0
-    if last_s > LATEST_S:
+    if last_s > MAX_ARRIVAL_S:
         raise WrongTrace(
             f"there is an arrival at {last_s:.15g} s, {last_s / 86_400:,.0f} days after the "
-            f"trace's start; {LATEST_S / 86_400:.0f} days at most can be simulated: times are "
-            "seconds since the start, so take away the first one with |slice=FIRSTs:, and for "
+            f"trace's start; {MAX_ARRIVAL_S / 86_400:.0f} days at most can be simulated: times are "
+            "seconds since the start, so subtract the first one with |slice=FIRSTs:, and for "
             "milliseconds add |speed=1000"
         )
 

@@ -1,8 +1,7 @@
 """An autoscaler in a run: counts arrivals, plans with the live autoscaler's own policies, and acts.
 
-What it sees beside the registry's copy are its own counts, who waits, how copies are used, and the
-sizes that models have. Pods are as the cluster file says: actions that set their number or drain
-one are left out.
+Besides the registry's copy it reads its own counts, the gateway's queue, the use of copies, and the
+models' sizes. Pods are as in the cluster file: it ignores actions that change their number.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from autoscaler.planning.pool_snapshot import Observations, read_pool
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
     from autoscaler.planning.pool_view import Demand
@@ -30,39 +27,38 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
 S = TypeVar("S")
-_EVERY_S: Final = 10.0
 TICK_S: Final = 0.5
 """The live autoscaler's time between two plans."""
 FORECAST_S: Final = 2.0
 """The live autoscaler's time between two forecasts."""
 FIRST_FORECAST_S: Final = 60.0
-"""Before that nothing is forecast."""
+"""No forecasts before: there is too little history."""
 
 
 class DemandSource(Protocol):
-    """Who says what is expected: live forecasts, or those of an earlier run."""
+    """Forecasts of demand: made live, or read from an earlier run."""
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
-        """The demand of these models at a time."""
+        """The demand for these models at a time; None: no forecast."""
 
 
 class LiveForecasts:
-    """Forecasts as the live autoscaler makes them."""
+    """Forecasts as the live autoscaler makes them, at every call."""
 
     def __init__(self) -> None:
-        self._learnt: FittedModel | None = None
+        self._fitted: FittedModel | None = None
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
-        """Learn when it is due, and forecast."""
+        """Fit when it is due, and forecast."""
         if now_s < FIRST_FORECAST_S:
             return None
         history = counts.history_of(models, now_s)
-        self._learnt = fit_model(history, models, self._learnt)
-        return forecast_demand(history, self._learnt)
+        self._fitted = fit_model(history, models, self._fitted)
+        return forecast_demand(history, self._fitted)
 
 
 class PacedForecasts:
-    """Live forecasts, as rarely as live."""
+    """Live forecasts, made every `FORECAST_S`."""
 
     def __init__(self) -> None:
         self._forecasts = LiveForecasts()
@@ -70,7 +66,7 @@ class PacedForecasts:
         self._demand: Demand | None = None
 
     def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
-        """The last one while it is young."""
+        """The last forecast, or a new one when that is too old."""
         if now_s >= self._made_s + FORECAST_S:
             self._made_s = now_s
             self._demand = self._forecasts(counts, models, now_s)
@@ -85,19 +81,19 @@ class PlannedAutoscaler:
         policy: LoadingPolicy[S],
         cluster: ClusterPlan,
         *,
-        every_s: float = _EVERY_S,
+        every_s: float = 10.0,
         epoch_s: float = 0.0,
         counts: Counts | None = None,
         forecaster: DemandSource | None = None,
         is_forecasting: bool = True,
     ) -> None:
-        """`epoch_s` is the time of the run's start on the clock of `counts` from before it.
+        """`counts` are those of arrivals before the run, on a clock that is `epoch_s` at its start.
 
-        Without `is_forecasting` nothing is counted either, for policies that do not read it.
+        Without `is_forecasting` nothing is counted: for policies that do not read demand.
         """
         self.every_s = every_s
         self.actions: Counter[str] = Counter()
-        """How often each kind of action was carried out for each reason."""
+        """Actions that had an effect, by `verb reason`."""
         self._policy = policy
         self._state = policy.start
         self._epoch_s = epoch_s
@@ -108,27 +104,25 @@ class PlannedAutoscaler:
         self._last_s: dict[ModelName, float] = {}
         self._pending: list[tuple[str, float]] = []
         self._sizes = {plan.spec.key: plan.memory_bytes for plan in cluster.models}
-        self._budgets = _budgets(cluster)
+        self._budgets = _host_budgets(cluster)
 
     def actions_by_verb(self) -> dict[str, dict[str, int]]:
-        """How often it loaded and demoted, by reason; those of `actions`, sorted by name."""
+        """`actions` by verb, then reason, sorted."""
         found: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for name, count in sorted(self.actions.items()):
-            verb, _, why = name.partition(" ")
-            found[verb][why] = count
+            verb, _, reason = name.partition(" ")
+            found[verb][reason] = count
         return dict(found)
 
     def arrived(self, model: ModelName, now_s: float) -> None:
-        """Count a request."""
         self._arrived[model] += 1
         self._last_s[model] = now_s
         if self._is_forecasting:
             self._pending.append((str(model), self._epoch_s + now_s))
 
     def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
-        """Forecast, plan, act."""
-        demand = self._expected(state, self._epoch_s + now_s) if self._is_forecasting else None
-        seen = Observations(
+        demand = self._forecast(state, self._epoch_s + now_s) if self._is_forecasting else None
+        observations = Observations(
             arrived=self._arrived,
             last_arrival_s=self._last_s,
             waiting=actions.waiting(),
@@ -136,13 +130,13 @@ class PlannedAutoscaler:
             size_bytes=self._sizes,
             budget_bytes=self._budgets,
         )
-        view = read_pool(state, now_s, seen, demand=demand)
+        view = read_pool(state, now_s, observations, demand=demand)
         plan, self._state = self._policy.plan(view, self._state)
         self._arrived.clear()
         for action in plan:
             self._act(action, actions)
 
-    def _expected(self, state: ClusterState, now_s: float) -> Demand | None:
+    def _forecast(self, state: ClusterState, now_s: float) -> Demand | None:
         self._count(now_s)
         names = tuple(str(name) for name in sorted(state.models))
         return self._forecaster(self._counts, names, now_s)
@@ -156,29 +150,28 @@ class PlannedAutoscaler:
 
     def _act(self, action: Action, actions: SimulatedCluster) -> None:
         match action:
-            case Load(key, pod, tier, why):
-                is_done = actions.preload(name_of_key(key), pod, tier)
-            case Demote(key, pod, tier, why):
-                is_done = actions.demote(name_of_key(key), pod, tier)
+            case Load(key, pod, tier, reason):
+                has_effect = actions.preload(name_of_key(key), pod, tier)
+            case Demote(key, pod, tier, reason):
+                has_effect = actions.demote(name_of_key(key), pod, tier)
             case _:
                 return
-        if is_done:
-            self.actions[f"{type(action).__name__.lower()} {why}"] += 1
+        if has_effect:
+            self.actions[f"{type(action).__name__.lower()} {reason}"] += 1
 
 
 @dataclass(frozen=True, slots=True)
-class LoadingRule:
-    """A loading policy that a run is to have, by name: policies do not travel to processes."""
+class LoadingOptions:
+    """A loading policy by name, since policies cannot be sent to worker processes."""
 
     name: str
     """One of `LOADING_POLICIES`."""
     value: float | None = None
-    """Its parameter, as `--loading-value` of the autoscaler; None: its own."""
+    """Its parameter, as `--loading-value` of the autoscaler; None: its default."""
     tick_s: float = TICK_S
     """Time between two plans."""
 
-    def autoscaler(self, cluster: ClusterPlan) -> PlannedAutoscaler:
-        """A new one, for one run."""
+    def new_autoscaler(self, cluster: ClusterPlan) -> PlannedAutoscaler:
         policy = policy_of(self.name, self.value)
         return PlannedAutoscaler(
             policy, cluster,
@@ -186,7 +179,7 @@ class LoadingRule:
         )  # fmt: skip
 
 
-def _budgets(cluster: ClusterPlan) -> Mapping[str, Mapping[Tier, int]]:
+def _host_budgets(cluster: ClusterPlan) -> dict[str, dict[Tier, int]]:
     return {
         pod.name: {Tier.HOST: node.host_memory_bytes} if node.host_memory_bytes else {}
         for node in cluster.nodes

@@ -1,4 +1,4 @@
-"""What can go wrong when a cluster is described or simulated."""
+"""Errors of cluster files and of simulated runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class SimulatorError(LoadError):
-    """Root of the simulator's errors; the text tells the user what to do."""
+    """Root of the simulator's errors; the message says what to do."""
 
 
 class InvalidCluster(SimulatorError):
-    """A cluster file has mistakes; `problems` holds all of them, one line each."""
+    """A cluster file has mistakes; `problems` has all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -23,7 +23,7 @@ class InvalidCluster(SimulatorError):
 
 
 class WrongTrace(SimulatorError):
-    """A trace cannot be read, has other columns, or goes back in time."""
+    """A trace has other columns, goes back in time, or is too long."""
 
 
 class CannotWrite(SimulatorError):

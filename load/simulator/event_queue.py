@@ -1,7 +1,7 @@
-"""Virtual time: events in a heap, and arrivals that are merged in without being pushed.
+"""Virtual time: events in a heap, and arrivals that are merged in without entering it.
 
-Events are tuples `(time, number, function, argument)`; equal times run in the order in which they
-were set. Times in seconds since the start of the run.
+Events are tuples `(time, number, function, argument)`; events of one time run in the order in which
+they were set. Times in seconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EventQueue:
-    """The clock of a run and what is to happen in it."""
+    """The clock of a run, and its future events."""
 
     __slots__ = ("_heap", "_number", "now_s")
 
@@ -26,27 +26,26 @@ class EventQueue:
         self._number = 0
 
     def now(self) -> float:
-        """The time, for those who take a clock."""
+        """`now_s` as a function, for code that takes a clock."""
         return self.now_s
 
     def at(self, when_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
-        """Call `do(argument)` at a time, not before now."""
+        """Call `do(argument)` at a time, which must not be in the past."""
         self._number = number = self._number + 1
         heappush(self._heap, (when_s, number, do, argument))
 
     def after(self, delay_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
-        """Call `do(argument)` in so many seconds."""
         self._number = number = self._number + 1
         heappush(self._heap, (self.now_s + delay_s, number, do, argument))
 
     def run_through(
         self, arrivals: Iterable[tuple[Any, ...]], arrive: Callable[[Any], object]
     ) -> None:
-        """Let time pass until all of these arrivals have come; events of the same time go first.
+        """Run until all of these arrivals have come; events of the same time run first.
 
-        An arrival begins with its time.
+        The first field of an arrival is its time.
 
-        Raises WrongTrace where arrivals are not in the order of their times.
+        Raises WrongTrace if the times are not in ascending order.
         """
         heap, pop = self._heap, heappop
         for arrival in arrivals:
@@ -59,10 +58,10 @@ class EventQueue:
             self.now_s = arrival_s
             arrive(arrival)
 
-    def run_some(self, most: int, *, until: Callable[[], bool]) -> bool:
-        """Run events, `most` of them at most; False: none is left, or `until` holds."""
+    def run_some(self, limit: int, *, until: Callable[[], bool]) -> bool:
+        """Run at most `limit` events; False if none is left or `until` returns True."""
         heap, pop = self._heap, heappop
-        for _ in range(most):
+        for _ in range(limit):
             if not heap or until():
                 return False
             self.now_s, _, do, argument = pop(heap)

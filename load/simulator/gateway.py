@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from load.simulator.arrivals import Row
     from load.simulator.event_queue import EventQueue
     from load.simulator.registry.memory_registry import MemoryRegistry
-    from load.simulator.results.rows import Rows
+    from load.simulator.results.finished_requests import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
 
@@ -42,7 +42,7 @@ class SimulatedGateway(PodListener):
         self,
         events: EventQueue,
         registry: MemoryRegistry,
-        rows: Rows,
+        rows: FinishedRequests,
         summary: Summary,
         *,
         pods: Mapping[str, RequestPod],

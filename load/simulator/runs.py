@@ -1,6 +1,6 @@
-"""Runs of one trace: on several cores, each with its records in a file of its own.
+"""Several runs on several cores, each with its records in a file of its own.
 
-A run that was stopped, or whose trace cannot be read to its end, keeps what it has and says so.
+A run that was stopped, or whose trace cannot be read to its end, keeps its records up to then.
 """
 
 from __future__ import annotations
@@ -25,107 +25,106 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from load.simulator.autoscaling import LoadingRule
+    from load.simulator.autoscaling import LoadingOptions
     from load.simulator.cluster.plan import ClusterPlan
     from registry.domain.model import RoutingPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """One run that is to be."""
+    """One run to be simulated."""
 
     name: str
-    about: Mapping[str, Any]
-    """What is known of it beforehand, as JSON."""
+    metadata: Mapping[str, Any]
+    """For its document, as JSON."""
     cluster: ClusterPlan
     policy: RoutingPolicy | None
     """None: each model's own."""
     trace: str
-    """By name; whoever plays it opens it."""
+    """A trace specification; the process that runs the task opens it."""
     seed: int
     output: Path | None
     """The file for its records."""
-    loading: LoadingRule | None = None
+    loading: LoadingOptions | None = None
     """None: requests alone load models."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a run ended early that was not stopped."""
+class RunProblem:
+    """Why a run that was not stopped ended early."""
 
     text: str
     is_input: bool
-    """Whether the trace is wrong; else the run itself failed."""
+    """True if the trace is wrong, False if the run itself failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What a run came to."""
+class RunOutcome:
+    """Result of a run."""
 
     document: Mapping[str, Any] | None
-    """Its summary, as JSON; `interrupted` says whether it ended before its trace did. None: it has
-    no records."""
-    problem: Problem | None = None
+    """Its summary as JSON, with `interrupted` if it ended before its trace did. None: it has no
+    records."""
+    problem: RunProblem | None = None
 
 
 @dataclass(slots=True)
-class Stop:
-    """A wish that all runs end with what they have. `set` may be called by a signal handler."""
+class StopSignal:
+    """Asks all runs to end. A signal handler may call `set`."""
 
     is_set: bool = False
-    _tell: list[Callable[[], object]] = field(default_factory=list)
+    _listeners: list[Callable[[], object]] = field(default_factory=list)
 
     def set(self) -> None:
-        """Wish it."""
         self.is_set = True
-        for each in self._tell:
+        for each in self._listeners:
             each()
 
-    def tell(self, listener: Callable[[], object]) -> None:
-        """Have it called when the wish comes, or now if it has."""
-        self._tell.append(listener)
+    def on_set(self, listener: Callable[[], object]) -> None:
+        """Call the listener when it is set, or now if it is."""
+        self._listeners.append(listener)
         if self.is_set:
             listener()
 
 
-def play_all(
-    tasks: Sequence[RunTask], *, processes: int, stop: Stop, on_end: Callable[[int], object]
-) -> list[Ended]:
-    """What came of the runs, in the order of the tasks; without those that nothing came of.
+def simulate_all(
+    tasks: Sequence[RunTask], *, processes: int, stop: StopSignal, on_end: Callable[[int], object]
+) -> list[RunOutcome]:
+    """The outcomes in the order of the tasks, without runs that were stopped before any record.
 
-    `on_end` is told how many have ended.
+    `on_end` is called with the number of runs that have ended.
     """
-    ended: list[Ended | None] = []
+    outcomes: list[RunOutcome | None] = []
     if processes == 1 or len(tasks) == 1:
         for task in tasks:
-            ended.append(play(task, lambda: stop.is_set))
-            on_end(len(ended))
+            outcomes.append(simulate_task(task, lambda: stop.is_set))
+            on_end(len(outcomes))
     else:
         with worker_processes(min(processes, len(tasks)), finish=True) as workers:
-            stop.tell(workers.stop)
-            futures = [workers.submit(_play_in_worker, task) for task in tasks]
+            stop.on_set(workers.stop)
+            futures = [workers.submit(_simulate_in_worker, task) for task in tasks]
             for done, _ in enumerate(as_completed(futures), start=1):
                 on_end(done)
-            ended += [_result(future) for future in futures]
-    return [each for each in ended if each is not None]
+            outcomes += [_outcome_of(future) for future in futures]
+    return [each for each in outcomes if each is not None]
 
 
-def _play_in_worker(task: RunTask) -> Ended | None:
-    return play(task, is_stopping)
+def _simulate_in_worker(task: RunTask) -> RunOutcome | None:
+    return simulate_task(task, is_stopping)
 
 
-def _result(future: Future[Ended | None]) -> Ended | None:
+def _outcome_of(future: Future[RunOutcome | None]) -> RunOutcome | None:
     try:
         return future.result()
     except BrokenProcessPool:
-        return Ended(None, Problem("a process that simulated ended before its time", False))
+        return RunOutcome(None, RunProblem("a worker process ended unexpectedly", False))
 
 
-def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
-    """Simulate; None where it was stopped before anything was answered."""
+def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome | None:
+    """None if the run was stopped before any request was finished."""
     if is_stopping():
         return None
-    scaler = None if task.loading is None else task.loading.autoscaler(task.cluster)
+    scaler = None if task.loading is None else task.loading.new_autoscaler(task.cluster)
     trace = open_trace(task.trace, seed=task.seed)
     run = Simulation(task.cluster, trace, task.policy, task.seed, autoscaler=scaler)
     run.is_stopping = is_stopping
@@ -135,16 +134,16 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
         is_cut = run.was_stopped or problem is not None
         actions = {} if scaler is None else scaler.actions_by_verb()
         return {
-            "run": task.name, **task.about,
+            "run": task.name, **task.metadata,
             "interrupted": is_cut, **run.summary.document(), "actions": actions,
         }  # fmt: skip
 
     try:
-        with _records(task.output, document) as write:
+        with _record_writer(task.output, document) as write:
             try:
                 for batch in run:
                     write(batch)
-            except LoadError as error:  # of the trace: what came before is good
+            except LoadError as error:  # of the trace: the records before it are good
                 problem = error
     except CannotWrite as error:
         problem = error
@@ -152,25 +151,24 @@ def play(task: RunTask, is_stopping: Callable[[], bool]) -> Ended | None:
     is_empty = found["interrupted"] and not found["requests"]
     if task.output is not None and is_empty and not isinstance(problem, CannotWrite):
         task.output.unlink(missing_ok=True)
-    return _ended(task, found, problem)
+    return _outcome(task, found, problem)
 
 
-def _ended(task: RunTask, found: Mapping[str, Any], error: LoadError | None) -> Ended | None:
-    problem = None if error is None else Problem(str(error), not isinstance(error, CannotWrite))
+def _outcome(task: RunTask, found: Mapping[str, Any], error: LoadError | None) -> RunOutcome | None:
+    problem = None if error is None else RunProblem(str(error), not isinstance(error, CannotWrite))
     if found["interrupted"] and not found["requests"]:
-        return None if problem is None else Ended(None, problem)
+        return None if problem is None else RunOutcome(None, problem)
     if task.output is None or isinstance(error, CannotWrite):
-        return Ended(found, problem)
-    return Ended({**found, "output": str(task.output)}, problem)
+        return RunOutcome(found, problem)
+    return RunOutcome({**found, "output": str(task.output)}, problem)
 
 
 @contextmanager
-def _records(
-    output: Path | None, about: Callable[[], Mapping[str, Any]]
+def _record_writer(
+    output: Path | None, document: Callable[[], Mapping[str, Any]]
 ) -> Iterator[Callable[[pa.RecordBatch], object]]:
-    """Where records go: a file, or nowhere."""
     if output is None:
         yield lambda _: None
         return
-    with parquet_writer(output, about) as write:
+    with parquet_writer(output, document) as write:
         yield write

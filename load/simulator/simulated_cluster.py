@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan, PodPlan
     from load.simulator.event_queue import EventQueue
     from load.simulator.queueing import QueueOptions
-    from load.simulator.results.rows import Rows
+    from load.simulator.results.finished_requests import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName, RoutingPolicy
@@ -33,7 +33,7 @@ class SimulatedCluster:
         self,
         plan: ClusterPlan,
         events: EventQueue,
-        rows: Rows,
+        rows: FinishedRequests,
         summary: Summary,
         *,
         policy: RoutingPolicy | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from load.errors import LoadError
 from load.simulator.arrivals import rows
 from load.simulator.event_queue import EventQueue
-from load.simulator.results.records import Records
+from load.simulator.results.records import RecordBuffer
 from load.simulator.results.summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
 from registry.domain.pod import Samples
@@ -91,7 +91,7 @@ class Simulation:
         self.summary = Summary()
         self.events = EventQueue()
         self._trace = trace
-        self._records = Records()
+        self._records = RecordBuffer()
         self._autoscaler = autoscaler
         self._plans_first = queueing is not None and queueing.plans_first
         self._ticked_s = -inf

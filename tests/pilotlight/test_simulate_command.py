@@ -335,7 +335,7 @@ def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[s
         (["--out", "~no-such-user/runs"], "--out: the user of ~no-such-user/runs does not exist"),
         (
             ["--sweep", "nodes.0.pods=[{count: 100000}]"],
-            "pods: must be 100,000 at most in all, was 800,000",
+            "pods: must be at most 100,000 in total, was 800,000",
         ),
     ],
 )

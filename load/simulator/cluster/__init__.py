@@ -1,1 +1,1 @@
-"""Simulated clusters as values, and as YAML."""
+"""Descriptions of simulated clusters: values, and YAML files."""

@@ -1,7 +1,7 @@
-"""Whether what a cluster file asks for fits: every model somewhere, what is placed at its place.
+"""Checks that models fit the pods and machines of a cluster file, and the tiers they start on.
 
-Sizes in bytes. The pods of a machine share its host memory and its disk, which hold one copy of a
-model however many of the pods have it.
+Sizes in bytes. The pods of a machine share its host memory and its disk, which have one copy of a
+model for all of them.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ _BUDGETS: Final = {
     Tier.HOST: ("machine", "host_memory"),
     Tier.DISK: ("machine", "disk"),
 }
-"""Who has the budget of a tier, and its key in a cluster file."""
-_SHOWN: Final = 8
+"""Owner of a tier's budget, and its key in a cluster file."""
+_MAX_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGroup:
-    """The models of one entry of a cluster file, alike but for their names."""
+    """The models of one entry of a cluster file, which differ in name only."""
 
     field: str
-    """The entry, as mistakes name it."""
+    """The entry's key, for error messages."""
     count: int
     size_bytes: int
     memory_bytes: int
     """On the device."""
     at: Mapping[str, Tier]
-    """Where they are at the start, by pod."""
+    """Their tier at the start, by pod."""
 
     def bytes_on(self, tier: Tier) -> int:
-        """What one copy of each takes on a tier."""
+        """Bytes of one copy of each on a tier."""
         return self.count * (self.memory_bytes if tier is Tier.DEVICE else self.size_bytes)
 
 
-def misfits(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
-    """Models that fit nowhere, places that do not exist, and those that hold less than they shall.
+def fit_problems(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
+    """Models that fit no pod or disk, pods that do not exist, and tiers with too many models.
 
-    What is on a device counts there alone: its copy on the disk leaves when others need the room.
+    A model on a device counts only there, since its copy on the disk may be evicted.
     """
     return [
-        *_larger_than_every_pod(nodes, groups),
-        *_larger_than_a_disk(nodes, groups),
-        *_nowhere(nodes, groups),
-        *_overfull(nodes, groups),
+        *_too_large_for_pods(nodes, groups),
+        *_too_large_for_disks(nodes, groups),
+        *_unknown_pods(nodes, groups),
+        *_overfull_tiers(nodes, groups),
     ]
 
 
-def _larger_than_every_pod(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
+def _too_large_for_pods(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
     largest = max(pod.memory_bytes for node in nodes for pod in node.pods)
     return [
         f"{group.field}.memory: must fit the largest pod's budget of {largest} bytes, "
@@ -68,8 +68,8 @@ def _larger_than_every_pod(nodes: Sequence[NodePlan], groups: Sequence[ModelGrou
     ]
 
 
-def _larger_than_a_disk(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
-    """A model may be sent to any pod that has the memory, and goes there by way of the disk."""
+def _too_large_for_disks(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
+    """Every pod with enough memory may load a model, and a load passes the machine's disk."""
     smallest = min(node.disk_bytes for node in nodes)
     problems = []
     for group in groups:
@@ -78,7 +78,7 @@ def _larger_than_a_disk(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup])
         small = [
             f"{node.name} ({node.disk_bytes:.0f} bytes)"
             for node in nodes
-            if _is_loaded_past_the_disk(group, node)
+            if _exceeds_disk_of(group, node)
         ]
         if small:
             problems.append(
@@ -88,13 +88,13 @@ def _larger_than_a_disk(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup])
     return problems
 
 
-def _is_loaded_past_the_disk(group: ModelGroup, node: NodePlan) -> bool:
+def _exceeds_disk_of(group: ModelGroup, node: NodePlan) -> bool:
     return group.size_bytes > node.disk_bytes and any(
         pod.memory_bytes >= group.memory_bytes for pod in node.pods
     )
 
 
-def _nowhere(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
+def _unknown_pods(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
     pods = {pod.name: pod for node in nodes for pod in node.pods}
     problems = []
     for group in groups:
@@ -105,13 +105,13 @@ def _nowhere(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[st
             elif tier is Tier.DEVICE and pod.start_s > 0:
                 when = "never" if pod.start_s == inf else f"{pod.start_s:g} s"
                 problems.append(
-                    f"{group.field}.at: device must be that of a pod which is there from the "
-                    f"start, {name} has start: {when}; say host or disk, or leave its start out"
+                    f"{group.field}.at: device needs a pod that runs from the start, {name} has "
+                    f"start: {when}; use host or disk, or remove its start"
                 )
     return problems
 
 
-def _overfull(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
+def _overfull_tiers(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
     budgets = _budgets(nodes)
     node_of = {pod.name: node.name for node in nodes for pod in node.pods}
     placed: defaultdict[tuple[str, Tier], list[ModelGroup]] = defaultdict(list)
@@ -119,7 +119,7 @@ def _overfull(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[s
         for place in _places(group, node_of):
             placed[place].append(group)
     return [
-        _too_much(place, budgets[place], there)
+        _overfull_message(place, budgets[place], there)
         for place, there in placed.items()
         if sum(group.bytes_on(place[1]) for group in there) > budgets[place]
     ]
@@ -137,7 +137,7 @@ def _budgets(nodes: Sequence[NodePlan]) -> dict[tuple[str, Tier], float]:
 
 
 def _places(group: ModelGroup, node_of: Mapping[str, str]) -> Iterable[tuple[str, Tier]]:
-    """Whose tiers hold the group, each once."""
+    """The pods and machines, with tier, that have the group at the start."""
     return dict.fromkeys(
         (pod if tier is Tier.DEVICE else node_of[pod], tier)
         for pod, tier in group.at.items()
@@ -145,19 +145,21 @@ def _places(group: ModelGroup, node_of: Mapping[str, str]) -> Iterable[tuple[str
     )
 
 
-def _too_much(place: tuple[str, Tier], budget_bytes: float, there: Sequence[ModelGroup]) -> str:
+def _overfull_message(
+    place: tuple[str, Tier], budget_bytes: float, there: Sequence[ModelGroup]
+) -> str:
     name, tier = place
     owner, key = _BUDGETS[tier]
     count = sum(group.count for group in there)
     return (
-        f"{', '.join(f'{group.field}.at' for group in there)}: what is at {tier} of {owner} "
+        f"{', '.join(f'{group.field}.at' for group in there)}: models at {tier} of {owner} "
         f"{name} must fit its {key} of {budget_bytes:.0f} bytes, was {count} "
         f"{'model' if count == 1 else 'models'} of {sum(group.bytes_on(tier) for group in there)} "
-        f"bytes in all; place fewer there, or raise {key}"
+        f"bytes in total; place fewer there, or raise {key}"
     )
 
 
 def _some(names: Iterable[str]) -> str:
     shown = sorted(names)
-    more = f", … {len(shown)} in all" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    more = f", … {len(shown)} in total" if len(shown) > _MAX_SHOWN else ""
+    return ", ".join(shown[:_MAX_SHOWN]) + more

@@ -1,7 +1,6 @@
-"""A simulated cluster as YAML: what may stand there, and every mistake in it.
+"""Cluster files: YAML to `ClusterPlan`, with all mistakes reported together.
 
-Unknown keys are mistakes, and so is what `cluster_budgets` finds not to fit. See
-`docs/simulator.md`.
+Unknown keys are mistakes, and models that do not fit (`budgets`). See `docs/simulator.md`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from load.simulator.cluster.budgets import ModelGroup, misfits
+from load.simulator.cluster.budgets import ModelGroup, fit_problems
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.cluster.values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
@@ -30,9 +29,9 @@ Duration = Annotated[float, BeforeValidator(duration)]
 Start = Annotated[float, BeforeValidator(start)]
 Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
 PerToken = Annotated[Times, BeforeValidator(per_token)]
-_MOST: Final = 100_000
+_MAX_COUNT: Final = 100_000
 """Of pods, and of models."""
-Count = Annotated[int, Field(ge=1, le=_MOST, strict=True)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
 
 
 class _Section(BaseModel):
@@ -97,7 +96,7 @@ class _Models(_Section):
                 "such as {1: 15ms, 8: 20ms}"
             )
         if self.generation == "continuous" and not self.batching:
-            raise ValueError("generation: continuous shares iterations: batching must be true")
+            raise ValueError("generation: continuous batches requests: batching must be true")
         return self
 
 
@@ -116,12 +115,12 @@ class _Cluster(_Section):
 
 
 def read_cluster(path: Path) -> ClusterPlan:
-    """The cluster in a YAML file. Raises InvalidCluster with every mistake in it."""
+    """Raises InvalidCluster with every mistake in the file."""
     return cluster_of(read_document(path), source=str(path))
 
 
 def read_document(path: Path) -> Any:
-    """What a YAML file holds. Raises InvalidCluster where it cannot be read."""
+    """The content of a YAML file. Raises InvalidCluster if it cannot be read."""
     try:
         documents = read_yaml(path.read_text())
     except OSError as error:
@@ -129,27 +128,29 @@ def read_document(path: Path) -> Any:
     except (InvalidYaml, UnicodeDecodeError) as error:
         raise InvalidCluster([f"{path}: {error}"]) from error
     if len(documents) != 1:
-        raise InvalidCluster([f"{path}: must hold one YAML document, has {len(documents)}"])
+        raise InvalidCluster([f"{path}: must contain one YAML document, has {len(documents)}"])
     return documents[0]
 
 
 def cluster_of(document: Any, *, source: str) -> ClusterPlan:
-    """The cluster in a document; `source` names it in mistakes. Raises InvalidCluster."""
+    """`source` names the document in error messages. Raises InvalidCluster."""
     if not isinstance(document, dict):
         raise InvalidCluster([f"{source}: must be a mapping with nodes and models"])
     try:
         read = _Cluster.model_validate(document)
     except ValidationError as error:
-        raise InvalidCluster([_line(source, each) for each in error.errors()]) from None
-    if crowds := _crowds(read):
-        raise InvalidCluster([f"{source}: {problem}" for problem in crowds])
+        raise InvalidCluster([_problem(source, each) for each in error.errors()]) from None
+    problems = _too_many(read)
+    if problems:
+        raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     nodes = tuple(_node(each, number) for each in read.nodes for number in range(each.count))
-    problems: list[str] = []
     models: list[ModelPlan] = []
+    groups = []
     for place, group in enumerate(read.models):
-        models += _models(group, f"models[{place}]", problems)
-    groups = [_group(group, f"models[{place}]") for place, group in enumerate(read.models)]
-    problems += [*misfits(nodes, groups), *_twice(nodes, models)]
+        field, memory = f"models[{place}]", group.memory or group.size
+        models += _models(group, field, problems)
+        groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
+    problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     return ClusterPlan(
@@ -163,7 +164,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
     )
 
 
-def _line(source: str, error: Any) -> str:
+def _problem(source: str, error: Any) -> str:
     field = ""
     for part in error["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
@@ -174,13 +175,13 @@ def _line(source: str, error: Any) -> str:
     return f"{source}: {field or 'the file'}: {message}{seen}"
 
 
-def _crowds(read: _Cluster) -> list[str]:
+def _too_many(read: _Cluster) -> list[str]:
     pods = sum(node.count * pod.count for node in read.nodes for pod in node.pods)
     models = sum(group.count for group in read.models)
     return [
-        f"{kind}: must be {_MOST:,} at most in all, was {count:,}"
+        f"{kind}: must be at most {_MAX_COUNT:,} in total, was {count:,}"
         for kind, count in (("pods", pods), ("models", models))
-        if count > _MOST
+        if count > _MAX_COUNT
     ]
 
 
@@ -240,10 +241,6 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
     return plans
 
 
-def _group(group: _Models, field: str) -> ModelGroup:
-    return ModelGroup(field, group.count, group.size, group.memory or group.size, _at(group))
-
-
 def _at(group: _Models) -> dict[str, Tier]:
     return {pod: Tier(tier) for pod, tier in group.at.items()}
 
@@ -256,7 +253,7 @@ def _text(value: str | float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _twice(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
+def _duplicate_names(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
     problems = []
     seen: set[tuple[str, str]] = set()
     for kind, name in [
@@ -265,6 +262,6 @@ def _twice(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
         *(("models: model", str(model.spec.name)) for model in models),
     ]:
         if (kind, name) in seen:
-            problems.append(f"{kind} names must differ, {name!r} is there twice")
+            problems.append(f"{kind} names must be unique, {name!r} occurs twice")
         seen.add((kind, name))
     return problems

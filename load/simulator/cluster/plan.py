@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of: values only. Reading them from YAML is `cluster_file`.
+"""Description of a simulated cluster as values; `cluster_file` reads them from YAML.
 
 Times in seconds, sizes in bytes, rates in bytes per second (infinity: no limit).
 """
@@ -25,20 +25,20 @@ class PodPlan:
     slots: int = 1
     memory_bytes: int = 16 * 10**9
     speed: float = 1.0
-    """How many times as fast as the profiles say."""
+    """Factor by which stages are faster than in the profiles."""
     device_bytes_per_s: float = 12e9
     """From host memory to the device, shared by its loads."""
     start_s: float = 0.0
-    """When it comes; infinity: not until somebody starts it."""
+    """When it starts; infinity: only if the autoscaler starts it."""
     kill_s: float | None = None
     """When its process dies; None: never."""
     drain_s: float | None = None
-    """When it takes no more requests, and leaves once it has answered those it has."""
+    """When it takes no more requests, to leave after its last response."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One machine: what its pods share."""
+    """One machine, and the resources that its pods share."""
 
     name: str
     pods: tuple[PodPlan, ...]
@@ -51,7 +51,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One model as declared, and what its stages cost at a pod of speed 1."""
+    """One model as declared, and the times of its stages at a pod of speed 1."""
 
     spec: ModelSpec
     size_bytes: int = 250 * 10**6
@@ -60,32 +60,32 @@ class ModelPlan:
     infer: tuple[ProfilePoint, ...] = ()
     """Time of one inference by rows, ascending."""
     infer_per_token: tuple[ProfilePoint, ...] = ()
-    """Further time per token to generate, by rows, ascending; a single one holds for all."""
+    """Additional time per generated token, by rows, ascending; a single one holds for all rows."""
     preprocess_s: float = 0.001
     postprocess_s: float = 0.001
     assets_s: float = 0.1
-    """Time an entry pod takes to get the tokenizer, the first time; 0: there is none."""
+    """Time for an entry pod to fetch the tokenizer, the first time; 0: there is none."""
     load_fixed_s: float = 0.05
-    """What a load costs beside moving bytes."""
+    """Time of a load beside the transfers."""
     load_s: Mapping[Tier, float] = field(default_factory=dict)
-    """Whole time of a load by the tier it starts from, in place of sizes and rates."""
+    """Total time of a load by its source tier, in place of sizes and rates."""
     network_s: float = 0.0
-    """Beside the cluster's hop, on the way to another predict pod; as `network` of the header
-    `x-pilotlight-simulate`."""
+    """Beside the cluster's hop, from the entry pod to another predict pod; as `network` of the
+    header `x-pilotlight-simulate`."""
     at: Mapping[str, Tier] = field(default_factory=dict)
-    """Where it is at the start, by pod."""
+    """Its tier at the start, by pod."""
     is_batched: bool = True
     is_continuous: bool = False
-    """Requests join and leave between tokens; else a batch stays together to its longest answer."""
+    """Requests join and leave between tokens; else a batch lasts for its longest output."""
     counts_tokens: bool = False
-    """Whether a trace's input size is the tokens of one item, not a number of items."""
+    """A trace's input size is the number of tokens of one item, not a number of items."""
 
     def infer_s(self, rows: int) -> float:
-        """Time of a batch of so many rows: between two that were measured, in proportion."""
+        """Time of a batch, interpolated between the measured numbers of rows."""
         return _time_s(self.infer, rows)
 
     def token_s(self, rows: int) -> float:
-        """Time of one token for each of so many rows."""
+        """Time of one token for each row of a batch."""
         points = self.infer_per_token
         return points[0].latency_s if len(points) == 1 else _time_s(points, rows)
 
@@ -106,16 +106,16 @@ def _time_s(points: tuple[ProfilePoint, ...], rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """A whole cluster, its models and its network."""
+    """A cluster, its models and its network."""
 
     nodes: tuple[NodePlan, ...]
     models: tuple[ModelPlan, ...]
     gateway_hop_s: float = 0.0002
-    """From gateway to pod, and the same back."""
+    """Time from gateway to pod, and again back."""
     pod_hop_s: float = 0.002
-    """From an entry pod to another predict pod and back, together."""
+    """Time from an entry pod to another predict pod and back, together."""
     eviction: str = "greedy-dual"
-    """A rule of `runtime.tiers.eviction`."""
+    """One of the policies of `runtime.tiers.eviction`."""
     heartbeat_s: float = 1.0
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

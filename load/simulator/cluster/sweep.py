@@ -1,4 +1,4 @@
-"""One cluster file, several values of one of its keys."""
+"""Variants of a cluster file: several values of one of its keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_LONGEST_NAME: Final = 120
+_MAX_NAME_LENGTH: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _value(text: str) -> Any:
 
 
 def variants(path: Path, sweep: Sweep | None) -> list[tuple[Any, Any]]:
-    """Per value: the value and the document with it. Raises InvalidCluster."""
+    """Each value, and the document with it. Raises InvalidCluster."""
     document = read_document(path)
     if sweep is None:
         return [(None, document)]
@@ -59,9 +59,9 @@ def variants(path: Path, sweep: Sweep | None) -> list[tuple[Any, Any]]:
 
 
 def _set(document: Any, key: str, value: Any) -> None:
-    *way, last = key.split(".")
+    *parents, last = key.split(".")
     try:
-        for part in way:
+        for part in parents:
             if isinstance(document, dict):
                 document = document.setdefault(part, {})
             else:
@@ -77,16 +77,16 @@ def _set(document: Any, key: str, value: Any) -> None:
 
 
 def run_names(parts: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each run, safe as a file's, from its policy and value; no two are the same.
+    """A unique name for each run, valid as a file name, from its policy and value.
 
-    What is not a letter, a digit or one of `-._~` is written as `%` and its code, as in URLs.
+    Characters other than letters, digits and `-._~` are percent-encoded, as in URLs.
     """
     taken: set[str] = set()
     found = []
     for each in parts:
-        base = "-".join(quote(part, safe="") for part in each)[:_LONGEST_NAME]
+        base = "-".join(quote(part, safe="") for part in each)[:_MAX_NAME_LENGTH]
         name, number = base, 1
-        while name.lower() in taken:  # some file systems do not tell a from A
+        while name.lower() in taken:  # some file systems ignore case
             number += 1
             name = f"{base}-{number}"
         taken.add(name.lower())

@@ -1,6 +1,6 @@
-"""How a cluster file writes sizes, rates, durations and times by rows.
+"""Syntax of sizes, rates, durations and times by rows in a cluster file.
 
-Each raises ValueError, which says what is allowed.
+Each parser raises ValueError, which says what is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
 
 def size(value: Any) -> int:
-    """Bytes, of a text such as 250MB or 4Gi."""
+    """Bytes, from text such as 250MB or 4Gi."""
     found = _SIZE.fullmatch(str(value).strip())
     factor = _FACTORS.get(found[2].lower()) if found else None
     if not found or not factor:
@@ -28,7 +28,7 @@ def size(value: Any) -> int:
 
 
 def rate(value: Any) -> float:
-    """Bytes per second, of a text such as 100MB/s; infinity for `unlimited`."""
+    """Bytes per second, from text such as 100MB/s; infinity for `unlimited`."""
     text = str(value).strip()
     if text == "unlimited":
         return inf
@@ -42,7 +42,7 @@ def rate(value: Any) -> float:
 
 
 def duration(value: Any) -> float:
-    """Seconds, of a text such as 20ms."""
+    """Seconds, from text such as 20ms."""
     try:
         return parse_duration_s(str(value))
     except ValueError as allowed:
@@ -55,7 +55,7 @@ def start(value: Any) -> float:
 
 
 def per_token(value: Any) -> Any:
-    """One time stands for every number of rows, 0 for none."""
+    """Time by rows; a single time holds for every number of rows, 0 means no time."""
     if isinstance(value, dict):
         return value
     return {1: value} if duration(value) else {}

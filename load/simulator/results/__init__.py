@@ -1,1 +1,1 @@
-"""What a simulated run writes: records, and the summary of a live run."""
+"""Records and summary of a simulated run."""

@@ -1,6 +1,6 @@
-"""What a run writes: one row per request, gathered into record batches, in flat memory.
+"""Finished requests as record batches of `RECORD_SCHEMA`, in flat memory.
 
-Columns that follow from others are worked out for a whole batch.
+Columns that follow from others are computed for a whole batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from load.schema import RECORD_SCHEMA
-from load.simulator.results.rows import Rows
+from load.simulator.results.finished_requests import FinishedRequests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
 
-class Records:
-    """Rows, until they are taken as a batch."""
+class RecordBuffer:
+    """Finished requests until they are taken as a batch."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
-        """Where answered requests are entered."""
+        self.rows = FinishedRequests()
 
     def take(self) -> pa.RecordBatch:
-        """All rows since the last call."""
+        """All requests since the last call."""
         rows, derived = self.rows, _derived(self.rows)
         arrays = [
             _array(derived[name] if name in derived else getattr(rows, name), type_)
@@ -38,8 +37,8 @@ class Records:
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
 
-def _derived(rows: Rows) -> dict[str, Any]:
-    """Columns of the schema that rows do not hold as they are."""
+def _derived(rows: FinishedRequests) -> dict[str, Any]:
+    """Columns of the schema that are computed."""
     arrival_s, finished_s, placed_s = map(_floats, (rows.arrival_s, rows.finished_s, rows.placed_s))
     stages_s = [
         _floats(each) for each in (rows.load_s, rows.preprocess_s, rows.infer_s, rows.postprocess_s)
@@ -75,7 +74,7 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
 
 
 def _encoded(values: Sequence[str | None]) -> pa.DictionaryArray:
-    """Names as numbers of a dictionary, in the order in which they first appear."""
+    """Names as codes of a dictionary, in the order in which they first appear."""
     names = [each for each in dict.fromkeys(values) if each is not None]
     known: dict[str | None, int] = {None: -1, **{name: at for at, name in enumerate(names)}}
     places = np.fromiter(map(known.__getitem__, values), np.int32, len(values))
@@ -85,7 +84,7 @@ def _encoded(values: Sequence[str | None]) -> pa.DictionaryArray:
 
 
 def _parts(models: Sequence[ModelName]) -> list[pa.DictionaryArray]:
-    """Tenants and names, looked at once per model rather than once per row."""
+    """Tenants and names, computed once per model rather than once per row."""
     known = {model: at for at, model in enumerate(dict.fromkeys(models))}
     places = pa.array(np.fromiter(map(known.__getitem__, models), np.int32, len(models)))
     encoded = [_encoded([model[part] for model in known]) for part in range(2)]

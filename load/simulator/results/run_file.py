@@ -1,4 +1,4 @@
-"""A simulated run as a Parquet file: whole in its place, with what is known of the run."""
+"""A simulated run as a Parquet file, complete once it has its name, with the run's metadata."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def parquet_writer(
-    path: Path, about: Callable[[], Mapping[str, Any]]
+    path: Path, metadata: Callable[[], Mapping[str, Any]]
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write record batches as they come, and at the end what is known of the run by then.
+    """Write record batches as they come, and at the end the run's metadata.
 
-    Where a report looks for it, `pilotlight.run` in the file's metadata, the run is simulated. The
-    file is at `path` when all is written; until then its name ends in `.unfinished`.
+    `metadata` is called at the end; a report finds the result under `pilotlight.run`. The file has
+    its name once it is complete; until then the name ends in `.unfinished`.
 
     Raises:
         CannotWrite: the file cannot be written.
@@ -36,7 +36,7 @@ def parquet_writer(
         with _unfinished(path) as file:
             with pq.ParquetWriter(file, RECORD_SCHEMA) as writer:
                 yield writer.write_batch
-                text = json.dumps({"kind": "simulated", **about()})
+                text = json.dumps({"kind": "simulated", **metadata()})
                 writer.add_key_value_metadata({METADATA_KEY: text.encode()})
             file.flush()
             Path(file.name).replace(path)
@@ -46,7 +46,7 @@ def parquet_writer(
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[BinaryIO]:
-    """The file that is to be at `path`: empty, and of this process alone while it is open."""
+    """The empty unfinished file of `path`, locked against other processes."""
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("ab") as file:
         try:

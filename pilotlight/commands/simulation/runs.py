@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from load.simulator.runs import RunTask, Stop, play_all
+from load.simulator.runs import RunTask, StopSignal, simulate_all
 from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.commands.simulation.tasks import NO_LOADING, run_tasks
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from load.simulator.runs import Ended, Problem
+    from load.simulator.runs import RunOutcome, RunProblem
     from pilotlight.commands.simulation.tasks import SimulationPlan
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
@@ -34,7 +34,7 @@ def run_simulations(plan: SimulationPlan, output: Output) -> None:
         RequestFailed: the records cannot be written, or a process was lost.
         Interrupted: by a signal.
     """
-    stop, received = Stop(), list[int]()
+    stop, received = StopSignal(), list[int]()
 
     def on_signal(number: int) -> None:
         received.append(number)
@@ -47,7 +47,7 @@ def run_simulations(plan: SimulationPlan, output: Output) -> None:
             require_models(str(plan.cluster), tasks, stop, output)
         clear_outputs(_outputs(tasks))
         with progress_bar("simulate") as progress:
-            ended = play_all(
+            ended = simulate_all(
                 tasks,
                 processes=plan.processes,
                 stop=stop,
@@ -61,7 +61,7 @@ def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
 
 
 def _conclude(
-    plan: SimulationPlan, ended: Sequence[Ended], total: int, received: Sequence[int],
+    plan: SimulationPlan, ended: Sequence[RunOutcome], total: int, received: Sequence[int],
     output: Output,
 ) -> None:  # fmt: skip
     """Print the results of the runs; raise the reason if some are missing or incomplete."""
@@ -83,7 +83,7 @@ def _conclude(
         raise Interrupted(received[0])
 
 
-def _failure(problems: Sequence[Problem], document: Mapping[str, Any]) -> PilotlightError:
+def _failure(problems: Sequence[RunProblem], document: Mapping[str, Any]) -> PilotlightError:
     texts = [each.text for each in problems]
     is_input = all(each.is_input for each in problems)
     error = InvalidInput(texts) if is_input else RequestFailed("; ".join(texts))

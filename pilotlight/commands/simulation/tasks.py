@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, value_problem
 from load.errors import InvalidTraceSpec, TraceError
-from load.simulator.autoscaling import TICK_S, LoadingRule
+from load.simulator.autoscaling import TICK_S, LoadingOptions
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.cluster.sweep import parse_sweep, run_names, variants
 from load.simulator.errors import InvalidCluster
@@ -87,7 +87,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
     return [
         RunTask(
             name=name,
-            about={
+            metadata={
                 "trace": plan.trace,
                 "policy": _policy_name(policy),
                 **_loading_fields(rule),
@@ -112,7 +112,7 @@ def _folder(plan: SimulationPlan) -> Path | None:
         raise InvalidInput([f"--out: the user of {plan.out} does not exist"]) from None
 
 
-def _loading_fields(rule: LoadingRule | None) -> dict[str, Any]:
+def _loading_fields(rule: LoadingOptions | None) -> dict[str, Any]:
     if rule is None:
         return {"loading": NO_LOADING}
     return {"loading": rule.name, "loading_value": rule.value, "tick_s": rule.tick_s}
@@ -147,7 +147,9 @@ def _policy_name(policy: RoutingPolicy | None) -> str:
     return _OWN if policy is None else policy.value
 
 
-def _loading_rules(names: str, *, value: float | None, tick_s: float) -> list[LoadingRule | None]:
+def _loading_rules(
+    names: str, *, value: float | None, tick_s: float
+) -> list[LoadingOptions | None]:
     """The rules named, where None stands for `none`; raises InvalidInput with every mistake.
 
     With a value, one policy is named, with or without `none`.
@@ -164,7 +166,9 @@ def _loading_rules(names: str, *, value: float | None, tick_s: float) -> list[Lo
         problems.append(f"--tick must be {_MIN_TICK_S:g} seconds at least, was {tick_s:g}")
     if problems:
         raise InvalidInput(problems)
-    return [None if name == NO_LOADING else LoadingRule(name, value, tick_s) for name in each_name]
+    return [
+        None if name == NO_LOADING else LoadingOptions(name, value, tick_s) for name in each_name
+    ]
 
 
 def _value_problems(names: Sequence[str], value: float) -> list[str]:
@@ -178,7 +182,7 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
     return [f"--loading-value {problem}"] if problem else []
 
 
-def _name_parts(rule: LoadingRule | None) -> tuple[str, ...]:
+def _name_parts(rule: LoadingOptions | None) -> tuple[str, ...]:
     """The part of a run's name: the loading policy, and its parameter if one was given."""
     if rule is None:
         return (NO_LOADING,)

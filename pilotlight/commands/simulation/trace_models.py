@@ -14,13 +14,15 @@ from pilotlight.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from load.simulator.runs import RunTask, Stop
+    from load.simulator.runs import RunTask, StopSignal
     from pilotlight.output import Output
 
 _MAX_NAMED: Final = 5
 
 
-def require_models(cluster: str, tasks: Sequence[RunTask], stop: Stop, output: Output) -> None:
+def require_models(
+    cluster: str, tasks: Sequence[RunTask], stop: StopSignal, output: Output
+) -> None:
     """Read the whole trace, which all tasks share; `cluster` is the file named in messages.
 
     An unreadable row is printed as a note if arrivals precede it: those are simulated.

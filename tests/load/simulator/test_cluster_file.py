@@ -1,4 +1,4 @@
-"""Cluster files: every mistake is told with its field, what was seen and what is allowed."""
+"""Cluster files: every mistake is reported with its field, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_reads_the_sample() -> None:
         pytest.param(("models", 0, "generation"), "continuous", "needs infer_per_token", id="idle"),
         pytest.param(("models", 0, "annotations"), {"policy": "best"}, "was 'best'", id="policy"),
         pytest.param(("eviction",), "fifo", "'lru' or 'greedy-dual', was 'fifo'", id="eviction"),
-        pytest.param(("models",), [{"name": "m"}, {"name": "m"}], "is there twice", id="twice"),
+        pytest.param(("models",), [{"name": "m"}, {"name": "m"}], "occurs twice", id="twice"),
         pytest.param(("nodes", 0, "pods"), [{"kill": "0s"}], "later than start", id="kill"),
         pytest.param(
             ("nodes",),
             [{"name": "n", "pods": [{}]}, {"name": "n", "pods": [{}, {}]}],
-            "nodes: machine names must differ, 'n' is there twice",
+            "nodes: machine names must be unique, 'n' occurs twice",
             id="machine",
         ),
     ],
 )
-def test_says_what_is_wrong(where: tuple[Any, ...], value: Any, says: str) -> None:
+def test_reports_each_mistake_with_its_field(where: tuple[Any, ...], value: Any, says: str) -> None:
     document: dict[str, Any] = {
         "nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}],
     }  # fmt: skip
@@ -64,7 +64,7 @@ def test_says_what_is_wrong(where: tuple[Any, ...], value: Any, says: str) -> No
 
 
 def problems_of(node: dict[str, Any], *models: dict[str, Any]) -> list[str]:
-    """What is wrong with models of 100 bytes, `m-0` and so on, at a machine `n` of two pods."""
+    """Problems of models of 100 bytes, `m-0` and so on, on a machine `n` with two pods."""
     document = {
         "nodes": [{"name": "n", "pods": [{"memory": "250"}, {"memory": "150"}]} | node],
         "models": [{"name": f"m-{n}", "size": "100"} | model for n, model in enumerate(models)],
@@ -77,37 +77,48 @@ def problems_of(node: dict[str, Any], *models: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("node", "models", "problem"),
+    ("node", "models", "fields", "place", "limit", "was"),
     [
         pytest.param({}, [{"at": {"n-1": "device"}}, {"at": {"n-1": "device"}}],
-                     "models[0].at, models[1].at: what is at device of pod n-1 must fit its memory "
-                     "of 150 bytes, was 2 models of 200 bytes in all; place fewer there, or raise "
-                     "memory", id="device"),
+                     "models[0].at, models[1].at", "device of pod n-1", "memory of 150",
+                     "2 models of 200", id="device"),
         pytest.param({}, [{"count": 3, "at": {"n-0": "device"}}],
-                     "models[0].at: what is at device of pod n-0 must fit its memory of 250 bytes, "
-                     "was 3 models of 300 bytes in all; place fewer there, or raise memory",
-                     id="one group"),
+                     "models[0].at", "device of pod n-0", "memory of 250",
+                     "3 models of 300", id="one group"),
         pytest.param({}, [{"memory": "140", "at": {"n-1": "device"}}, {"at": {"n-0": "host"}}],
-                     "models[1].at: what is at host of machine n must fit its host_memory of 0 "
-                     "bytes, was 1 model of 100 bytes in all; place fewer there, or raise "
-                     "host_memory", id="no host memory"),
+                     "models[1].at", "host of machine n", "host_memory of 0",
+                     "1 model of 100", id="no host memory"),
         pytest.param({"host_memory": "150"}, [{"at": {"n-0": "host"}}, {"at": {"n-1": "host"}}],
-                     "models[0].at, models[1].at: what is at host of machine n must fit its "
-                     "host_memory of 150 bytes, was 2 models of 200 bytes in all; place fewer "
-                     "there, or raise host_memory", id="host"),
+                     "models[0].at, models[1].at", "host of machine n", "host_memory of 150",
+                     "2 models of 200", id="host"),
         pytest.param({"disk": "150"}, [{"at": {"n-0": "disk"}}, {"at": {"n-1": "disk"}}],
-                     "models[0].at, models[1].at: what is at disk of machine n must fit its disk "
-                     "of 150 bytes, was 2 models of 200 bytes in all; place fewer there, or raise "
-                     "disk", id="disk"),
+                     "models[0].at, models[1].at", "disk of machine n", "disk of 150",
+                     "2 models of 200", id="disk"),
+    ],
+)  # fmt: skip
+def test_reports_tiers_with_too_many_models(
+    node: dict[str, Any], models: list[dict[str, Any]], fields: str, place: str, limit: str,
+    was: str,
+) -> None:  # fmt: skip
+    key = limit.partition(" ")[0]
+    assert problems_of(node, *models) == [
+        f"c.yaml: {fields}: models at {place} must fit its {limit} bytes, was {was} bytes in total; "
+        f"place fewer there, or raise {key}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "models", "problem"),
+    [
         pytest.param({"disk": "99"}, [{}],
                      "models[0].size: must fit the disk of every machine that may load it, was 100 "
                      "bytes; raise disk of n (99 bytes)", id="larger than a disk"),
         pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "device"}}],
-                     "models[0].at: device must be that of a pod which is there from the start, "
-                     "n has start: 2 s; say host or disk, or leave its start out", id="too early"),
+                     "models[0].at: device needs a pod that runs from the start, n has start: 2 s; "
+                     "use host or disk, or remove its start", id="too early"),
     ],
 )  # fmt: skip
-def test_what_is_placed_must_fit_where_it_is_placed(
+def test_reports_models_that_do_not_fit_their_place(
     node: dict[str, Any], models: list[dict[str, Any]], problem: str
 ) -> None:
     assert problems_of(node, *models) == [f"c.yaml: {problem}"]
@@ -127,11 +138,11 @@ def test_what_is_placed_must_fit_where_it_is_placed(
         pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "disk"}}], id="disk of the absent"),
     ],
 )  # fmt: skip
-def test_what_just_fits_is_taken(node: dict[str, Any], models: list[dict[str, Any]]) -> None:
+def test_accepts_models_that_just_fit(node: dict[str, Any], models: list[dict[str, Any]]) -> None:
     assert problems_of(node, *models) == []
 
 
-def test_a_machine_that_cannot_load_a_model_needs_no_disk_for_it() -> None:
+def test_machine_without_a_pod_for_a_model_needs_no_disk_for_it() -> None:
     small = {"name": "small", "disk": "50", "pods": [{"memory": "50"}]}
     large = {"name": "large", "pods": [{}]}
     models = [{"name": "m", "size": "100"}]
@@ -141,7 +152,7 @@ def test_a_machine_that_cannot_load_a_model_needs_no_disk_for_it() -> None:
         cluster_of({"nodes": nodes, "models": models}, source="c.yaml")
 
 
-def test_all_that_does_not_fit_is_told_together() -> None:
+def test_reports_all_misfits_together() -> None:
     found = problems_of(
         {"disk": "150", "pods": [{"memory": "250"}]},
         {"size": "200"},
@@ -154,7 +165,7 @@ def test_all_that_does_not_fit_is_told_together() -> None:
     ]  # fmt: skip
 
 
-def test_requests_that_share_no_batch_share_no_iteration() -> None:
+def test_continuous_generation_needs_batching() -> None:
     model = {"name": "m", "generation": "continuous", "infer_per_token": "1ms", "batching": False}
     with pytest.raises(InvalidCluster, match="batching must be true"):
         cluster_of(GOOD | {"models": [model]}, source="c.yaml")
@@ -167,7 +178,7 @@ def test_requests_that_share_no_batch_share_no_iteration() -> None:
         pytest.param({1: "10ms", 3: "20ms"}, [0.01, 0.015, 0.04], id="by rows"),
     ],
 )
-def test_the_time_of_a_token_may_depend_on_the_rows(written: Any, expected_s: list[float]) -> None:
+def test_token_time_by_rows(written: Any, expected_s: list[float]) -> None:
     models = [{"name": "m", "infer_per_token": written}]
     [model] = cluster_of(GOOD | {"models": models}, source="c.yaml").models
     assert [model.token_s(rows) for rows in (1, 2, 6)] == pytest.approx(expected_s)
@@ -176,14 +187,14 @@ def test_the_time_of_a_token_may_depend_on_the_rows(written: Any, expected_s: li
 @pytest.mark.parametrize(
     "text", ["[1", "- a", "", "nodes: 3", "nodes: !!bool x", "a: 1\n---\nb: 2"]
 )
-def test_files_that_are_no_cluster_are_refused(tmp_path: Path, text: str) -> None:
+def test_refuses_files_that_are_no_cluster(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(InvalidCluster, match=str(path)):
         read_cluster(path)
 
 
-def test_a_sweep_sets_one_key() -> None:
+def test_sweep_sets_one_key() -> None:
     found = variants(SAMPLE, parse_sweep("nodes.0.pods.0.slots=1,2"))
     assert [value for value, _ in found] == [1, 2]
     assert [document["nodes"][0]["pods"][0]["slots"] for _, document in found] == [1, 2]

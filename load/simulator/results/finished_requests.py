@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName, RoutingPolicy
 
 
-class Rows:
+class FinishedRequests:
     """One entry per request in each column. Times in seconds of the run."""
 
     def __init__(self) -> None:
