@@ -102,8 +102,8 @@ def test_reports_tiers_with_too_many_models(
 ) -> None:  # fmt: skip
     key = limit.partition(" ")[0]
     assert problems_of(node, *models) == [
-        f"c.yaml: {fields}: models at {place} must fit its {limit} bytes, was {was} bytes in total; "
-        f"place fewer there, or raise {key}"
+        f"c.yaml: {fields}: models at {place} must fit its {limit} bytes, was {was} bytes in "
+        f"total; place fewer there, or raise {key}"
     ]
 
 
