@@ -28,10 +28,7 @@ def load_rank(pod: Any) -> Rank:
 
 def free_memory_rank(pod: Any) -> Rank:
     """Most free device memory first, where a load needs no eviction; then as `load_rank`."""
-    busy, inferring = pod.slots_busy, pod.inferring
-    if busy or inferring:
-        return (-pod.free_bytes, busy / pod.slots, inferring)
-    return (-pod.free_bytes, *_IDLE)
+    return (-pod.free_bytes, *load_rank(pod))
 
 
 class PodRanking:

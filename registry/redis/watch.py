@@ -52,7 +52,8 @@ class ClusterWatch:
         self._applier = ChangeApplier(self.state)
         self._channel = "changes" if counts else "news"
         self._pushed_version = 0
-        self._is_following = False
+        self.is_connected = False
+        """Whether changes are being pushed to this copy now."""
         self._needs_snapshot = asyncio.Event()
         self._synced = asyncio.Event()
         self._confirmed_at_s: float | None = None
@@ -73,11 +74,6 @@ class ClusterWatch:
         if self._confirmed_at_s is None:
             return float("inf")
         return time.monotonic() - self._confirmed_at_s
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether changes are being pushed to this copy now."""
-        return self._is_following
 
     def registry_now_s(self) -> float:
         """The registry's clock, estimated from the latest message or reply."""
@@ -116,9 +112,9 @@ class ClusterWatch:
             try:
                 await self._follow()
             except RegistryUnavailable as error:
-                if self._is_following:
+                if self.is_connected:
                     logger.warning("registry unavailable; serving from the copy", exc_info=error)
-            self._is_following = False
+            self.is_connected = False
             await asyncio.sleep(_RECONNECT_DELAY_S)
 
     async def _follow(self) -> None:
@@ -127,7 +123,7 @@ class ClusterWatch:
         try:
             await self._subscribe(connection)
             await self._take_snapshot()
-            self._is_following = True
+            self.is_connected = True
             while connection.is_open:
                 if await self._is_snapshot_needed():
                     await self._take_snapshot()
